@@ -1,0 +1,53 @@
+"""What can go wrong, said so that a reader can mend it.
+
+Each error has where it was found, what was expected, what was found, and how to mend it. This module knows nothing else of the package.
+"""
+
+from __future__ import annotations
+
+
+class ZsimError(Exception):
+    """An error with the four things its reader needs; `exit_code` is what the command line returns for it."""
+
+    exit_code = 2
+
+    def __init__(self, *, where: str, expected: str, found: str, remedy: str = "") -> None:
+        self.where, self.expected, self.found, self.remedy = where, expected, found, remedy
+        super().__init__(self.__str__())
+
+    def __str__(self) -> str:
+        text = f"{self.where}: expected {self.expected}, found {self.found}"
+        return f"{text}; {self.remedy}" if self.remedy else text
+
+
+class ScenarioError(ZsimError):
+    """A scenario file that cannot be used. `problems` lists every complaint, one `file: key: …` line each."""
+
+    def __init__(self, problems: tuple[str, ...]) -> None:
+        self.problems = problems
+        super().__init__(where=problems[0] if problems else "scenario", expected="", found="")
+
+    def __str__(self) -> str:
+        return "\n".join(self.problems)
+
+
+class ProgramError(ZsimError):
+    """A Program that breaks a rule of the IR: an unknown wait, a buffer freed twice, a text line that does not parse."""
+
+
+class DeadlockError(ZsimError):
+    """Ranks that wait for one another forever; the message names each waiting rank and the op it waits at."""
+
+    exit_code = 1
+
+
+class RankError(ZsimError):
+    """A rank that died, hung, raised or ran out of memory in a real run."""
+
+    exit_code = 1
+
+
+class BackendUnavailableError(ZsimError):
+    """A backend that is not installed, or whose devices are not there."""
+
+    exit_code = 3

@@ -1,0 +1,65 @@
+"""ModelSpec: a model as modules of operators, and the param groups (FSDP units) that own its parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from zsim.operators import Operator
+
+ROOT = "root"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """A parameter by fully qualified name and shape; torch's own fqn, without FSDP prefixes."""
+
+    fqn: str
+    shape: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        """The number of elements."""
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParamGroup:
+    """An FSDP unit: the parameters gathered together, in `named_parameters()` order. `fqn` is ROOT for the root's own."""
+
+    fqn: str
+    parameters: tuple[Parameter, ...]
+
+    @property
+    def numel(self) -> int:
+        """Elements of all its parameters, unpadded."""
+        return sum(parameter.numel for parameter in self.parameters)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Module:
+    """A stretch of the forward pass: operators in order, run by the unit `unit`. The root runs the first and last ones."""
+
+    fqn: str
+    unit: str
+    operators: tuple[Operator, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A whole model. `modules` in forward order; `units` with the root first when it owns parameters, then in forward order."""
+
+    name: str
+    family: str
+    modules: tuple[Module, ...]
+    units: tuple[ParamGroup, ...]
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Every parameter once, unit by unit."""
+        return tuple(parameter for unit in self.units for parameter in unit.parameters)
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements of all parameters, tied ones counted once."""
+        return sum(parameter.numel for parameter in self.parameters)

@@ -1,0 +1,51 @@
+"""The vocabulary models are made of. Each operator knows its work; what autograd keeps of it is the tape's business."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+OperatorKind = Literal[
+    "linear",
+    "embedding",
+    "positions",
+    "layer_norm",
+    "rms_norm",
+    "attention",
+    "rotary",
+    "gelu",
+    "swiglu",
+    "residual",
+    "cross_entropy",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """One operator of a module's dataflow: reads the values `inputs`, writes the value `output`.
+
+    Values are names local to the module: "x" is the module's input and its last `output` is what it returns. The root's
+    first module reads "tokens" (int64 ids) or, in family mlp, "x" (float). `cross_entropy` reads the logits and the
+    value "targets". Parameters are named by fqn (`weight`, `bias`; "" when there is none; a tied head names the embedding's
+    weight). Sizes are features per token; unused ones are 0.
+
+    linear: in_features -> out_features. embedding: num_embeddings × out_features. positions: adds rows 0..s-1 of a
+    learned table (num_embeddings × out_features). layer_norm, rms_norm, gelu, residual: out_features. swiglu:
+    silu(inputs[0]) * inputs[1]. rotary: turns num_heads heads of head_dim. attention: inputs q, k, v; num_heads, num_kv_heads,
+    head_dim; `implementation` "explicit" (softmax of materialised scores) or "sdpa"; causal.
+    """
+
+    kind: OperatorKind
+    name: str
+    inputs: tuple[str, ...]
+    output: str
+    weight: str = ""
+    bias: str = ""
+    in_features: int = 0
+    out_features: int = 0
+    num_embeddings: int = 0
+    num_heads: int = 0
+    num_kv_heads: int = 0
+    head_dim: int = 0
+    implementation: str = ""
+    causal: bool = True

@@ -1,0 +1,127 @@
+"""Run: what any backend returns, simulated or measured; and the Backend protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from zsim.scenario import Scenario
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveRecord:
+    """One collective as issued: c10d payload bytes, mesh axis it ran over ("world" for all), group size."""
+
+    op: str
+    nbytes: int
+    group: str
+    group_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """One op on one stream. Times are ns since the start of the steady step."""
+
+    name: str
+    kind: str
+    unit: str
+    stream: str
+    start_ns: int
+    end_ns: int
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRecord:
+    """Allocated bytes of one phase on one rank. `by_kind` is the split at the peak (empty if the meter cannot see kinds)."""
+
+    start_bytes: int
+    peak_bytes: int
+    end_bytes: int
+    peak_at: str = ""
+    by_kind: Mapping[str, int] = field(default_factory=dict)
+    timeline: tuple[tuple[str, int], ...] = ()
+    """(op label, allocated bytes after it), for reading and plotting; may be empty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseRecord:
+    """What one rank did in one phase (construction, first, steady)."""
+
+    collectives: tuple[CollectiveRecord, ...]
+    memory: MemoryRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numerics:
+    """Loss per step, and the largest relative difference of any parameter to the single-process reference."""
+
+    losses: tuple[float, ...]
+    largest_relative_difference: float
+    steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRun:
+    """One rank, or, when folded, the first of `stands_for` ranks that are alike."""
+
+    rank: int
+    stands_for: int = 1
+    phases: Mapping[str, PhaseRecord]
+    spans: tuple[Span, ...] = ()
+    bytes_sent: int = 0
+    numerics: Numerics | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """The result of one scenario on one backend. The same type from the simulator and from a cluster of GPUs."""
+
+    scenario: str
+    backend: str
+    interpreter: str
+    """"simulator", "executor" or "observer"."""
+    world_size: int
+    ranks: tuple[RankRun, ...]
+    step_time_ns: int | None = None
+    complete: bool = True
+    provenance: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What a backend can see; what it cannot, compare() reports as `unsupported`."""
+
+    memory: bool
+    numerics: bool
+    time: bool
+    device: str
+    """"cpu" or "cuda": what plan() must plan for so that the comparison is fair."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """How to run: which ranks a fake run observes, all ranks unfolded, which real interpreter, seconds until a hang is called."""
+
+    ranks: tuple[int, ...] | None = None
+    all_ranks: bool = False
+    interpreter: str | None = None
+    timeout_s: float = 120.0
+
+
+class Backend(Protocol):
+    """Anything that turns a scenario into a Run. Found through the entry-point group `zsim.backends`; constructed with no arguments."""
+
+    name: str
+
+    def capabilities(self) -> Capabilities:
+        """What it can see, or BackendUnavailableError with how to get it."""
+        ...
+
+    def run(self, scenario: Scenario, *, options: RunOptions) -> Run:
+        """Run the scenario; ZsimError (exit code 1) when a rank fails."""
+        ...

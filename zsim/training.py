@@ -1,0 +1,90 @@
+"""What a strategy is given: the model lowered for one micro-batch, and the choices that every strategy shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from zsim.model import ModelSpec, ParamGroup
+from zsim.program import Alloc, Free, Kernel
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+DTYPE_NBYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int64": 8}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """One rank's batch: sequences per micro-batch, tokens per sequence (1 for mlp), micro-batches per step."""
+
+    micro_batch: int
+    sequence_length: int = 1
+    accumulation: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """`parameters`: dtype of compute, unsharded parameters and gradients; `reduce`: dtype gradients are reduced in."""
+
+    parameters: Dtype = "float32"
+    reduce: Dtype = "float32"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimizer:
+    """`adamw` or `sgd` (with or without momentum) and how torch loops over parameters: foreach, for-loop or fused."""
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    implementation: Literal["foreach", "for-loop", "fused"] = "foreach"
+    learning_rate: float = 1e-3
+    momentum: float = 0.0
+    weight_decay: float = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterGradient:
+    """Autograd has made the gradient of `fqn`. The strategy says where it lives; the tape only says when it is born."""
+
+    fqn: str
+
+
+TapeEvent = Alloc | Free | ParameterGradient
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computation:
+    """The forward or the backward of one module: its kernels, and its memory events in order.
+
+    Buffer names carry the module's fqn and are unique within one micro-batch; a strategy that keeps several
+    micro-batches alive at once prefixes them. Buffers allocated in forward and not freed there are freed in a backward.
+    """
+
+    kernels: tuple[Kernel, ...]
+    memory: tuple[TapeEvent, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoweredModule:
+    """One module of the model, lowered: what its forward and its backward do for one micro-batch."""
+
+    fqn: str
+    unit: str
+    forward: Computation
+    backward: Computation
+    input_needs_gradient: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """Everything that `strategies.*.plan(training, mesh=…, options=…)` may look at. It holds no time."""
+
+    model: ModelSpec
+    modules: tuple[LoweredModule, ...]
+    batch: Batch
+    precision: Precision = field(default_factory=Precision)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    sync: Literal["every", "last"] = "every"
+    device: Literal["cpu", "cuda"] = "cuda"
+
+    def unit(self, fqn: str) -> ParamGroup:
+        """The param group called `fqn`."""
+        return next(unit for unit in self.model.units if unit.fqn == fqn)
