@@ -1,0 +1,113 @@
+"""Bytes that torch's allocator was asked for, measured where operators are dispatched.
+
+The meter sees every storage that an operator returns, `UntypedStorage.resize_` (which is how FSDP2 frees and
+allocates unsharded parameters), and the end of each storage's life. It does not see scratch inside an operator. On a
+CUDA device the same bytes are what `memory_allocated` counts before rounding. It must not know strategies.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, cast
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+
+from zreal import torch_private
+
+
+class MemoryMeter(TorchDispatchMode):
+    """Counts live bytes of storages made while it is active; `watch` adds ones made before.
+
+    `allocated` is the running total, `peak` the largest total since the last `reset_peak`, `events` the deltas in
+    order when `log` is asked for. Storages of fake or meta tensors count nothing.
+    """
+
+    def __init__(self, *, log: bool = False) -> None:
+        super().__init__()
+        self.allocated = 0
+        self.peak = 0
+        self.events: list[tuple[str, int]] | None = [] if log else None
+        self._live: dict[int, int] = {}
+
+    def reset_peak(self) -> None:
+        """Start a new peak at what is allocated now."""
+        self.peak = self.allocated
+
+    def watch(self, *tensors: torch.Tensor) -> None:
+        """Count the storages of `tensors` from now on."""
+        for tensor in tensors:
+            self._register(tensor, "watch")
+
+    def _change(self, delta: int, label: str) -> None:
+        if delta:
+            self.allocated += delta
+            self.peak = max(self.peak, self.allocated)
+            if self.events is not None:
+                self.events.append((label, delta))
+
+    def _register(self, value: object, label: str) -> None:
+        if isinstance(value, list | tuple):
+            for item in value:
+                self._register(item, label)
+        elif isinstance(value, torch.Tensor):
+            if is_traceable_wrapper_subclass(value):
+                names, _ = value.__tensor_flatten__()
+                for name in names:
+                    self._register(getattr(value, name), label)
+            elif value.device.type != "meta" and not torch_private.is_fake(value):
+                self._register_storage(value.untyped_storage(), label)
+
+    def _register_storage(self, storage: torch.UntypedStorage, label: str) -> None:
+        key = id(storage)
+        if key not in self._live:
+            self._live[key] = storage.nbytes()
+            weakref.finalize(storage, self._forget, key, label).atexit = False
+            self._change(storage.nbytes(), label)
+
+    def _forget(self, key: int, label: str) -> None:
+        self._change(-self._live.pop(key, 0), f"free {label}")
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if any(torch_private.is_dtensor_type(kind) for kind in types):
+            return NotImplemented  # let DTensor turn into operators on local tensors first, then see those
+        result = func(*args, **(kwargs or {}))
+        self._register(result, func.name())
+        return result
+
+    def __enter__(self) -> MemoryMeter:
+        self._original_resize = torch.UntypedStorage.resize_
+        meter, original = self, self._original_resize
+
+        def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+            result = cast(Any, original)(storage, size)
+            key = id(storage)
+            if key not in meter._live:
+                meter._register_storage(storage, "resize_")
+            else:
+                before, meter._live[key] = meter._live[key], storage.nbytes()
+                meter._change(storage.nbytes() - before, "resize_")
+            return result
+
+        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
+        super().__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        torch.UntypedStorage.resize_ = self._original_resize  # type: ignore[method-assign]
+
+    @contextmanager
+    def span(self) -> Iterator[dict[str, int]]:
+        """A stretch of the run: the yielded dict gets start, peak and end bytes when it closes."""
+        record: dict[str, int] = {"start": self.allocated}
+        self.reset_peak()
+        yield record
+        record |= {"peak": self.peak, "end": self.allocated}

@@ -1,0 +1,179 @@
+"""ModelSpec to nn.Module: one generic interpreter over operators, so that the model that is simulated is the model that runs.
+
+Python drops each value after its last use, as hand-written modules that reassign `x` do. Parameters are initialised
+from the seed and their own fqn alone, so every rank and every strategy starts from the same numbers.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from zsim.model import ROOT, ModelSpec, Module, Parameter
+from zsim.operators import Operator
+from zsim.training import Batch
+
+DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_ROTARY_BASE = 10000.0
+
+
+def _initial(parameter: Parameter, *, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed((seed << 32) ^ zlib.crc32(parameter.fqn.encode()))
+    if len(parameter.shape) == 1:
+        centre = 1.0 if parameter.fqn.endswith("weight") else 0.0
+        return centre + 0.02 * torch.randn(parameter.shape, generator=generator)
+    return torch.randn(parameter.shape, generator=generator) * min(0.1, parameter.shape[-1] ** -0.5)
+
+
+class Stretch(nn.Module):
+    """One Module of the ModelSpec. `called(name)` finds parameters; those of blocks live in the stretch itself."""
+
+    def __init__(self, module: Module) -> None:
+        super().__init__()
+        self.spec = module
+        self.last_use = {value: op for op in module.operators for value in op.inputs}
+
+    def parameter(self, fqn: str) -> Tensor | None:
+        """The parameter called `fqn` in the whole model, None for ""."""
+        return _lookup(self, fqn.removeprefix(f"{self.spec.fqn}.")) if fqn else None
+
+    def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
+        """The value of the last operator."""
+        return interpret(self.spec, x, targets, self)
+
+
+def interpret(module: Module, x: Tensor, targets: Tensor | None, owner: Stretch | Model) -> Tensor:
+    """Run the operators of `module` on `x`; values are dropped after their last use."""
+    values: dict[str, Tensor] = {"x": x, "tokens": x}
+    if targets is not None:
+        values["targets"] = targets
+    last_use = {value: op for op in module.operators for value in op.inputs}
+    for op in module.operators:
+        values[op.output] = apply(op, values, owner)
+        for value in set(op.inputs):
+            if last_use[value] is op:
+                del values[value]
+    return values[module.operators[-1].output]
+
+
+def apply(op: Operator, values: dict[str, Tensor], owner: Stretch | Model) -> Tensor:
+    """One operator of eager torch."""
+    first = op.inputs[0]
+    weight, bias = owner.parameter(op.weight), owner.parameter(op.bias)
+    match op.kind:
+        case "linear":
+            return functional.linear(values[first], cast(Tensor, weight), bias)
+        case "embedding":
+            return functional.embedding(values[first], cast(Tensor, weight))
+        case "positions":
+            return values[first] + cast(Tensor, weight)[: values[first].shape[1]]
+        case "layer_norm":
+            return functional.layer_norm(values[first], (op.out_features,), weight, bias)
+        case "rms_norm":
+            return functional.rms_norm(values[first], (op.out_features,), weight)
+        case "gelu":
+            return functional.gelu(values[first])
+        case "swiglu":
+            return functional.silu(values[first]) * values[op.inputs[1]]
+        case "residual":
+            return values[first] + values[op.inputs[1]]
+        case "rotary":
+            return _rotary(values[first], op)
+        case "attention":
+            return _attention(op, *(values[name] for name in op.inputs))
+        case "cross_entropy":
+            return functional.cross_entropy(values[first].flatten(0, -2), values[op.inputs[1]].flatten())
+
+
+def _heads(x: Tensor, num_heads: int) -> Tensor:
+    return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+
+
+def _rotary(x: Tensor, op: Operator) -> Tensor:
+    half = op.head_dim // 2
+    rates = _ROTARY_BASE ** (-torch.arange(half, dtype=torch.float32, device=x.device) / half)
+    angles = torch.outer(torch.arange(x.shape[1], dtype=torch.float32, device=x.device), rates)
+    cos, sin = angles.cos().to(x.dtype)[:, None], angles.sin().to(x.dtype)[:, None]
+    left, right = x.unflatten(-1, (op.num_heads, op.head_dim)).split(half, dim=-1)
+    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).flatten(-2)
+
+
+def _attention(op: Operator, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    q, k, v = _heads(query, op.num_heads), _heads(key, op.num_kv_heads), _heads(value, op.num_kv_heads)
+    if op.implementation == "sdpa":
+        mixed = functional.scaled_dot_product_attention(
+            q, k, v, is_causal=op.causal, enable_gqa=op.num_kv_heads != op.num_heads
+        )
+        return mixed.transpose(1, 2).flatten(-2)
+    if op.num_kv_heads != op.num_heads:
+        k, v = (t.repeat_interleave(op.num_heads // op.num_kv_heads, dim=1) for t in (k, v))
+    scores = (q @ k.transpose(-2, -1)) * op.head_dim**-0.5
+    if op.causal:
+        length = scores.shape[-1]
+        later = torch.ones(length, length, dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(later, float("-inf"))
+    return (scores.softmax(dim=-1) @ v).transpose(1, 2).flatten(-2)
+
+
+def _lookup(module: nn.Module, path: str) -> Tensor:
+    *parents, name = path.split(".")
+    for parent in parents:
+        module = cast(nn.Module, getattr(module, parent))
+    return cast(Tensor, getattr(module, name))
+
+
+def _place(module: nn.Module, path: str, parameter: nn.Parameter) -> None:
+    *parents, name = path.split(".")
+    for parent in parents:
+        if not hasattr(module, parent):
+            setattr(module, parent, nn.Module())
+        module = cast(nn.Module, getattr(module, parent))
+    module.register_parameter(name, parameter)
+
+
+class Model(nn.Module):
+    """The whole model: blocks in `blocks`, the root's own parameters under their fqns in the model itself."""
+
+    def __init__(self, spec: ModelSpec, *, seed: int, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.spec = spec
+        self.blocks = nn.ModuleList(Stretch(module) for module in spec.modules if module.unit != ROOT)
+        for parameter in spec.parameters:
+            _place(self, parameter.fqn, nn.Parameter(_initial(parameter, seed=seed).to(dtype)))
+
+    def parameter(self, fqn: str) -> Tensor | None:
+        """The root's parameter `fqn`, None for ""."""
+        return _lookup(self, fqn) if fqn else None
+
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
+        """The loss of tokens (or, for mlp, floats) `x` against `targets`."""
+        blocks = iter(self.blocks)
+        for module in self.spec.modules:
+            if module.unit == ROOT:
+                x = interpret(module, x, targets, self)
+            else:
+                x = next(blocks)(x)
+        return x
+
+
+def build(spec: ModelSpec, *, seed: int, dtype: str = "float32") -> Model:
+    """The real module of `spec`, in `dtype`."""
+    return Model(spec, seed=seed, dtype=DTYPES[dtype])
+
+
+def inputs(
+    spec: ModelSpec, batch: Batch, *, seed: int, rank: int, step: int, micro_batch: int, dtype: str = "float32"
+) -> tuple[Tensor, Tensor]:
+    """(x, targets) of one rank's micro-batch: the same for the same seed, rank, step and micro-batch on every backend."""
+    generator = torch.Generator().manual_seed(hash((seed, rank, step, micro_batch)) & 0x7FFF_FFFF_FFFF_FFFF)
+    classes = spec.modules[-1].operators[-1].out_features
+    if spec.family == "mlp":
+        width = spec.modules[0].operators[0].in_features
+        x = torch.randn(batch.micro_batch, width, generator=generator).to(DTYPES[dtype])
+        return x, torch.randint(classes, (batch.micro_batch,), generator=generator)
+    tokens = torch.randint(classes, (batch.micro_batch, batch.sequence_length + 1), generator=generator)
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()

@@ -1,0 +1,24 @@
+"""The only file that touches names of torch which are private or may move. One small function per name, one test each."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has a shape but no memory (FakeTensorMode)."""
+    return isinstance(tensor, FakeTensor)
+
+
+def is_dtensor_type(kind: type) -> bool:
+    """Whether a dispatched type is DTensor."""
+    return issubclass(kind, DTensor)
+
+
+def fake_store() -> dist.Store:
+    """The store of the fake process group, whose collectives return at once and move nothing."""
+    return FakeStore()  # type: ignore[no-any-return, no-untyped-call]

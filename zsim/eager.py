@@ -1,0 +1,315 @@
+"""The aten calls that each operator makes in eager torch: sizes, work, and what autograd saves of each.
+
+Seen with a dispatch-level meter on torch 2.13; `zsim.tape` turns these calls into allocations and frees. A matmul of
+m × k by k × n is 2·m·n·k FLOPs; its backward is twice that. Element-wise calls count no FLOPs, only bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from zsim.operators import Operator, OperatorKind
+from zsim.training import DTYPE_NBYTES, Batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One differentiable aten call.
+
+    `inputs` are values that may need a gradient; `output` a value of `nbytes` of new memory, or a view of `view_of`.
+    `saves` are values kept for backward, `keeps` (name, bytes) further tensors kept, `scratch` bytes that live during
+    the call only. `gradients` lists what backward makes, in order: an input's name, or a parameter's fqn;
+    `passes` are inputs that get the output's gradient itself, without a copy; `drops` are tensors kept in forward without being saved.
+    """
+
+    operator: str
+    inputs: tuple[str, ...]
+    output: str
+    nbytes: int
+    view_of: str = ""
+    saves: tuple[str, ...] = ()
+    keeps: tuple[tuple[str, int], ...] = ()
+    scratch: int = 0
+    backward_scratch: int = 0
+    gradients: tuple[str, ...] = ()
+    passes: tuple[str, ...] = ()
+    parameters: tuple[str, ...] = ()
+    flops: int = 0
+    backward_flops: int = 0
+    moved: int = 0
+    backward_moved: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What an operator's calls are sized by: tokens of one micro-batch, sequences, tokens per sequence, bytes per element."""
+
+    batch: Batch
+    nbytes: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one micro-batch."""
+        return self.batch.micro_batch * self.batch.sequence_length
+
+
+def _linear(op: Operator, sizes: Sizes) -> Iterator[Call]:
+    flops = 2 * sizes.tokens * op.in_features * op.out_features
+    read = sizes.nbytes * (sizes.tokens * op.in_features + op.in_features * op.out_features)
+    written = sizes.nbytes * sizes.tokens * op.out_features
+    parameters = tuple(fqn for fqn in (op.weight, op.bias) if fqn)
+    yield Call(
+        operator="linear",
+        inputs=op.inputs,
+        output=op.output,
+        nbytes=written,
+        saves=op.inputs,
+        gradients=(*op.inputs, *parameters),
+        parameters=parameters,
+        flops=flops,
+        backward_flops=2 * flops,
+        moved=read + written,
+        backward_moved=2 * (read + written),
+    )
+
+
+def _elementwise(
+    op: Operator, sizes: Sizes, *, saves: tuple[str, ...], passes: tuple[str, ...] = (), reads: int = 1
+) -> Call:
+    nbytes = sizes.nbytes * sizes.tokens * op.out_features
+    return Call(
+        operator=op.kind,
+        inputs=op.inputs,
+        output=op.output,
+        nbytes=nbytes,
+        saves=saves,
+        gradients=() if passes else op.inputs,
+        passes=passes,
+        moved=(reads + 1) * nbytes,
+        backward_moved=0 if passes else (reads + 2) * nbytes,
+    )
+
+
+def _gelu(op: Operator, sizes: Sizes) -> Iterator[Call]:
+    yield _elementwise(op, sizes, saves=op.inputs)
+
+
+def _residual(op: Operator, sizes: Sizes) -> Iterator[Call]:
+    yield _elementwise(op, sizes, saves=(), passes=op.inputs, reads=2)
+
+
+def _swiglu(op: Operator, sizes: Sizes) -> Iterator[Call]:
+    gate, up = op.inputs
+    silu = f"{op.output}.silu"
+    nbytes = sizes.nbytes * sizes.tokens * op.out_features
+    yield Call(
+        operator="silu",
+        inputs=(gate,),
+        output=silu,
+        nbytes=nbytes,
+        saves=(gate,),
+        gradients=(gate,),
+        moved=2 * nbytes,
+        backward_moved=3 * nbytes,
+    )
+    yield Call(
+        operator="multiply",
+        inputs=(silu, up),
+        output=op.output,
+        nbytes=nbytes,
+        saves=(silu, up),
+        gradients=(silu, up),
+        moved=3 * nbytes,
+        backward_moved=6 * nbytes,
+    )
+
+
+def _embedding(op: Operator, sizes: Sizes) -> Iterator[Call]:
+    nbytes = sizes.nbytes * sizes.tokens * op.out_features
+    table = sizes.nbytes * op.num_embeddings * op.out_features
+    yield Call(
+        operator="embedding",
+        inputs=(),
+        output=op.output,
+        nbytes=nbytes,
+        gradients=(op.weight,),
+        parameters=(op.weight,),
+        moved=2 * nbytes,
+        backward_moved=2 * nbytes + table,
+    )
+
+
+def _positions(op: Operator, sizes: Sizes) -> Iterator[Call]:
+    nbytes = sizes.nbytes * sizes.tokens * op.out_features
+    rows = sizes.nbytes * sizes.batch.sequence_length * op.out_features
+    yield Call(
+        operator="positions",
+        inputs=op.inputs,
+        output=op.output,
+        nbytes=nbytes,
+        gradients=(op.weight,),
+        passes=op.inputs,
+        parameters=(op.weight,),
+        backward_scratch=rows,
+        moved=2 * nbytes + rows,
+        backward_moved=nbytes + rows,
+    )
+
+
+def _layer_norm(op: Operator, sizes: Sizes) -> Iterator[Call]:
+    nbytes = sizes.nbytes * sizes.tokens * op.out_features
+    statistics = sizes.tokens * sizes.nbytes
+    parameters = tuple(fqn for fqn in (op.weight, op.bias) if fqn)
+    yield Call(
+        operator="layer_norm",
+        inputs=op.inputs,
+        output=op.output,
+        nbytes=nbytes,
+        saves=op.inputs,
+        keeps=((f"{op.output}.mean", statistics), (f"{op.output}.rstd", statistics)),
+        gradients=(*op.inputs, *parameters),
+        parameters=parameters,
+        moved=2 * nbytes,
+        backward_moved=3 * nbytes,
+    )
+
+
+def _rms_norm(op: Operator, sizes: Sizes) -> Iterator[Call]:
+    """Composite in eager torch: the mean of squares, the normalised input and its product with the weight, in float32."""
+    nbytes = sizes.nbytes * sizes.tokens * op.out_features
+    wide = 4 * sizes.tokens * op.out_features
+    upcast = ((f"{op.output}.float", wide),) if sizes.nbytes < 4 else ()
+    yield Call(
+        operator="rms_norm",
+        inputs=op.inputs,
+        output=op.output,
+        nbytes=nbytes,
+        saves=() if upcast else op.inputs,
+        keeps=(*upcast, (f"{op.output}.rstd", 4 * sizes.tokens), (f"{op.output}.normalised", wide)),
+        backward_scratch=3 * wide,
+        gradients=(*op.inputs, op.weight),
+        parameters=(op.weight,),
+        moved=2 * nbytes + 4 * wide,
+        backward_moved=2 * nbytes + 10 * wide,
+    )
+
+
+def _rotary(op: Operator, sizes: Sizes) -> Iterator[Call]:
+    """(left·cos − right·sin, right·cos + left·sin): four half-width products; the two tables are kept for backward."""
+    nbytes = sizes.nbytes * sizes.tokens * op.num_heads * op.head_dim
+    table = sizes.nbytes * sizes.batch.sequence_length * (op.head_dim // 2)
+    yield Call(
+        operator="rotary",
+        inputs=op.inputs,
+        output=op.output,
+        nbytes=nbytes,
+        keeps=((f"{op.output}.cos", table), (f"{op.output}.sin", table)),
+        scratch=nbytes,
+        backward_scratch=3 * nbytes,
+        gradients=op.inputs,
+        moved=6 * nbytes,
+        backward_moved=6 * nbytes,
+    )
+
+
+def _attention(op: Operator, sizes: Sizes) -> Iterator[Call]:
+    query, key, value = op.inputs
+    length = sizes.batch.sequence_length
+    nbytes = sizes.nbytes * sizes.tokens * op.num_heads * op.head_dim
+    flops = 4 * sizes.tokens * length * op.num_heads * op.head_dim
+    if op.implementation == "sdpa":
+        statistics = 4 * sizes.tokens * op.num_heads
+        yield Call(
+            operator="attention",
+            inputs=op.inputs,
+            output=op.output,
+            nbytes=nbytes,
+            saves=(query, key, value, op.output),
+            keeps=((f"{op.output}.logsumexp", statistics),),
+            gradients=op.inputs,
+            flops=flops // 2 if op.causal else flops,
+            backward_flops=5 * flops // 4 if op.causal else 5 * flops // 2,
+            moved=4 * nbytes,
+            backward_moved=8 * nbytes,
+        )
+        return
+    scores = sizes.nbytes * sizes.tokens * length * op.num_heads
+    grouped = op.num_kv_heads != op.num_heads  # keys and values are repeated to as many heads, and those copies kept
+    probabilities = f"{op.output}.probabilities"
+    yield Call(
+        operator="scores",
+        inputs=(query, key),
+        output=probabilities,
+        nbytes=scores,
+        saves=(query,) if grouped else (query, key),
+        keeps=((f"{op.output}.mask", length * length), *(((f"{op.output}.k", nbytes),) if grouped else ())),
+        scratch=scores,
+        backward_scratch=scores,
+        gradients=(query, key),
+        flops=flops // 2,
+        backward_flops=flops,
+        moved=6 * scores,
+        backward_moved=6 * scores,
+    )
+    yield Call(
+        operator="weighted_values",
+        inputs=(probabilities, value),
+        output=op.output,
+        nbytes=nbytes,
+        saves=(probabilities,) if grouped else (probabilities, value),
+        keeps=((f"{op.output}.v", nbytes),) if grouped else (),
+        gradients=(probabilities, value),
+        flops=flops // 2,
+        backward_flops=flops,
+        moved=scores + 2 * nbytes,
+        backward_moved=2 * scores + 4 * nbytes,
+    )
+
+
+def _cross_entropy(op: Operator, sizes: Sizes) -> Iterator[Call]:
+    """log_softmax, then nll_loss, which keeps its total weight; the loss itself is one scalar."""
+    logits = op.inputs[0]
+    nbytes = sizes.nbytes * sizes.tokens * op.out_features
+    log_softmax = f"{op.output}.log_softmax"
+    yield Call(
+        operator="log_softmax",
+        inputs=(logits,),
+        output=log_softmax,
+        nbytes=nbytes,
+        saves=(log_softmax,),
+        gradients=(logits,),
+        moved=2 * nbytes,
+        backward_moved=3 * nbytes,
+    )
+    yield Call(
+        operator="nll_loss",
+        inputs=(log_softmax,),
+        output=op.output,
+        nbytes=sizes.nbytes,
+        saves=(log_softmax,),
+        keeps=((f"{op.output}.total_weight", sizes.nbytes),),
+        gradients=(log_softmax,),
+        moved=2 * nbytes,
+        backward_moved=nbytes,
+    )
+
+
+_CALLS: dict[OperatorKind, Callable[[Operator, Sizes], Iterator[Call]]] = {
+    "linear": _linear,
+    "embedding": _embedding,
+    "positions": _positions,
+    "layer_norm": _layer_norm,
+    "rms_norm": _rms_norm,
+    "attention": _attention,
+    "rotary": _rotary,
+    "gelu": _gelu,
+    "swiglu": _swiglu,
+    "residual": _residual,
+    "cross_entropy": _cross_entropy,
+}
+
+
+def calls(operator: Operator, *, batch: Batch, dtype: str) -> tuple[Call, ...]:
+    """The aten calls of `operator` for one micro-batch, in forward order."""
+    return tuple(_CALLS[operator.kind](operator, Sizes(batch, DTYPE_NBYTES[dtype])))

@@ -1,0 +1,104 @@
+"""gpt: learned positions, pre-norm blocks with biases, GELU, tied head. GPT-2, GPT-3 and MPT have this shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from zsim.model import ROOT, ModelSpec, Module, ParamGroup
+from zsim.models.layers import cross_entropy, elementwise, linear, norm, parameters_of
+from zsim.operators import Operator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GptSizes:
+    """`max_positions` rows of learned positions; 0 means the scenario's sequence length."""
+
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    vocabulary: int
+    max_positions: int = 0
+    feed_forward: int = 0
+    tied: bool = True
+    attention: Literal["explicit", "sdpa"] = "explicit"
+
+
+def _block(sizes: GptSizes, index: int) -> Module:
+    fqn, width = f"blocks.{index}", sizes.hidden_size
+    feed_forward = sizes.feed_forward or 4 * width
+    projections = [linear(f"{fqn}.attn.{part}", "n1", part, width, width) for part in ("q", "k", "v")]
+    attention = Operator(
+        kind="attention",
+        name=f"{fqn}.attn",
+        inputs=("q", "k", "v"),
+        output="mixed",
+        num_heads=sizes.num_heads,
+        num_kv_heads=sizes.num_heads,
+        head_dim=width // sizes.num_heads,
+        implementation=sizes.attention,
+    )
+    return Module(
+        fqn=fqn,
+        unit=fqn,
+        operators=(
+            norm("layer_norm", f"{fqn}.ln_1", "x", "n1", width),
+            *projections,
+            attention,
+            linear(f"{fqn}.attn.proj", "mixed", "a", width, width),
+            elementwise("residual", f"{fqn}.add_1", ("x", "a"), "h", width),
+            norm("layer_norm", f"{fqn}.ln_2", "h", "n2", width),
+            linear(f"{fqn}.mlp.fc", "n2", "wide", width, feed_forward),
+            elementwise("gelu", f"{fqn}.mlp.gelu", ("wide",), "act", feed_forward),
+            linear(f"{fqn}.mlp.proj", "act", "m", feed_forward, width),
+            elementwise("residual", f"{fqn}.add_2", ("h", "m"), "y", width),
+        ),
+    )
+
+
+def _embed(sizes: GptSizes, sequence_length: int) -> Module:
+    rows = sizes.max_positions or sequence_length
+    return Module(
+        fqn="embed",
+        unit=ROOT,
+        operators=(
+            Operator(
+                kind="embedding",
+                name="wte",
+                inputs=("tokens",),
+                output="e",
+                weight="wte.weight",
+                num_embeddings=sizes.vocabulary,
+                out_features=sizes.hidden_size,
+            ),
+            Operator(
+                kind="positions",
+                name="wpe",
+                inputs=("e",),
+                output="h",
+                weight="wpe.weight",
+                num_embeddings=rows,
+                out_features=sizes.hidden_size,
+            ),
+        ),
+    )
+
+
+def build(sizes: GptSizes, *, name: str, sequence_length: int) -> ModelSpec:
+    """The ModelSpec; tokens in, mean cross-entropy out."""
+    head_linear = Operator(
+        kind="linear",
+        name="lm_head",
+        inputs=("n",),
+        output="logits",
+        weight="wte.weight" if sizes.tied else "lm_head.weight",
+        in_features=sizes.hidden_size,
+        out_features=sizes.vocabulary,
+    )
+    final = norm("layer_norm", "ln_f", "x", "n", sizes.hidden_size)
+    head = Module(fqn="head", unit=ROOT, operators=(final, head_linear, cross_entropy("logits", sizes.vocabulary)))
+    embed = _embed(sizes, sequence_length)
+    blocks = tuple(_block(sizes, index) for index in range(sizes.num_layers))
+    units = [ParamGroup(fqn=ROOT, parameters=parameters_of(embed, head))]
+    units += [ParamGroup(fqn=block.fqn, parameters=parameters_of(block)) for block in blocks]
+    return ModelSpec(name=name, family="gpt", modules=(embed, *blocks, head), units=tuple(units))

@@ -1,0 +1,66 @@
+"""Pieces that the families share: operators with their usual names, and the parameters that operators have."""
+
+from __future__ import annotations
+
+from zsim.model import Module, Parameter
+from zsim.operators import Operator
+
+
+def linear(name: str, source: str, output: str, in_features: int, out_features: int, *, bias: bool = True) -> Operator:
+    """A linear layer whose parameters are `name.weight` and, with `bias`, `name.bias`."""
+    return Operator(
+        kind="linear",
+        name=name,
+        inputs=(source,),
+        output=output,
+        weight=f"{name}.weight",
+        bias=f"{name}.bias" if bias else "",
+        in_features=in_features,
+        out_features=out_features,
+    )
+
+
+def elementwise(kind: str, name: str, inputs: tuple[str, ...], output: str, width: int) -> Operator:
+    """A residual, gelu or swiglu of `width` features."""
+    return Operator(kind=kind, name=name, inputs=inputs, output=output, out_features=width)  # type: ignore[arg-type]
+
+
+def norm(kind: str, name: str, source: str, output: str, width: int) -> Operator:
+    """A layer_norm (weight and bias) or an rms_norm (weight)."""
+    return Operator(
+        kind=kind,  # type: ignore[arg-type]
+        name=name,
+        inputs=(source,),
+        output=output,
+        weight=f"{name}.weight",
+        bias=f"{name}.bias" if kind == "layer_norm" else "",
+        out_features=width,
+    )
+
+
+def cross_entropy(source: str, vocabulary: int) -> Operator:
+    """The mean cross-entropy of the logits `source` against the targets."""
+    return Operator(
+        kind="cross_entropy", name="loss", inputs=(source, "targets"), output="loss", out_features=vocabulary
+    )
+
+
+def parameter_shapes(operator: Operator) -> tuple[Parameter, ...]:
+    """The parameters of one operator, weight first, in torch's layout (linear: out × in)."""
+    weight_shape = {
+        "linear": (operator.out_features, operator.in_features),
+        "embedding": (operator.num_embeddings, operator.out_features),
+        "positions": (operator.num_embeddings, operator.out_features),
+    }.get(operator.kind, (operator.out_features,))
+    shapes = ((operator.weight, weight_shape), (operator.bias, (operator.out_features,)))
+    return tuple(Parameter(fqn=fqn, shape=shape) for fqn, shape in shapes if fqn)
+
+
+def parameters_of(*modules: Module) -> tuple[Parameter, ...]:
+    """The parameters of `modules` in order of first use; a tied one counts once."""
+    found: dict[str, Parameter] = {}
+    for module in modules:
+        for operator in module.operators:
+            for parameter in parameter_shapes(operator):
+                found.setdefault(parameter.fqn, parameter)
+    return tuple(found.values())

@@ -1,0 +1,112 @@
+"""llama: RMS norm, rotary positions, grouped-query attention, SwiGLU, no biases. Llama 2 and 3, Mistral, Qwen2 (with q, k, v biases)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from zsim.model import ROOT, ModelSpec, Module, ParamGroup
+from zsim.models.layers import cross_entropy, elementwise, linear, norm, parameters_of
+from zsim.operators import Operator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaSizes:
+    """`num_kv_heads` 0 means as many as heads; `head_dim` 0 means hidden_size / num_heads."""
+
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    feed_forward: int
+    vocabulary: int
+    num_kv_heads: int = 0
+    head_dim: int = 0
+    qkv_bias: bool = False
+    tied: bool = False
+    attention: Literal["explicit", "sdpa"] = "sdpa"
+
+
+def _attention(sizes: LlamaSizes, fqn: str) -> tuple[Operator, ...]:
+    head_dim = sizes.head_dim or sizes.hidden_size // sizes.num_heads
+    kv_heads = sizes.num_kv_heads or sizes.num_heads
+    width, bias = sizes.hidden_size, sizes.qkv_bias
+    heads = {"q": sizes.num_heads, "k": kv_heads, "v": kv_heads}
+    projections = [
+        linear(f"{fqn}.attn.{part}", "n1", part, width, count * head_dim, bias=bias) for part, count in heads.items()
+    ]
+    rotated = [
+        Operator(
+            kind="rotary",
+            name=f"{fqn}.attn.rotary_{part}",
+            inputs=(part,),
+            output=f"{part}r",
+            num_heads=heads[part],
+            head_dim=head_dim,
+        )
+        for part in ("q", "k")
+    ]
+    mix = Operator(
+        kind="attention",
+        name=f"{fqn}.attn",
+        inputs=("qr", "kr", "v"),
+        output="mixed",
+        num_heads=sizes.num_heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        implementation=sizes.attention,
+    )
+    out = linear(f"{fqn}.attn.o", "mixed", "a", sizes.num_heads * head_dim, width, bias=False)
+    return (*projections, *rotated, mix, out)
+
+
+def _block(sizes: LlamaSizes, index: int) -> Module:
+    fqn, width, wide = f"blocks.{index}", sizes.hidden_size, sizes.feed_forward
+    return Module(
+        fqn=fqn,
+        unit=fqn,
+        operators=(
+            norm("rms_norm", f"{fqn}.norm_1", "x", "n1", width),
+            *_attention(sizes, fqn),
+            elementwise("residual", f"{fqn}.add_1", ("x", "a"), "h", width),
+            norm("rms_norm", f"{fqn}.norm_2", "h", "n2", width),
+            linear(f"{fqn}.mlp.gate", "n2", "gate", width, wide, bias=False),
+            linear(f"{fqn}.mlp.up", "n2", "up", width, wide, bias=False),
+            elementwise("swiglu", f"{fqn}.mlp.swiglu", ("gate", "up"), "act", wide),
+            linear(f"{fqn}.mlp.down", "act", "m", wide, width, bias=False),
+            elementwise("residual", f"{fqn}.add_2", ("h", "m"), "y", width),
+        ),
+    )
+
+
+def build(sizes: LlamaSizes, *, name: str, sequence_length: int) -> ModelSpec:
+    """The ModelSpec; tokens in, mean cross-entropy out."""
+    embed = Module(
+        fqn="embed",
+        unit=ROOT,
+        operators=(
+            Operator(
+                kind="embedding",
+                name="wte",
+                inputs=("tokens",),
+                output="h",
+                weight="wte.weight",
+                num_embeddings=sizes.vocabulary,
+                out_features=sizes.hidden_size,
+            ),
+        ),
+    )
+    head_linear = Operator(
+        kind="linear",
+        name="lm_head",
+        inputs=("n",),
+        output="logits",
+        weight="wte.weight" if sizes.tied else "lm_head.weight",
+        in_features=sizes.hidden_size,
+        out_features=sizes.vocabulary,
+    )
+    final = norm("rms_norm", "norm_f", "x", "n", sizes.hidden_size)
+    head = Module(fqn="head", unit=ROOT, operators=(final, head_linear, cross_entropy("logits", sizes.vocabulary)))
+    blocks = tuple(_block(sizes, index) for index in range(sizes.num_layers))
+    units = [ParamGroup(fqn=ROOT, parameters=parameters_of(embed, head))]
+    units += [ParamGroup(fqn=block.fqn, parameters=parameters_of(block)) for block in blocks]
+    return ModelSpec(name=name, family="llama", modules=(embed, *blocks, head), units=tuple(units))

@@ -1,0 +1,53 @@
+"""mlp: blocks of linear, GELU, linear without residual, then a classifier that belongs to the root."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zsim.model import ROOT, ModelSpec, Module, ParamGroup
+from zsim.models.layers import linear, parameters_of
+from zsim.operators import Operator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MlpSizes:
+    """`dims` are the widths between blocks (one more than there are blocks); each block widens to `hidden`."""
+
+    dims: tuple[int, ...]
+    hidden: int
+    num_classes: int
+
+
+def build(sizes: MlpSizes, *, name: str, sequence_length: int) -> ModelSpec:
+    """The ModelSpec; the input is float, (micro_batch, dims[0]), one token per sequence."""
+    modules = []
+    for i, (width, out) in enumerate(zip(sizes.dims, sizes.dims[1:], strict=False)):
+        fqn = f"blocks.{i}"
+        modules.append(
+            Module(
+                fqn=fqn,
+                unit=fqn,
+                operators=(
+                    linear(f"{fqn}.fc1", "x", "wide", width, sizes.hidden),
+                    Operator(kind="gelu", name=f"{fqn}.gelu", inputs=("wide",), output="act", out_features=sizes.hidden),
+                    linear(f"{fqn}.fc2", "act", "y", sizes.hidden, out),
+                ),
+            )
+        )
+    head = Module(
+        fqn="head",
+        unit=ROOT,
+        operators=(
+            linear("head", "x", "logits", sizes.dims[-1], sizes.num_classes),
+            Operator(
+                kind="cross_entropy",
+                name="loss",
+                inputs=("logits", "targets"),
+                output="loss",
+                out_features=sizes.num_classes,
+            ),
+        ),
+    )
+    units = [ParamGroup(fqn=ROOT, parameters=parameters_of(head))]
+    units += [ParamGroup(fqn=module.fqn, parameters=parameters_of(module)) for module in modules]
+    return ModelSpec(name=name, family="mlp", modules=(*modules, head), units=tuple(units))

@@ -1,0 +1,105 @@
+"""Quantities as people write them ("80 GiB", "400 Gbit/s", "5 us") to integers, and back.
+
+Bytes and bytes per second are ints, times are int nanoseconds. A prefix without a unit ("80G") is refused, because it
+could mean GB, GiB or Gbit.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+
+from zsim.errors import ZsimError
+
+_PREFIX = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+BYTES: dict[str, Decimal] = {f"{prefix}B": Decimal(factor) for prefix, factor in _PREFIX.items()}
+RATES: dict[str, Decimal] = {f"{unit}/s": factor for unit, factor in BYTES.items()} | {
+    f"{prefix}bit/s": Decimal(factor) / 8 for prefix, factor in _PREFIX.items()
+}
+TIMES: dict[str, Decimal] = {
+    "ns": Decimal(1),
+    "us": Decimal(10**3),
+    "µs": Decimal(10**3),
+    "ms": Decimal(10**6),
+    "s": Decimal(10**9),
+}
+FRACTIONS: dict[str, Decimal] = {"%": Decimal("0.01"), "": Decimal(1)}
+_QUANTITY = re.compile(r"\s*([0-9][0-9,_]{0,30}(?:\.[0-9]{1,12})?)\s*([A-Za-zµ/%]{0,8})\s*")
+OPERATORS: tuple[str, ...] = ("<=", ">=", "==", "<", ">")
+
+
+class UnitError(ZsimError):
+    """A quantity that cannot be read: an unknown or missing unit."""
+
+
+def _parse(text: str, units: dict[str, Decimal], *, example: str) -> Decimal:
+    match = _QUANTITY.fullmatch(text)
+    if match is None or match[2] not in units:
+        raise UnitError(
+            where="quantity",
+            expected=f'a number and one of {", ".join(unit for unit in units if unit)} (as "{example}")',
+            found=f'"{text[:40]}"',
+        )
+    return Decimal(match[1].replace(",", "").replace("_", "")) * units[match[2]]
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of a text such as "80 GiB"; fractions of a byte are refused by rounding to the nearest byte."""
+    return int(_parse(text, BYTES, example="80 GiB").to_integral_value())
+
+
+def parse_rate(text: str) -> int:
+    """Bytes per second of a text such as "400 Gbit/s" or "25 GB/s"."""
+    return int(_parse(text, RATES, example="400 Gbit/s").to_integral_value())
+
+
+def parse_time(text: str) -> int:
+    """Nanoseconds of a text such as "5 us"."""
+    return int(_parse(text, TIMES, example="5 us").to_integral_value())
+
+
+def parse_fraction(text: str) -> float:
+    """A share of one, of a text such as "10 %" or "0.1"."""
+    return float(_parse(text, FRACTIONS, example="10 %"))
+
+
+def split_comparison(text: str) -> tuple[str, str]:
+    """("<=", "70 GiB") of "<= 70 GiB"; a bare quantity compares with "=="."""
+    stripped = text.strip()
+    for operator in OPERATORS:
+        if stripped.startswith(operator):
+            return operator, stripped[len(operator) :].strip()
+    return "==", stripped
+
+
+def holds(operator: str, left: float, right: float) -> bool:
+    """Whether `left operator right`, with an operator of `OPERATORS`."""
+    return {
+        "<=": left <= right,
+        ">=": left >= right,
+        "==": left == right,
+        "<": left < right,
+        ">": left > right,
+    }[operator]
+
+
+def format_bytes(nbytes: int) -> str:
+    """Bytes for people: exact below 1 MiB, two decimals of MiB, GiB or TiB above."""
+    for unit in ("TiB", "GiB", "MiB"):
+        factor = int(BYTES[unit])
+        if abs(nbytes) >= factor:
+            return f"{nbytes / factor:,.2f} {unit}"
+    return f"{nbytes:,} B"
+
+
+def format_time(ns: int) -> str:
+    """A time for people: ns, us, ms or s with three decimals."""
+    for unit, factor in (("s", 10**9), ("ms", 10**6), ("us", 10**3)):
+        if abs(ns) >= factor:
+            return f"{ns / factor:,.3f} {unit}"
+    return f"{ns} ns"
+
+
+def format_rate(bytes_per_second: int) -> str:
+    """A rate for people, in GB/s."""
+    return f"{bytes_per_second / 1e9:,.1f} GB/s"
