@@ -23,6 +23,9 @@ TIMES: dict[str, Decimal] = {
     "ms": Decimal(10**6),
     "s": Decimal(10**9),
 }
+FLOP_RATES: dict[str, Decimal] = {
+    f"{prefix}FLOP/s": Decimal(10**power) for prefix, power in zip("MGTP", (6, 9, 12, 15), strict=True)
+}
 FRACTIONS: dict[str, Decimal] = {"%": Decimal("0.01"), "": Decimal(1)}
 _QUANTITY = re.compile(r"\s*([0-9][0-9,_]{0,30}(?:\.[0-9]{1,12})?)\s*([A-Za-zµ/%]{0,8})\s*")
 OPERATORS: tuple[str, ...] = ("<=", ">=", "==", "<", ">")
@@ -39,8 +42,15 @@ def _parse(text: str, units: dict[str, Decimal], *, example: str) -> Decimal:
             where="quantity",
             expected=f'a number and one of {", ".join(unit for unit in units if unit)} (as "{example}")',
             found=f'"{text[:40]}"',
+            remedy="" if match is None else _remedy(match[1], match[2], units),
         )
     return Decimal(match[1].replace(",", "").replace("_", "")) * units[match[2]]
+
+
+def _remedy(number: str, unit: str, units: dict[str, Decimal]) -> str:
+    """How to mend a prefix without a unit, such as "80G", which leaves several open; "" when the unit is another error."""
+    meant = [known for known in units if known and unit in _PREFIX and known.startswith(unit)]
+    return f"say which is meant: {' or '.join(f'{number} {known}' for known in meant)}" if meant else ""
 
 
 def parse_bytes(text: str) -> int:
@@ -51,6 +61,11 @@ def parse_bytes(text: str) -> int:
 def parse_rate(text: str) -> int:
     """Bytes per second of a text such as "400 Gbit/s" or "25 GB/s"."""
     return int(_parse(text, RATES, example="400 Gbit/s").to_integral_value())
+
+
+def parse_flop_rate(text: str) -> int:
+    """Floating-point operations per second of a text such as "989 TFLOP/s"."""
+    return int(_parse(text, FLOP_RATES, example="989 TFLOP/s").to_integral_value())
 
 
 def parse_time(text: str) -> int:

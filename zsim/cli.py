@@ -1,0 +1,118 @@
+"""The command line `zsim`: reads arguments, calls a command, turns errors into words and exit codes.
+
+0 fine, 1 a verdict failed, 2 bad usage or bad scenario, 3 backend not available. It imports nothing heavy until a command needs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+from zsim.errors import ScenarioError, ZsimError
+
+EPILOG = "exit codes: 0 fine, 1 a verdict failed, 2 bad usage or bad scenario, 3 backend not available"
+LISTS = ("scenarios", "models", "clusters", "strategies", "backends", "schema")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The argument parser with its commands."""
+    top = argparse.ArgumentParser(
+        prog="zsim",
+        description="Simulate a ZeRO or FSDP training step, run the same step for real, and compare the two.",
+        epilog=EPILOG,
+        allow_abbrev=False,
+    )
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    run = commands.add_parser("run", help="run scenarios on a backend and check what they expect", allow_abbrev=False)
+    _scenarios(run)
+    run.add_argument("--backend", default="sim", help="sim (default), fake, gloo, nccl, or another that is installed")
+    run.add_argument("--save", metavar="FILE", help="write the Run as JSON; with several scenarios a folder")
+    run.add_argument("--trace", metavar="FILE", help="write a trace for Perfetto or chrome://tracing (.json or .json.gz)")
+    _how(run)
+    validate = commands.add_parser(
+        "validate", help="simulate, run for real, compare: the main job", allow_abbrev=False
+    )
+    _scenarios(validate)
+    validate.add_argument("--against", default="gloo", metavar="BACKEND", help="the real backend (default gloo)")
+    validate.add_argument("--save", metavar="FOLDER", help="write both Runs of each scenario into a folder")
+    _how(validate)
+    compare = commands.add_parser("compare", help="compare two saved Runs", allow_abbrev=False)
+    compare.add_argument("predicted", metavar="RUN_A.json")
+    compare.add_argument("measured", metavar="RUN_B.json")
+    _json(compare)
+    show = commands.add_parser("show", help="the mesh, the Program and the memory of a scenario", allow_abbrev=False)
+    show.add_argument("scenario", metavar="SCENARIO")
+    show.add_argument("--program", action="store_true", help="the Program, one line per op")
+    show.add_argument("--memory", action="store_true", help="allocated bytes along the steady step")
+    _json(show)
+    listing = commands.add_parser("list", help="what there is to choose from", allow_abbrev=False)
+    listing.add_argument("what", nargs="?", choices=LISTS, default="scenarios", metavar="|".join(LISTS))
+    _json(listing)
+    return top
+
+
+def _scenarios(command: argparse.ArgumentParser) -> None:
+    command.add_argument("scenarios", nargs="+", metavar="SCENARIO", help="scenario files, or folders of them")
+    _json(command)
+
+
+def _json(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--json", action="store_true", help="one JSON object on standard output, nothing else there")
+
+
+def _how(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--ranks", type=_ranks, metavar="0,7", help="the ranks to observe (default: first and last)")
+    command.add_argument("--all-ranks", action="store_true", help="every rank, also those that are alike")
+    command.add_argument("--interpreter", choices=("executor", "observer"), help="how a real backend runs it")
+    command.add_argument("--timeout", type=_seconds, default=120.0, metavar="S", help="seconds until a rank hangs (120)")
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    parts = text.split(",")
+    if len(text) > 10_000 or not all(part.strip().isascii() and part.strip().isdigit() for part in parts):
+        raise argparse.ArgumentTypeError(f"expected ranks as 0,7, found {text[:40]!r}")
+    return tuple(dict.fromkeys(int(part[:12]) for part in parts))
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds <= 86_400:
+        raise argparse.ArgumentTypeError(f"expected seconds between 0 and 86400, found {text[:40]!r}")
+    return seconds
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    try:
+        options = parser().parse_args(arguments)
+    except SystemExit as error:
+        return int(error.code or 0)
+    try:
+        from zsim import commands  # start-up: `zsim --help` needs none of it
+
+        code = commands.COMMANDS[options.command](options)
+        sys.stdout.flush()
+    except ZsimError as error:
+        return _say(error, as_json=options.json)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        sys.stderr.write("zsim: interrupted\n")
+        return 130
+    return code
+
+
+def _say(error: ZsimError, *, as_json: bool) -> int:
+    problems = list(error.problems) if isinstance(error, ScenarioError) else [str(error)]
+    for problem in problems:
+        sys.stderr.write(f"zsim: {problem}\n")
+    if as_json:
+        sys.stdout.write(json.dumps({"error": problems, "exit_code": error.exit_code}) + "\n")
+    return error.exit_code

@@ -1,0 +1,55 @@
+"""Gloo as c10d uses it: its ring, a reduce-scatter that is an all-reduce of everything, and a tree for broadcast.
+
+Source: gloo at 70dc3602 and torch's ProcessGroupGloo, checked against interface counters. On gloo
+`reduce_scatter_tensor` runs all-reduce on the whole input and copies its own slice, twice what a ring needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from zsim.collectives import ring
+from zsim.collectives.ring import Send, Step, step_ns
+
+_ON_THE_WIRE = {"all_gather": "all_gather", "reduce_scatter": "all_reduce", "all_reduce": "all_reduce"}
+
+
+def bytes_sent(op: str, nbytes: int, *, group_size: int, rank: int = 0, root: int = 0) -> int:
+    """Bytes that `rank` sends; the root of a broadcast sends ceil(log2 N) messages, a leaf none."""
+    if op == "broadcast":
+        return nbytes * _num_children((rank - root) % group_size, group_size)
+    return ring.bytes_sent(_ON_THE_WIRE[op], nbytes, group_size=group_size, rank=rank)
+
+
+def num_steps(op: str, nbytes: int, *, group_size: int) -> int:
+    """ceil(log2 N) for broadcast; the ring's otherwise, with reduce-scatter counted as all-reduce."""
+    if op == "broadcast":
+        return (group_size - 1).bit_length()
+    return ring.num_steps(_ON_THE_WIRE[op], nbytes, group_size=group_size)
+
+
+def duration_ns(op: str, nbytes: int, *, group_size: int, alpha_ns: int, bytes_per_s: int) -> int:
+    """The closed form: every step of the tree carries the whole message; the ring's steps carry chunks."""
+    if op == "broadcast":
+        one_step = step_ns(nbytes, alpha_ns=alpha_ns, bytes_per_s=bytes_per_s)
+        return num_steps(op, nbytes, group_size=group_size) * one_step
+    return ring.duration_ns(_ON_THE_WIRE[op], nbytes, group_size=group_size, alpha_ns=alpha_ns, bytes_per_s=bytes_per_s)
+
+
+def steps(op: str, nbytes: int, *, group_size: int, root: int = 0) -> Iterator[Step]:
+    """The sends of each step; in step k of a broadcast those 2^k ranks that have the message send it on."""
+    if op != "broadcast":
+        yield from ring.steps(_ON_THE_WIRE[op], nbytes, group_size=group_size)
+        return
+    for step in range(num_steps(op, nbytes, group_size=group_size)):
+        reach = 2**step
+        yield tuple(
+            Send((root + position) % group_size, (root + position + reach) % group_size, nbytes)
+            for position in range(min(reach, group_size - reach))
+        )
+
+
+def _num_children(position: int, group_size: int) -> int:
+    """How often the rank at `position` (the root is 0) sends in a binomial tree of `group_size`."""
+    first = position.bit_length()
+    return sum(position + 2**step < group_size for step in range(first, (group_size - 1).bit_length()))

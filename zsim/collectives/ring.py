@@ -1,0 +1,106 @@
+"""The ring, as NCCL runs all-gather, reduce-scatter, all-reduce and broadcast: in closed form, and as explicit steps.
+
+A message of B bytes is cut into N chunks by the rule of `torch.chunk` (the last ones can be shorter or empty). In each
+step every rank sends one chunk to the next rank, so some rank always sends a full chunk of ceil(B/N) bytes, and every
+step takes as long as that one. Knows bytes and nanoseconds, no streams and no clusters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from zsim.sharding import shard, shard_size
+
+BROADCAST_SLICE_NBYTES = 4 * 2**20
+"""A broadcast goes down the chain in slices of this size, NCCL's buffer per channel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """`source` sends `nbytes` to `destination`; ranks are numbered within the group."""
+
+    source: int
+    destination: int
+    nbytes: int
+
+
+Step = tuple[Send, ...]
+
+
+def step_ns(nbytes: int, *, alpha_ns: int, bytes_per_s: int) -> int:
+    """α + nbytes/β in nanoseconds, rounded up once, and at least 1."""
+    return max(1, alpha_ns + -(-nbytes * 10**9 // bytes_per_s))
+
+
+def bytes_sent(op: str, nbytes: int, *, group_size: int, rank: int = 0, root: int = 0) -> int:
+    """Bytes that `rank` puts on the wire for a message of `nbytes` (the full, unsharded one).
+
+    M·(N−1)/N for all-gather and reduce-scatter and twice that for all-reduce when N divides M; otherwise a rank sends
+    all chunks but its own (reduce-scatter) or but its successor's (all-gather). In a broadcast every rank but the last
+    of the chain passes the whole message on.
+    """
+    if group_size == 1:
+        return 0
+    if op == "broadcast":
+        return 0 if (rank - root) % group_size == group_size - 1 else nbytes
+    own = shard(nbytes, num_shards=group_size, rank=rank).numel
+    next_rank = shard(nbytes, num_shards=group_size, rank=(rank + 1) % group_size).numel
+    sent = {"all_gather": nbytes - next_rank, "reduce_scatter": nbytes - own}
+    return sent[op] if op in sent else {"all_reduce": 2 * nbytes - own - next_rank}[op]
+
+
+def num_steps(op: str, nbytes: int, *, group_size: int) -> int:
+    """N−1 for all-gather and reduce-scatter, 2(N−1) for all-reduce, N−2 and one per slice for broadcast; 0 alone."""
+    if group_size == 1:
+        return 0
+    if op == "broadcast":
+        return group_size - 2 + _num_slices(nbytes)
+    return {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}[op] * (group_size - 1)
+
+
+def duration_ns(op: str, nbytes: int, *, group_size: int, alpha_ns: int, bytes_per_s: int) -> int:
+    """The closed form: steps times the time of the largest chunk (Thakur, Rabenseifner, Gropp 2005, ring terms)."""
+    parts = _num_slices(nbytes) if op == "broadcast" else group_size
+    chunk = shard_size(nbytes, parts)
+    one_step = step_ns(chunk, alpha_ns=alpha_ns, bytes_per_s=bytes_per_s)
+    return num_steps(op, nbytes, group_size=group_size) * one_step
+
+
+def steps(op: str, nbytes: int, *, group_size: int, root: int = 0) -> Iterator[Step]:
+    """The sends of each step; a step begins when all sends of the one before have arrived."""
+    if group_size == 1:
+        return
+    if op == "broadcast":
+        yield from _broadcast_steps(nbytes, group_size=group_size, root=root)
+        return
+    if op in ("reduce_scatter", "all_reduce"):
+        yield from _chunk_steps(nbytes, group_size=group_size, first=1)
+    if op in ("all_gather", "all_reduce"):
+        yield from _chunk_steps(nbytes, group_size=group_size, first=0)
+
+
+def _chunk_steps(nbytes: int, *, group_size: int, first: int) -> Iterator[Step]:
+    """In step s rank r sends chunk r − s − first; a reduce-scatter (first 1) ends with chunk r on rank r."""
+    chunks = [shard(nbytes, num_shards=group_size, rank=rank).numel for rank in range(group_size)]
+    for step in range(group_size - 1):
+        yield tuple(
+            Send(rank, (rank + 1) % group_size, chunks[(rank - step - first) % group_size])
+            for rank in range(group_size)
+        )
+
+
+def _num_slices(nbytes: int) -> int:
+    return max(1, shard_size(nbytes, BROADCAST_SLICE_NBYTES))
+
+
+def _broadcast_steps(nbytes: int, *, group_size: int, root: int) -> Iterator[Step]:
+    """Slice k leaves the chain's position p in step k + p; all slices but the last ones are of full size."""
+    num_slices = _num_slices(nbytes)
+    sizes = [shard(nbytes, num_shards=num_slices, rank=index).numel for index in range(num_slices)]
+    for step in range(group_size - 2 + num_slices):
+        positions = range(max(0, step - num_slices + 1), min(group_size - 1, step + 1))
+        yield tuple(
+            Send((root + position) % group_size, (root + position + 1) % group_size, sizes[step - position])
+            for position in positions
+        )

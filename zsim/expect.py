@@ -1,0 +1,137 @@
+"""What a scenario asserts of its own steady step: `[expect]` entries, read once and checked against figures of a Run.
+
+It knows how each figure is written (bytes, time, share, count) and nothing of how it is computed.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from zsim.errors import ScenarioError
+from zsim.units import (
+    OPERATORS,
+    UnitError,
+    format_bytes,
+    format_time,
+    holds,
+    parse_bytes,
+    parse_fraction,
+    parse_time,
+    split_comparison,
+)
+
+Number = int | float
+
+
+def _parse_count(text: str) -> int:
+    digits = text.replace(",", "").replace("_", "").strip()
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 18):
+        raise UnitError(where="quantity", expected='a whole number (as "<= 9")', found=f'"{text[:40]}"')
+    return int(digits)
+
+
+def _parse_exact_bytes(text: str) -> int:
+    return parse_bytes(text) if text.strip()[-1:].isalpha() else _parse_count(text)
+
+
+def _format_count(value: Number) -> str:
+    return f"{value:,}"
+
+
+def _format_exact_bytes(value: Number) -> str:
+    nbytes = int(value)
+    return f"{nbytes:,} B" if nbytes < 2**20 else f"{nbytes:,} B ({format_bytes(nbytes)})"
+
+
+def _format_time(value: Number) -> str:
+    return format_time(int(value))
+
+
+def _format_share(value: Number) -> str:
+    return f"{100 * value:.2f} %"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """How one figure is read from text, whether a bare integer will do, and how it is shown."""
+
+    parse: Callable[[str], Number]
+    show: Callable[[Number], str]
+    integer: bool = False
+
+
+_BYTES = Figure(parse=_parse_exact_bytes, show=_format_exact_bytes, integer=True)
+_COUNT = Figure(parse=_parse_count, show=_format_count, integer=True)
+_TIME = Figure(parse=parse_time, show=_format_time)
+_SHARE = Figure(parse=parse_fraction, show=_format_share)
+
+FIGURES: dict[str, Figure] = {
+    "peak_memory": _BYTES,
+    "peak_first_step": _BYTES,
+    "bytes_sent_per_rank": _BYTES,
+    "step_time": _TIME,
+    "exposed_communication": _SHARE,
+    "mfu": _SHARE,
+    "all_gathers": _COUNT,
+    "reduce_scatters": _COUNT,
+    "all_reduces": _COUNT,
+    "broadcasts": _COUNT,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expectation:
+    """One entry of `[expect]`: `name operator value`, and `text`, the right-hand side as it was written."""
+
+    name: str
+    operator: str
+    value: Number
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Whether an expectation held. `found` is text for people; "unsupported", and not ok, where there is none."""
+
+    name: str
+    expected: str
+    found: str
+    ok: bool
+
+
+def expectation(name: str, written: int | str) -> Expectation:
+    """The entry `name = written`; ScenarioError for an unknown figure, UnitError for a value that cannot be read."""
+    key = f"expect.{name[:60]}"
+    if name not in FIGURES:
+        near = difflib.get_close_matches(name, FIGURES, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(FIGURES)}"
+        raise ScenarioError((f"{key}: unknown key, {hint}",))
+    figure = FIGURES[name]
+    if isinstance(written, int):
+        if not figure.integer or written < 0:
+            raise ScenarioError((f"{key}: expected text with a unit, as \"<= 5 ms\" or \"<= 10 %\", found {written}",))
+        return Expectation(name=name, operator="==", value=written, text=f"{written:,}")
+    operator, quantity = split_comparison(written)
+    try:
+        value = figure.parse(quantity)
+    except UnitError as error:
+        raise ScenarioError((f"{key}: {error}, compared with one of {' '.join(OPERATORS)}",)) from None
+    return Expectation(name=name, operator=operator, value=value, text=written.strip())
+
+
+def check(expectations: tuple[Expectation, ...], *, found: Mapping[str, Number | None]) -> tuple[Verdict, ...]:
+    """One verdict per expectation, in order. `found` has numbers by name of `FIGURES`; absent or None is unsupported."""
+    return tuple(_verdict(item, found.get(item.name)) for item in expectations)
+
+
+def _verdict(item: Expectation, found: Number | None) -> Verdict:
+    if found is None:
+        return Verdict(name=item.name, expected=item.text, found="unsupported", ok=False)
+    return Verdict(
+        name=item.name,
+        expected=item.text,
+        found=FIGURES[item.name].show(found),
+        ok=holds(item.operator, found, item.value),
+    )

@@ -1,0 +1,212 @@
+"""Clusters: devices, links and nodes from preset files, each number with its source, and the graph they form.
+
+The bandwidths of links are what NCCL reaches on them, never data-sheet NVLink. A ClusterSpec is small whatever the
+number of nodes; its graph is built only when somebody asks for it. It knows no strategy and no collective.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Literal
+
+from zsim.errors import ScenarioError
+from zsim.units import parse_bytes, parse_flop_rate, parse_fraction, parse_rate, parse_time
+
+if TYPE_CHECKING:
+    import networkx
+
+Provenance = Literal["vendor sheet", "published", "source code", "measured", "assumed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One number of a preset as it was written, and where it comes from."""
+
+    key: str
+    text: str
+    provenance: Provenance
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """What one rank runs on: bytes of memory, bytes/s to it, dense peak FLOP/s by dtype, and the shares reached of both."""
+
+    name: str
+    memory: int
+    memory_bandwidth: int
+    float32: int
+    bfloat16: int
+    float16: int
+    matmul_efficiency: float
+    memory_efficiency: float
+
+    def peak_flops(self, dtype: str) -> int:
+        """Dense peak FLOP/s for matrix products of `dtype`."""
+        return {"float32": self.float32, "bfloat16": self.bfloat16, "float16": self.float16}[dtype]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """An edge: bytes/s in each direction, and nanoseconds of latency."""
+
+    bandwidth: int
+    latency: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Links:
+    """The kinds of edge. `fabric` joins device and switch of a node, `pcie` device, NIC and host, `rail` NIC and rail switch."""
+
+    fabric: Link
+    pcie: Link
+    host: Link
+    rail: Link
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overheads:
+    """Nanoseconds to launch a kernel on the device, to start a collective, and for the host to issue either."""
+
+    kernel: int
+    collective: int
+    issue_kernel: int
+    issue_collective: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Path:
+    """A ring over some ranks: mean latency of its hops, rounded up, and bytes/s of its narrowest hop."""
+
+    alpha_ns: int
+    bytes_per_s: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSpec:
+    """`num_nodes` nodes of one preset, and how many of their devices have a rank (packed into nodes, in rank order)."""
+
+    name: str
+    description: str
+    kind: Literal["cpu", "cuda"]
+    collectives: str
+    """The library of collectives: a name in `zsim.collectives.ALGORITHMS`."""
+    devices_per_node: int
+    nics_per_node: int
+    num_nodes: int
+    num_ranks: int
+    device: Device
+    links: Links
+    overheads: Overheads
+    figures: tuple[Figure, ...] = field(repr=False)
+
+    def node_of(self, rank: int) -> int:
+        """The node that `rank` runs on."""
+        return rank // self.devices_per_node
+
+    def path(self, ranks: tuple[int, ...]) -> Path:
+        """The ring over `ranks` in their order, all members of a node next to one another.
+
+        In a node each rank has the fabric for itself. A ring that leaves the node runs as one channel per NIC, rail by
+        rail; its members bring their own share of the node's NICs, since the node's other ranks form like groups that
+        use theirs at the same time.
+        """
+        per_node: dict[int, int] = {}
+        for rank in ranks:
+            per_node[self.node_of(rank)] = per_node.get(self.node_of(rank), 0) + 1
+        inside = 2 * self.links.fabric.latency
+        if len(per_node) <= 1:
+            return Path(alpha_ns=inside, bytes_per_s=self.links.fabric.bandwidth)
+        outside = 2 * (2 * self.links.pcie.latency + self.links.rail.latency)
+        hops = len(ranks)
+        alpha = -(-((hops - len(per_node)) * inside + len(per_node) * outside) // hops)
+        nic = min(self.links.pcie.bandwidth, self.links.rail.bandwidth)
+        rails = min(per_node.values()) * nic * self.nics_per_node // self.devices_per_node
+        widest = min(rails, self.links.fabric.bandwidth) if max(per_node.values()) > 1 else rails
+        return Path(alpha_ns=alpha, bytes_per_s=widest)
+
+    def graph(self) -> networkx.Graph:
+        """The cluster as a graph: nodes with `kind` gpu, switch, pcie, nic, rail or host; edges with bandwidth and latency."""
+        return _graph(self)
+
+
+def clusters() -> tuple[str, ...]:
+    """The names of all cluster presets, sorted."""
+    folder = files("zsim") / "presets" / "clusters"
+    return tuple(sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")))
+
+
+def load_cluster(name: str, *, nodes: int = 1, ranks: int | None = None) -> ClusterSpec:
+    """`nodes` nodes of the preset `name`, with a rank on each device or on the first `ranks` of them.
+
+    A CPU host has as many devices as it has ranks. ScenarioError for an unknown name or for more ranks than devices.
+    """
+    if name not in clusters():
+        near = difflib.get_close_matches(name, clusters(), n=1)
+        hint = f", did you mean {near[0]}?" if near else "; `zsim list clusters` names them"
+        raise ScenarioError((f'cluster.preset: unknown cluster "{name[:60]}"{hint}',))
+    table = _preset(name)
+    per_node = int(table["devices_per_node"])
+    if table["kind"] == "cpu":
+        per_node = -(-(ranks or nodes) // nodes)
+    num_ranks = nodes * per_node if ranks is None else ranks
+    if not 1 <= num_ranks <= nodes * per_node:
+        raise ScenarioError(
+            (f"cluster.ranks: expected 1 to {nodes * per_node}, the devices of {nodes} × {name}, found {num_ranks}",)
+        )
+    return ClusterSpec(
+        name=name,
+        description=table["description"],
+        kind=table["kind"],
+        collectives=table["collectives"],
+        devices_per_node=per_node,
+        nics_per_node=table["nics_per_node"],
+        num_nodes=nodes,
+        num_ranks=num_ranks,
+        device=Device(name=table["device"]["name"], **_values("device", table["device"])),
+        links=Links(**{kind: Link(**_values(f"links.{kind}", link)) for kind, link in table["links"].items()}),
+        overheads=Overheads(**_values("overheads", table["overheads"])),
+        figures=tuple(_figures("", table)),
+    )
+
+
+@cache
+def _preset(name: str) -> dict[str, Any]:
+    return tomllib.loads((files("zsim") / "presets" / "clusters" / f"{name}.toml").read_text())
+
+
+_PARSERS: dict[str, Callable[[str], int | float]] = {
+    "memory": parse_bytes,
+    "memory_bandwidth": parse_rate,
+    "bandwidth": parse_rate,
+    "float32": parse_flop_rate,
+    "bfloat16": parse_flop_rate,
+    "float16": parse_flop_rate,
+    "matmul_efficiency": parse_fraction,
+    "memory_efficiency": parse_fraction,
+    "latency": parse_time,
+} | {overhead.name: parse_time for overhead in fields(Overheads)}
+
+
+def _values(table_name: str, table: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of one table of a preset; keys without a source, such as names, are left out."""
+    del table_name
+    return {key: _PARSERS[key](entry["value"]) for key, entry in table.items() if isinstance(entry, dict)}
+
+
+def _figures(prefix: str, table: Mapping[str, Any]) -> list[Figure]:
+    found: list[Figure] = []
+    for key, entry in table.items():
+        if not isinstance(entry, dict):
+            continue
+        if "value" in entry:
+            text, provenance, source = entry["value"], entry["provenance"], entry["source"]
+            found.append(Figure(key=f"{prefix}{key}", text=text, provenance=provenance, source=source))
+        else:
+            found += _figures(f"{prefix}{key}.", entry)
+    return found

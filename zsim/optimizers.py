@@ -1,0 +1,103 @@
+"""What torch's optimizers keep and what a step of theirs allocates, by implementation: AdamW and SGD; foreach, for-loop, fused.
+
+A parameter is known by its element count alone, so shards, padded flat buffers and whole parameters are all alike.
+Seen with a dispatch-level meter on torch 2.13. Sources: torch/optim/adam.py, sgd.py. This module knows no strategy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from zsim.program import Alloc, Free, Kernel, MemoryEvent
+from zsim.training import DTYPE_NBYTES, Optimizer
+
+STEP_NBYTES = 4
+"""torch keeps AdamW's step counter as one float32 per parameter."""
+
+
+def state_names(optimizer: Optimizer) -> tuple[str, ...]:
+    """The states of the size of their parameter, in the order in which torch makes them."""
+    if optimizer.name == "adamw":
+        return ("exp_avg", "exp_avg_sq")
+    return ("momentum_buffer",) if optimizer.momentum else ()
+
+
+def step_nbytes(optimizer: Optimizer, *, device: str) -> int:
+    """Bytes of AdamW's step counter on the device; on CUDA only the fused implementation keeps it there, not in host memory."""
+    on_device = device == "cpu" or optimizer.implementation == "fused"
+    return STEP_NBYTES if optimizer.name == "adamw" and on_device else 0
+
+
+def states(numels: Sequence[int], *, optimizer: Optimizer, dtype: str, device: str, owner: str) -> tuple[Alloc, ...]:
+    """The state buffers that the first step makes, in its order: per parameter the step counter, then full-size states.
+
+    `numels` are the elements of each parameter that this rank steps (a shard, a flat buffer, a whole parameter); an
+    empty one still has a step counter. States have the `dtype` of the parameter. Buffers are called
+    "<owner>.<place>.<state>", with `owner` unique within the rank.
+    """
+    return tuple(_states(numels, optimizer=optimizer, dtype=dtype, device=device, owner=owner))
+
+
+def _states(numels: Sequence[int], *, optimizer: Optimizer, dtype: str, device: str, owner: str) -> Iterator[Alloc]:
+    step = step_nbytes(optimizer, device=device)
+    for place, numel in enumerate(numels):
+        if step:
+            yield Alloc(f"{owner}.{place}.step", "optimizer_states", step)
+        for name in state_names(optimizer):
+            if numel:
+                yield Alloc(f"{owner}.{place}.{name}", "optimizer_states", numel * DTYPE_NBYTES[dtype])
+
+
+def step_memory(
+    numels: Sequence[int], *, optimizer: Optimizer, dtype: str, owner: str, first: bool = False
+) -> tuple[MemoryEvent, ...]:
+    """The temporaries of one `optimizer.step()`, in order; all of them are freed by its end.
+
+    foreach: one set as large as all parameters (the square roots of AdamW, the decayed gradients of SGD). for-loop:
+    AdamW's square root and its quotient, of which the quotient outlives the next parameter's; SGD's decayed gradient.
+    fused: none. `first`: the first step, in which momentum SGD makes its buffers by copying.
+    """
+    sizes = [(f"{owner}.{place}", numel * DTYPE_NBYTES[dtype]) for place, numel in enumerate(numels) if numel]
+    if optimizer.implementation == "fused" or (optimizer.name == "sgd" and not optimizer.weight_decay):
+        return ()
+    if optimizer.implementation == "foreach":
+        return _set(sizes)
+    return tuple(_adamw_loop(sizes)) if optimizer.name == "adamw" else tuple(_sgd_loop(sizes))
+
+
+def _set(sizes: list[tuple[str, int]]) -> tuple[MemoryEvent, ...]:
+    made = tuple(Alloc(f"{name}.temporary", "temporaries", nbytes) for name, nbytes in sizes)
+    return (*made, *(Free(alloc.buffer) for alloc in reversed(made)))
+
+
+def _adamw_loop(sizes: Iterable[tuple[str, int]]) -> Iterator[MemoryEvent]:
+    previous = ""
+    for name, nbytes in sizes:
+        yield Alloc(f"{name}.root", "temporaries", nbytes)
+        yield Alloc(f"{name}.quotient", "temporaries", nbytes)
+        yield Free(f"{name}.root")
+        if previous:
+            yield Free(f"{previous}.quotient")
+        previous = name
+    if previous:
+        yield Free(f"{previous}.quotient")
+
+
+def _sgd_loop(sizes: Iterable[tuple[str, int]]) -> Iterator[MemoryEvent]:
+    for name, nbytes in sizes:
+        yield Alloc(f"{name}.temporary", "temporaries", nbytes)
+        yield Free(f"{name}.temporary")
+
+
+def kernels(numels: Sequence[int], *, optimizer: Optimizer, dtype: str) -> tuple[Kernel, ...]:
+    """The work of one step: what it must read and write (parameter, gradient, states), times the passes it makes.
+
+    A fused step is one pass: the parameter and its states read and written, the gradient read. foreach and for-loop
+    read and write each operand once per aten call; for AdamW these are decay, two moments, root, quotient and update.
+    """
+    numel = sum(numels)
+    num_states = len(state_names(optimizer))
+    fused = 3 + 2 * num_states
+    accesses = fused if optimizer.implementation == "fused" else {0: 6, 1: 9, 2: 18}[num_states]
+    flops = {0: 4, 1: 6, 2: 14}[num_states] * numel
+    return (Kernel(optimizer.name, flops, accesses * numel * DTYPE_NBYTES[dtype], dtype),)

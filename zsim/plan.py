@@ -1,0 +1,35 @@
+"""From a scenario to its Program: the model is lowered for batch, dtype and device, and the strategy arranges it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from zsim import tape
+from zsim import training as kinds
+from zsim.program import Program
+from zsim.scenario import Scenario
+from zsim.strategies import STRATEGIES
+
+Device = Literal["cpu", "cuda"]
+
+
+def training(scenario: Scenario, *, device: Device) -> kinds.Training:
+    """What the strategy is given: the scenario's model lowered for `device`, and the scenario's choices."""
+    dtype = scenario.precision.parameters
+    casts_input = STRATEGIES[scenario.strategy].casts_input and dtype != "float32"
+    modules = tape.lower(scenario.model, batch=scenario.batch, dtype=dtype, casts_input=casts_input)
+    return kinds.Training(
+        model=scenario.model,
+        modules=modules,
+        batch=scenario.batch,
+        precision=scenario.precision,
+        optimizer=scenario.optimizer,
+        sync=scenario.sync,
+        device=device,
+    )
+
+
+def plan(scenario: Scenario, *, device: Device) -> Program:
+    """The Program of the scenario's strategy on its mesh; a ZsimError where its options do not fit."""
+    strategy = STRATEGIES[scenario.strategy]
+    return strategy.plan(training(scenario, device=device), mesh=scenario.mesh, options=scenario.options)

@@ -1,0 +1,92 @@
+"""A Run as a JSON file and back, to the last field: what `--save` writes and `zsim compare` reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from zsim.errors import ZsimError
+from zsim.run import SCHEMA_VERSION, Run
+
+MAX_SAVED_BYTES = 4 * 1024**3
+
+
+class SavedRunError(ZsimError):
+    """A file that is not a saved Run."""
+
+
+def dump(run: Run) -> str:
+    """The Run as JSON text; equal Runs give equal bytes."""
+    return json.dumps({"schema_version": SCHEMA_VERSION, "run": _plain(run)}, indent=1, sort_keys=True) + "\n"
+
+
+def save(run: Run, path: Path) -> None:
+    """Write `dump(run)` to `path`, making its folder."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(dump(run), encoding="utf-8")
+    except OSError as error:
+        raise SavedRunError(where=str(path), expected="a file that can be written", found=str(error.strerror)) from None
+
+
+def load(path: Path) -> Run:
+    """The Run in a saved file; SavedRunError when it is none, or of another schema version."""
+    try:
+        with path.open("rb") as file:
+            table = json.loads(file.read(MAX_SAVED_BYTES))
+    except OSError as error:
+        raise SavedRunError(where=str(path), expected="a saved Run", found=str(error.strerror)) from None
+    except (ValueError, RecursionError):
+        raise _not_a_run(path, "no JSON") from None
+    if not isinstance(table, dict) or "run" not in table:
+        raise _not_a_run(path, "other JSON")
+    if table.get("schema_version") != SCHEMA_VERSION:
+        raise _not_a_run(path, f"schema_version {str(table.get('schema_version'))[:20]}, this is {SCHEMA_VERSION}")
+    try:
+        run = _typed(Run, table["run"])
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise _not_a_run(path, f"a damaged one ({str(error)[:120]})") from None
+    assert isinstance(run, Run)
+    return run
+
+
+def _not_a_run(path: Path, found: str) -> SavedRunError:
+    remedy = "write one with `zsim run --save`"
+    return SavedRunError(where=str(path), expected="a saved Run", found=found, remedy=remedy)
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_plain(inner) for inner in value]
+    return value
+
+
+def _typed(kind: Any, value: Any) -> Any:
+    """`value`, as JSON has it, as the annotated type `kind`."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return None if value is None else _typed(next(part for part in arguments if part is not type(None)), value)
+    if is_dataclass(kind):
+        hints = get_type_hints(kind)
+        unknown = set(value) - set(hints)
+        if unknown:
+            raise ValueError(f"unknown key {min(unknown)}")
+        return kind(**{key: _typed(hints[key], inner) for key, inner in value.items()})  # type: ignore[operator]
+    if origin is tuple:
+        kinds = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
+        return tuple(_typed(part, inner) for part, inner in zip(kinds, value, strict=True))
+    if origin is not None and issubclass(origin, Mapping):
+        return {key: _typed(arguments[1], inner) for key, inner in value.items()}
+    if kind is float and isinstance(value, int):
+        return float(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise TypeError(f"expected {kind.__name__}, found {type(value).__name__}")
+    return value

@@ -1,0 +1,195 @@
+"""Shard math: who holds which elements. Pure functions on integers, used by every strategy and by the executor alike.
+
+Two layouts. FSDP2 cuts each parameter along dim 0 by the rule of `torch.chunk`; ZeRO concatenates a param group into
+one flat buffer and cuts that. Both pad to equal shards, and a shard can be empty. Nothing here knows bytes or time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from math import prod
+from typing import Literal
+
+from zsim.model import ParamGroup
+
+Granularity = Literal["unit", "parameter"] | int
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """The elements `start` to `stop`, without `stop`."""
+
+    start: int
+    stop: int
+
+    @property
+    def numel(self) -> int:
+        """How many elements it holds."""
+        return self.stop - self.start
+
+    def intersect(self, other: Interval) -> Interval:
+        """The elements that both hold; an empty interval when there are none."""
+        start = max(self.start, other.start)
+        return Interval(start, max(start, min(self.stop, other.stop)))
+
+
+def shard_size(n: int, num_shards: int) -> int:
+    """ceil(n / num_shards): the elements of a full shard, as in `torch.chunk`."""
+    return -(-n // num_shards)
+
+
+def padded_size(n: int, num_shards: int) -> int:
+    """`n` padded so that `num_shards` shards of equal size hold it."""
+    return shard_size(n, num_shards) * num_shards
+
+
+def shard(n: int, *, num_shards: int, rank: int) -> Interval:
+    """[min(r·s, n), min((r+1)·s, n)) with s = ceil(n / num_shards): what `rank` holds of `n` elements; can be empty."""
+    size = shard_size(n, num_shards)
+    return Interval(min(rank * size, n), min((rank + 1) * size, n))
+
+
+def shards(n: int, num_shards: int) -> tuple[Interval, ...]:
+    """Every rank's shard; together they hold each of the `n` elements once."""
+    return tuple(shard(n, num_shards=num_shards, rank=rank) for rank in range(num_shards))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dim0Layout:
+    """One parameter cut along dim 0 (FSDP2): each rank stores ceil(rows / num_shards) rows, padded."""
+
+    shape: tuple[int, ...]
+    num_shards: int
+
+    @property
+    def row_numel(self) -> int:
+        """Elements of one row."""
+        return prod(self.shape[1:])
+
+    @property
+    def shard_numel(self) -> int:
+        """Elements that every rank stores, padding included."""
+        return shard_size(self.shape[0], self.num_shards) * self.row_numel
+
+    @property
+    def padded_numel(self) -> int:
+        """Elements of the gathered parameter, padding included."""
+        return self.shard_numel * self.num_shards
+
+    def local_rows(self, rank: int) -> Interval:
+        """The rows of the parameter, without padding, that `rank` holds."""
+        return shard(self.shape[0], num_shards=self.num_shards, rank=rank)
+
+    def local_numel(self, rank: int) -> int:
+        """Elements of the parameter, without padding, that `rank` holds."""
+        return self.local_rows(rank).numel * self.row_numel
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The elements `interval` of the flattened parameter number `parameter`, at `offset` of the rank's shard."""
+
+    parameter: int
+    interval: Interval
+    offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlatLayout:
+    """Parameters of `numels` elements concatenated, padded at the end to `num_shards` and cut (ZeRO)."""
+
+    numels: tuple[int, ...]
+    num_shards: int
+
+    @property
+    def numel(self) -> int:
+        """Elements without padding."""
+        return sum(self.numels)
+
+    @property
+    def shard_numel(self) -> int:
+        """Elements that every rank stores, padding included."""
+        return shard_size(self.numel, self.num_shards)
+
+    @property
+    def padded_numel(self) -> int:
+        """Elements of the gathered buffer, padding included."""
+        return self.shard_numel * self.num_shards
+
+    def local(self, rank: int) -> Interval:
+        """The elements of the flat buffer, without padding, that `rank` holds."""
+        return shard(self.numel, num_shards=self.num_shards, rank=rank)
+
+    def pieces(self, rank: int) -> tuple[Piece, ...]:
+        """What `rank` holds of each parameter, in order; parameters it holds nothing of are left out."""
+        local = self.local(rank)
+        bounds = pairwise(accumulate(self.numels, initial=0))
+        cuts = ((index, start, local.intersect(Interval(start, stop))) for index, (start, stop) in enumerate(bounds))
+        return tuple(
+            Piece(index, Interval(cut.start - start, cut.stop - start), cut.start - local.start)
+            for index, start, cut in cuts
+            if cut.numel
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Elements that move, or stay when both ranks are one, when the number of shards changes."""
+
+    source: int
+    destination: int
+    interval: Interval
+
+
+def reshard(n: int, *, old: int, new: int) -> tuple[Transfer, ...]:
+    """How `n` elements go from `old` shards to `new` ones, in element order; each element moves once."""
+    transfers, position = [], 0
+    while position < n:
+        source, destination = position // shard_size(n, old), position // shard_size(n, new)
+        stop = min(shard(n, num_shards=old, rank=source).stop, shard(n, num_shards=new, rank=destination).stop)
+        transfers.append(Transfer(source, destination, Interval(position, stop)))
+        position = stop
+    return tuple(transfers)
+
+
+def regroup(
+    units: Iterable[ParamGroup], *, granularity: Granularity, element_nbytes: int = 1
+) -> tuple[ParamGroup, ...]:
+    """The param groups that are sharded and reduced together.
+
+    "unit" keeps the units; "parameter" makes a group of each parameter; a number of bytes packs consecutive parameters,
+    across units, and closes a bucket once it has reached that size (the rule of torch's DDP). New groups bear the name
+    of their first parameter, so that no two share a name.
+    """
+    if granularity == "unit":
+        return tuple(units)
+    cap = 0 if granularity == "parameter" else int(granularity)
+    return tuple(_buckets(units, cap=cap, element_nbytes=element_nbytes))
+
+
+def _buckets(units: Iterable[ParamGroup], *, cap: int, element_nbytes: int) -> Iterator[ParamGroup]:
+    bucket, nbytes = [], 0
+    for parameter in (parameter for unit in units for parameter in unit.parameters):
+        bucket.append(parameter)
+        nbytes += parameter.numel * element_nbytes
+        if nbytes >= cap:
+            yield ParamGroup(fqn=bucket[0].fqn, parameters=tuple(bucket))
+            bucket, nbytes = [], 0
+    if bucket:
+        yield ParamGroup(fqn=bucket[0].fqn, parameters=tuple(bucket))
+
+
+def greedy_owners(numels: Sequence[int], *, num_ranks: int) -> tuple[int, ...]:
+    """The rank that owns each parameter under torch's ZeroRedundancyOptimizer.
+
+    Largest first (equal ones in their order), each to the rank with the fewest elements so far, the lowest rank on a
+    tie. Source: torch/distributed/optim/zero_redundancy_optimizer.py, `_partition_parameters`.
+    """
+    totals = [0] * num_ranks
+    owners = [0] * len(numels)
+    for index in sorted(range(len(numels)), key=lambda index: -numels[index]):
+        owners[index] = totals.index(min(totals))
+        totals[owners[index]] += numels[index]
+    return tuple(owners)
