@@ -32,6 +32,7 @@ class MemoryMeter(TorchDispatchMode):
         self.peak = 0
         self.events: list[tuple[str, int]] | None = [] if log else None
         self._live: dict[int, int] = {}
+        self._away = False
 
     def reset_peak(self) -> None:
         """Start a new peak at what is allocated now."""
@@ -64,9 +65,10 @@ class MemoryMeter(TorchDispatchMode):
     def _register_storage(self, storage: torch.UntypedStorage, label: str) -> None:
         key = id(storage)
         if key not in self._live:
-            self._live[key] = storage.nbytes()
+            nbytes = 0 if self._away else storage.nbytes()
+            self._live[key] = nbytes
             weakref.finalize(storage, self._forget, key, label).atexit = False
-            self._change(storage.nbytes(), label)
+            self._change(nbytes, label)
 
     def _forget(self, key: int, label: str) -> None:
         self._change(-self._live.pop(key, 0), f"free {label}")
@@ -103,6 +105,16 @@ class MemoryMeter(TorchDispatchMode):
     ) -> None:
         super().__exit__(kind, error, trace)
         torch.UntypedStorage.resize_ = self._original_resize  # type: ignore[method-assign]
+
+    @contextmanager
+    def looking_away(self) -> Iterator[None]:
+        """Storages made inside, and views of them made later, count nothing."""
+        before, peak, events = self.allocated, self.peak, self.events
+        self._away = True
+        self.events = None
+        yield
+        self._away = False
+        self.allocated, self.peak, self.events = before, peak, events
 
     @contextmanager
     def span(self) -> Iterator[dict[str, int]]:

@@ -22,3 +22,11 @@ def is_dtensor_type(kind: type) -> bool:
 def fake_store() -> dist.Store:
     """The store of the fake process group, whose collectives return at once and move nothing."""
     return FakeStore()  # type: ignore[no-any-return, no-untyped-call]
+
+
+def group_name(arguments: tuple[object, ...]) -> str:
+    """The name of the process group among a c10d operator's arguments, "" if there is none."""
+    for argument in arguments:
+        if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):  # type: ignore[attr-defined]
+            return str(dist.ProcessGroup.unbox(argument).group_name)  # type: ignore[attr-defined]
+    return ""

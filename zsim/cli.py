@@ -1,6 +1,7 @@
 """The command line `zsim`: reads arguments, calls a command, turns errors into words and exit codes.
 
-0 fine, 1 a verdict failed, 2 bad usage or bad scenario, 3 backend not available. It imports nothing heavy until a command needs it.
+0 fine, 1 a verdict failed, 2 bad usage or bad scenario, 3 backend not available. Nothing heavy is imported until a
+command needs it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
     _scenarios(run)
     run.add_argument("--backend", default="sim", help="sim (default), fake, gloo, nccl, or another that is installed")
     run.add_argument("--save", metavar="FILE", help="write the Run as JSON; with several scenarios a folder")
-    run.add_argument("--trace", metavar="FILE", help="write a trace for Perfetto or chrome://tracing (.json or .json.gz)")
+    run.add_argument("--trace", metavar="FILE", help="write a trace for Perfetto or Chrome (.json or .json.gz)")
     _how(run)
     validate = commands.add_parser(
         "validate", help="simulate, run for real, compare: the main job", allow_abbrev=False
@@ -67,7 +68,7 @@ def _how(command: argparse.ArgumentParser) -> None:
     command.add_argument("--ranks", type=_ranks, metavar="0,7", help="the ranks to observe (default: first and last)")
     command.add_argument("--all-ranks", action="store_true", help="every rank, also those that are alike")
     command.add_argument("--interpreter", choices=("executor", "observer"), help="how a real backend runs it")
-    command.add_argument("--timeout", type=_seconds, default=120.0, metavar="S", help="seconds until a rank hangs (120)")
+    command.add_argument("--timeout", type=_seconds, default=120.0, metavar="S", help="until a rank hangs (120)")
 
 
 def _ranks(text: str) -> tuple[int, ...]:

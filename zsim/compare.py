@@ -106,7 +106,7 @@ def _representative(run: Run, rank: int) -> RankRun | None:
 
 
 def _key(record: CollectiveRecord, world_size: int) -> tuple[str, str, int]:
-    group = "world" if record.group_size == world_size else record.group
+    group = "world" if record.group_size == world_size else record.group.partition(":")[0]
     return (record.op, group, record.group_size)
 
 

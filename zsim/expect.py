@@ -122,7 +122,7 @@ def expectation(name: str, written: int | str) -> Expectation:
 
 
 def check(expectations: tuple[Expectation, ...], *, found: Mapping[str, Number | None]) -> tuple[Verdict, ...]:
-    """One verdict per expectation, in order. `found` has numbers by name of `FIGURES`; absent or None is unsupported."""
+    """One verdict per expectation, in order. `found` has numbers by name of `FIGURES`; None or absent: unsupported."""
     return tuple(_verdict(item, found.get(item.name)) for item in expectations)
 
 

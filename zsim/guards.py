@@ -1,52 +1,110 @@
-"""Limits on scenario text before any parser sees it, so that a hostile file costs nothing.
+"""What a hostile scenario file may try, refused before it costs anything: size, depth, long numbers, too much work.
 
 The standard TOML parser takes time quadratic in the depth of a dotted key and recurses into nested brackets; both are
-bounded here by one linear scan. Knows text only.
+bounded here by one linear scan of the text. It knows text and numbers only.
 """
 
 from __future__ import annotations
 
+import math
+import re
+
 from zsim.errors import ScenarioError
 
 MAX_BYTES = 256 * 1024
-MAX_DOTS = 16
+MAX_KEY_PARTS = 8
 MAX_NESTING = 16
-MAX_DIGITS = 40
+MAX_INT = 2**63 - 1
+MAX_LAYERS = 4096
+MAX_WORK = 20_000_000
+"""Ranks × units × micro-batches of one scenario beyond which it is refused before any simulation."""
+MAX_WORK_ALL_RANKS = 4_000_000
+"""The same where every rank is simulated by itself."""
+
+_SPECIAL = re.compile(r"""["'#\[\]{}.=,\n]""")
 
 
 def check_text(data: bytes, *, where: str) -> str:
     """The text of a scenario file; ScenarioError when it is too large, not UTF-8, or nested too deeply."""
     if len(data) > MAX_BYTES:
-        raise ScenarioError((f"{where}: expected at most {MAX_BYTES:,} bytes, found {len(data):,}",))
+        raise ScenarioError((f"{where}: expected at most {MAX_BYTES:,} bytes, found more",))
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
-        raise ScenarioError((f"{where}: expected UTF-8 text, found byte 0x{data[error.start]:02x}",)) from None
-    problems = [problem for number, line in enumerate(text.split("\n"), 1) for problem in _line_problems(line, number)]
-    depth = deepest = 0
-    for character in text:
-        if character in "[{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif character in "]}":
-            depth = max(0, depth - 1)
-    if deepest > MAX_NESTING:
-        problems.append(f"brackets nested {deepest} deep, expected at most {MAX_NESTING}")
-    if problems:
-        raise ScenarioError(tuple(f"{where}: {problem}" for problem in problems[:20]))
+        found = f"byte 0x{data[error.start]:02x} at {error.start}"
+        raise ScenarioError((f"{where}: expected UTF-8 text, found {found}",)) from None
+    problem = scan(text)
+    if problem:
+        raise ScenarioError((f"{where}: {problem}",))
     return text
 
 
-def _line_problems(line: str, number: int) -> list[str]:
-    problems = []
-    if line.count(".") > MAX_DOTS and '"' not in line and "#" not in line:
-        problems.append(f"line {number}: {line.count('.')} dots in one key, expected at most {MAX_DOTS}")
-    elif line.split("=")[0].count(".") > MAX_DOTS * 4:
-        problems.append(f"line {number}: a dotted key deeper than {MAX_DOTS * 4}")
-    run = 0
-    for character in line:
-        run = run + 1 if character.isdigit() or character == "_" else 0
-        if run > MAX_DIGITS:
-            problems.append(f"line {number}: a number of more than {MAX_DIGITS} digits")
-            break
-    return problems
+def scan(text: str) -> str:
+    """What is too deep in a TOML text, or "" when nothing is. Linear in its length; skips strings and comments."""
+    nesting = parts = position = 0
+    while match := _SPECIAL.search(text, position):
+        symbol, start, position = match[0], match.start(), match.end()
+        if symbol in "\"'":
+            position = _after_string(text, start)
+            if position < 0:
+                return f"line {_line(text, start)}: not TOML: a string begins here and does not end"
+        elif symbol == "#":
+            position = _find(text, "\n", position)
+        elif symbol == ".":
+            parts += 1
+        else:
+            parts = 0
+            nesting = max(0, nesting + (symbol in "[{") - (symbol in "]}"))
+        if parts >= MAX_KEY_PARTS:
+            return f"line {_line(text, start)}: expected keys of at most {MAX_KEY_PARTS} parts, found a longer one"
+        if nesting > MAX_NESTING:
+            return f"line {_line(text, start)}: expected at most {MAX_NESTING} nested brackets, found more"
+    return ""
+
+
+def _line(text: str, position: int) -> int:
+    return text.count("\n", 0, position) + 1
+
+
+def _find(text: str, wanted: str, start: int) -> int:
+    found = text.find(wanted, start)
+    return len(text) if found < 0 else found
+
+
+def _after_string(text: str, start: int) -> int:
+    """The position after the string that begins at `start`, or -1 when it does not end."""
+    quote = text[start]
+    triple = text.startswith(quote * 3, start)
+    mark = quote * 3 if triple else quote
+    position = start + len(mark)
+    limit = len(text) if triple else _find(text, "\n", position)
+    while (end := text.find(mark, position, limit)) >= 0:
+        escape = text.find("\\", position, end) if quote == '"' else -1
+        if escape < 0:
+            return end + len(mark)
+        position = escape + 2
+    return -1
+
+
+def number_problems(value: object, key: str = "") -> tuple[str, ...]:
+    """One line for each key below `value` whose number is not finite or does not fit 64 bits."""
+    if isinstance(value, dict):
+        parts = [number_problems(inner, f"{key}.{name}" if key else str(name)) for name, inner in value.items()]
+        return tuple(problem for part in parts for problem in part)
+    if isinstance(value, list):
+        parts = [number_problems(inner, f"{key}[{i}]") for i, inner in enumerate(value)]
+        return tuple(problem for part in parts for problem in part)
+    if isinstance(value, float) and not math.isfinite(value):
+        return (f"{key[:100]}: expected a finite number, found {value}",)
+    if isinstance(value, int) and not -MAX_INT <= value <= MAX_INT:
+        return (f"{key[:100]}: expected an integer of at most 64 bits, found a longer one",)
+    return ()
+
+
+def work_problem(*, world_size: int, num_units: int, accumulation: int, all_ranks: bool = False) -> str:
+    """Why a scenario is too much to simulate, or "" when it is not."""
+    work, limit = world_size * num_units * accumulation, MAX_WORK_ALL_RANKS if all_ranks else MAX_WORK
+    if work <= limit:
+        return ""
+    product = f"{world_size:,} × {num_units:,} × {accumulation:,} = {work:,}"
+    return f"expected ranks × units × micro-batches of at most {limit:,}, found {product}; take fewer of one of them"

@@ -35,7 +35,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """What one rank runs on: bytes of memory, bytes/s to it, dense peak FLOP/s by dtype, and the shares reached of both."""
+    """What a rank runs on: bytes of memory, bytes/s to it, dense peak FLOP/s by dtype, the shares reached of both."""
 
     name: str
     memory: int
@@ -61,7 +61,8 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """The kinds of edge. `fabric` joins device and switch of a node, `pcie` device, NIC and host, `rail` NIC and rail switch."""
+    """The kinds of edge: `fabric` from device to the node's switch, `pcie` from device or NIC to PCIe switch, `host`
+    from PCIe switch to host memory, `rail` from NIC to rail switch."""
 
     fabric: Link
     pcie: Link
@@ -131,7 +132,7 @@ class ClusterSpec:
         return Path(alpha_ns=alpha, bytes_per_s=widest)
 
     def graph(self) -> networkx.Graph:
-        """The cluster as a graph: nodes with `kind` gpu, switch, pcie, nic, rail or host; edges with bandwidth and latency."""
+        """The cluster; nodes have `kind` (gpu, switch, pcie, nic, rail, host), edges `bandwidth` and `latency_ns`."""
         return _graph(self)
 
 
@@ -168,9 +169,9 @@ def load_cluster(name: str, *, nodes: int = 1, ranks: int | None = None) -> Clus
         nics_per_node=table["nics_per_node"],
         num_nodes=nodes,
         num_ranks=num_ranks,
-        device=Device(name=table["device"]["name"], **_values("device", table["device"])),
-        links=Links(**{kind: Link(**_values(f"links.{kind}", link)) for kind, link in table["links"].items()}),
-        overheads=Overheads(**_values("overheads", table["overheads"])),
+        device=Device(name=table["device"]["name"], **_values(table["device"])),
+        links=Links(**{kind: Link(**_values(link)) for kind, link in table["links"].items()}),
+        overheads=Overheads(**_values(table["overheads"])),
         figures=tuple(_figures("", table)),
     )
 
@@ -180,7 +181,7 @@ def _preset(name: str) -> dict[str, Any]:
     return tomllib.loads((files("zsim") / "presets" / "clusters" / f"{name}.toml").read_text())
 
 
-_PARSERS: dict[str, Callable[[str], int | float]] = {
+_PARSERS: Mapping[str, Callable[[str], int | float]] = {
     "memory": parse_bytes,
     "memory_bandwidth": parse_rate,
     "bandwidth": parse_rate,
@@ -193,9 +194,8 @@ _PARSERS: dict[str, Callable[[str], int | float]] = {
 } | {overhead.name: parse_time for overhead in fields(Overheads)}
 
 
-def _values(table_name: str, table: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of one table of a preset; keys without a source, such as names, are left out."""
-    del table_name
+def _values(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of one table of a preset; what has no source, such as a name, is left out."""
     return {key: _PARSERS[key](entry["value"]) for key, entry in table.items() if isinstance(entry, dict)}
 
 
@@ -210,3 +210,33 @@ def _figures(prefix: str, table: Mapping[str, Any]) -> list[Figure]:
         else:
             found += _figures(f"{prefix}{key}.", entry)
     return found
+
+
+def _graph(cluster: ClusterSpec) -> networkx.Graph:
+    import networkx  # 60 ms, and only those who look at the graph need it
+
+    graph = networkx.Graph()
+    for node in range(cluster.num_nodes):
+        _add_node(graph, cluster, node)
+    return graph
+
+
+def _add_node(graph: networkx.Graph, cluster: ClusterSpec, node: int) -> None:
+    """One node: each device on the fabric and behind its NIC's PCIe switch, each NIC on the switch of its rail."""
+    links, num_switches = cluster.links, max(1, cluster.nics_per_node)
+
+    def join(kind_a: str, a: str, kind_b: str, b: str, link: Link) -> None:
+        graph.add_node(a, kind=kind_a)
+        graph.add_node(b, kind=kind_b)
+        graph.add_edge(a, b, bandwidth=link.bandwidth, latency_ns=link.latency)
+
+    for index in range(cluster.devices_per_node):
+        device = f"node{node}.gpu{index}"
+        pcie = f"node{node}.pcie{index * num_switches // cluster.devices_per_node}"
+        join("gpu", device, "switch", f"node{node}.switch", links.fabric)
+        join("gpu", device, "pcie", pcie, links.pcie)
+        join("pcie", pcie, "host", f"node{node}.host", links.host)
+    for index in range(cluster.nics_per_node):
+        nic = f"node{node}.nic{index}"
+        join("pcie", f"node{node}.pcie{index}", "nic", nic, links.pcie)
+        join("nic", nic, "rail", f"rail{index}", links.rail)

@@ -1,4 +1,4 @@
-"""What torch's optimizers keep and what a step of theirs allocates, by implementation: AdamW and SGD; foreach, for-loop, fused.
+"""What torch's optimizers keep, and what a step of theirs allocates: AdamW and SGD; foreach, for-loop and fused.
 
 A parameter is known by its element count alone, so shards, padded flat buffers and whole parameters are all alike.
 Seen with a dispatch-level meter on torch 2.13. Sources: torch/optim/adam.py, sgd.py. This module knows no strategy.
@@ -23,7 +23,7 @@ def state_names(optimizer: Optimizer) -> tuple[str, ...]:
 
 
 def step_nbytes(optimizer: Optimizer, *, device: str) -> int:
-    """Bytes of AdamW's step counter on the device; on CUDA only the fused implementation keeps it there, not in host memory."""
+    """Bytes of AdamW's step counter on the device; on CUDA all but the fused implementation keep it in host memory."""
     on_device = device == "cpu" or optimizer.implementation == "fused"
     return STEP_NBYTES if optimizer.name == "adamw" and on_device else 0
 
@@ -48,14 +48,12 @@ def _states(numels: Sequence[int], *, optimizer: Optimizer, dtype: str, device: 
                 yield Alloc(f"{owner}.{place}.{name}", "optimizer_states", numel * DTYPE_NBYTES[dtype])
 
 
-def step_memory(
-    numels: Sequence[int], *, optimizer: Optimizer, dtype: str, owner: str, first: bool = False
-) -> tuple[MemoryEvent, ...]:
+def step_memory(numels: Sequence[int], *, optimizer: Optimizer, dtype: str, owner: str) -> tuple[MemoryEvent, ...]:
     """The temporaries of one `optimizer.step()`, in order; all of them are freed by its end.
 
     foreach: one set as large as all parameters (the square roots of AdamW, the decayed gradients of SGD). for-loop:
     AdamW's square root and its quotient, of which the quotient outlives the next parameter's; SGD's decayed gradient.
-    fused: none. `first`: the first step, in which momentum SGD makes its buffers by copying.
+    fused: none.
     """
     sizes = [(f"{owner}.{place}", numel * DTYPE_NBYTES[dtype]) for place, numel in enumerate(numels) if numel]
     if optimizer.implementation == "fused" or (optimizer.name == "sgd" and not optimizer.weight_decay):

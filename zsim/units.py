@@ -48,8 +48,8 @@ def _parse(text: str, units: dict[str, Decimal], *, example: str) -> Decimal:
 
 
 def _remedy(number: str, unit: str, units: dict[str, Decimal]) -> str:
-    """How to mend a prefix without a unit, such as "80G", which leaves several open; "" when the unit is another error."""
-    meant = [known for known in units if known and unit in _PREFIX and known.startswith(unit)]
+    """What a prefix without a unit, such as "80G", could mean; "" for any other mistake."""
+    meant = [known for known in units if unit and unit in _PREFIX and known.startswith(unit)]
     return f"say which is meant: {' or '.join(f'{number} {known}' for known in meant)}" if meant else ""
 
 

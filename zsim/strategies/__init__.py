@@ -1,4 +1,7 @@
-"""The strategies by name: a pure function from a Training, a mesh and its own options to a Program. To add one, add a file and a line."""
+"""The strategies by name: each a pure function from a Training, a mesh and its options to a Program.
+
+To add one, add a file and a line.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from zsim.program import Program
+from zsim.strategies import ddp, fsdp2, hsdp, zero1, zero2, zero3, zero_redundancy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
     """`plan(training, mesh=…, options=…)`, the class of its options, and the mesh axes it uses, outermost first.
 
-    `casts_input`: with 2-byte parameters it casts floating-point inputs of the model itself, as fully_shard's policy does.
+    `casts_input`: with 2-byte parameters it casts floating-point inputs of the model itself, as fully_shard does.
     """
 
     plan: Callable[..., Program]
@@ -22,4 +26,12 @@ class Strategy:
     casts_input: bool = False
 
 
-STRATEGIES: dict[str, Strategy] = {}
+STRATEGIES: dict[str, Strategy] = {
+    "ddp": Strategy(plan=ddp.plan, options=ddp.Options, axes=("dp_replicate",)),
+    "zero1": Strategy(plan=zero1.plan, options=zero1.Options, axes=("dp_shard",)),
+    "zero2": Strategy(plan=zero2.plan, options=zero2.Options, axes=("dp_shard",)),
+    "zero3": Strategy(plan=zero3.plan, options=zero3.Options, axes=("dp_shard",)),
+    "fsdp2": Strategy(plan=fsdp2.plan, options=fsdp2.Options, axes=("dp_shard",), casts_input=True),
+    "hsdp": Strategy(plan=hsdp.plan, options=hsdp.Options, axes=("dp_replicate", "dp_shard"), casts_input=True),
+    "zero_redundancy": Strategy(plan=zero_redundancy.plan, options=zero_redundancy.Options, axes=("dp_replicate",)),
+}

@@ -1,0 +1,92 @@
+"""Small Programs and what can be read off them, for tests that hold Programs against formulas."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from zsim.collectives import ring
+from zsim.memory import Ledger
+from zsim.mesh import Mesh
+from zsim.model import ModelSpec, ParamGroup
+from zsim.models.gpt import GptSizes, build
+from zsim.program import COLLECTIVES, Alloc, Free, Op, Program
+from zsim.strategies import ddp
+from zsim.tape import lower
+from zsim.training import Batch, Precision, Training
+
+
+def small_model() -> ModelSpec:
+    """Three transformer blocks."""
+    sizes = GptSizes(num_layers=3, hidden_size=64, num_heads=4, vocabulary=256)
+    return build(sizes, name="small", sequence_length=64)
+
+
+def one_unit(model: ModelSpec) -> ModelSpec:
+    """`model` with all its parameters in the root's param group."""
+    modules = tuple(replace(module, unit="root") for module in model.modules)
+    return replace(model, modules=modules, units=(ParamGroup(fqn="root", parameters=model.parameters),))
+
+
+def small_training(model: ModelSpec | None = None) -> Training:
+    """The small model, or `model`, in bf16, reduced in bf16; every dim 0 divides by 8, so that nothing is padded."""
+    model = model or small_model()
+    batch = Batch(micro_batch=1, sequence_length=64)
+    assert all(parameter.shape[0] % 8 == 0 for parameter in model.parameters)
+    return Training(
+        model=model,
+        modules=lower(model, batch=batch, dtype="bfloat16"),
+        batch=batch,
+        precision=Precision(parameters="bfloat16", reduce="bfloat16"),
+    )
+
+
+def steady(program: Program) -> tuple[Op, ...]:
+    """The steady step of rank 0."""
+    return program.of_rank(0).steady
+
+
+def sent(program: Program, axis: str = "dp_shard") -> int:
+    """Bytes that rank 0 sends over rings of `axis` in the steady step."""
+    size = program.mesh.size(axis)
+    return sum(
+        ring.bytes_sent(op.kind, op.nbytes, group_size=size)
+        for op in steady(program)
+        if op.kind in COLLECTIVES and op.group == axis
+    )
+
+
+def parameter_bytes(training: Training) -> int:
+    """fΨ with f = 2."""
+    return 2 * training.model.num_parameters
+
+
+def peak_unsharded_bytes(program: Program) -> int:
+    """The most bytes of unsharded parameters alive in the steady step."""
+    live: dict[str, int] = {}
+    peak = 0
+    for event in (event for op in steady(program) for event in op.memory):
+        if isinstance(event, Alloc) and event.kind == "unsharded_parameters":
+            live[event.buffer] = event.nbytes
+        elif isinstance(event, Free):
+            live.pop(event.buffer, None)
+        peak = max(peak, sum(live.values()))
+    return peak
+
+
+def ddp_bytes(training: Training, n: int) -> int:
+    """What rank 0 sends in the steady step of the DDP Program on `n` ranks."""
+    program = ddp.plan(training, mesh=Mesh(dp_replicate=n), options=ddp.Options())
+    return sent(program, "dp_replicate")
+
+
+def model_state_bytes_before_the_optimizer(program: Program) -> int:
+    """Bytes of parameters, gradients and optimizer states of rank 0 when the steady step's optimizer begins."""
+    rank = program.of_rank(0)
+    until = next(op.index for op in rank.steady if op.kind == "optimizer")
+    ledger = Ledger()
+    for event in (event for op in (*rank.construction, *rank.first, *rank.steady[:until]) for event in op.memory):
+        if isinstance(event, Alloc):
+            ledger.allocate(event, where="test")
+        else:
+            ledger.free(event.buffer, where="test")
+    return sum(ledger.by_kind[kind] for kind in ("parameters", "gradients", "optimizer_states"))

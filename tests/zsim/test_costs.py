@@ -1,0 +1,101 @@
+"""Costs: the roofline by hand, collectives through the cluster's links, answers that no earlier question changes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.strategies import collectives
+from zsim.costs import Costs
+from zsim.hardware import load_cluster
+from zsim.program import Kernel, Op
+
+H100 = Costs(load_cluster("dgx-h100", nodes=4))
+
+
+def test_a_kernel_bound_by_arithmetic_takes_flops_over_the_rate_reached_and_a_launch() -> None:
+    rate = int(989e12 * 0.675)
+    kernel = Kernel("linear", 10**12, 10**6, "bfloat16")
+    assert H100.kernel_ns(kernel) == -(-(10**12) * 10**9 // rate) + 2000 == 1_499_960
+
+
+def test_a_kernel_bound_by_memory_takes_bytes_over_the_rate_reached_and_a_launch() -> None:
+    kernel = Kernel("residual", 0, 2_948_000_000, "bfloat16")
+    assert H100.kernel_ns(kernel) == 1_000_000 + 2000
+
+
+def test_float32_products_run_at_the_rate_of_float32() -> None:
+    kernel = Kernel("linear", 67 * 10**9, 0, "float32")
+    assert H100.kernel_ns(kernel) == -(-67 * 10**18 // int(67e12 * 0.675)) + 2000
+
+
+def test_an_op_takes_the_sum_of_its_kernels_and_nothing_takes_no_time() -> None:
+    kernels = (Kernel("gelu", 0, 10**6, "float32"), Kernel("linear", 10**9, 0, "float32"))
+    assert H100.compute_ns(kernels) == sum(H100.kernel_ns(kernel) for kernel in kernels)
+    assert H100.compute_ns(()) == 0
+
+
+def test_on_a_cpu_even_an_empty_kernel_takes_a_nanosecond() -> None:
+    assert Costs(load_cluster("cpu-gloo", ranks=2)).kernel_ns(Kernel("gelu", 0, 0, "float32")) == 1
+
+
+def test_an_all_gather_in_a_node_takes_its_ring_steps_and_the_start_of_a_collective() -> None:
+    nbytes = 256 * 2**20
+    chunk_ns = -(-nbytes // 8 * 10**9 // (360 * 10**9))
+    assert H100.collective_ns("all_gather", nbytes, tuple(range(8))) == 8400 + 7 * (3400 + chunk_ns)
+
+
+def test_one_rank_communicates_in_no_time() -> None:
+    assert H100.collective_ns("all_reduce", 10**9, (5,)) == 0
+
+
+def test_groups_of_the_same_size_in_other_places_are_told_apart() -> None:
+    costs = Costs(load_cluster("dgx-h100", nodes=4))
+    inside = costs.collective_ns("all_reduce", 2**20, (0, 1, 2, 3))
+    across = costs.collective_ns("all_reduce", 2**20, (0, 8, 16, 24))
+    assert inside < across
+    assert (inside, across) == tuple(
+        Costs(costs.cluster).collective_ns("all_reduce", 2**20, ranks) for ranks in ((0, 1, 2, 3), (0, 8, 16, 24))
+    )
+
+
+@given(
+    st.lists(
+        st.tuples(collectives, st.integers(0, 2**24), st.sampled_from([(0, 1), (0, 8), tuple(range(16)), (1, 9, 17)])),
+        max_size=12,
+    )
+)
+def test_what_was_asked_before_changes_no_answer(questions: list[tuple[str, int, tuple[int, ...]]]) -> None:
+    costs = Costs(H100.cluster)
+    twice = [costs.collective_ns(*question) for question in questions + questions]
+    assert twice == [Costs(H100.cluster).collective_ns(*question) for question in questions] * 2
+
+
+def test_kernels_that_are_gone_do_not_answer_for_new_ones() -> None:
+    costs = Costs(H100.cluster)
+    found = [costs.compute_ns((Kernel("gelu", 0, size, "float32"),)) for size in range(0, 10**8, 10**6)]
+    assert found == [costs.kernel_ns(Kernel("gelu", 0, size, "float32")) for size in range(0, 10**8, 10**6)]
+
+
+def test_gloo_pays_twice_for_a_reduce_scatter() -> None:
+    costs = Costs(load_cluster("cpu-gloo", ranks=4))
+    assert costs.bytes_sent("reduce_scatter", 4000, group_size=4) == 6000
+    assert H100.bytes_sent("reduce_scatter", 4000, group_size=4) == 3000
+    ranks = (0, 1, 2, 3)
+    assert costs.collective_ns("reduce_scatter", 4000, ranks) == costs.collective_ns("all_reduce", 4000, ranks)
+
+
+@pytest.mark.parametrize(
+    ("op", "expected"),
+    [
+        (Op(index=0, kind="all_gather", unit="u", stream="all_gather", group="dp_shard", nbytes=8), 35_000),
+        (
+            Op(index=0, kind="forward", unit="u", stream="compute", kernels=(Kernel("gelu", 0, 8, "float32"),) * 3),
+            18_000,
+        ),
+        (Op(index=0, kind="free", unit="u", stream="host"), 0),
+    ],
+)
+def test_the_host_pays_per_collective_and_per_kernel(op: Op, expected: int) -> None:
+    assert H100.issue_ns(op) == expected

@@ -1,0 +1,124 @@
+"""Cluster presets: they load, every number has a source, and paths agree with the graph."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import networkx
+import pytest
+
+from zsim.collectives import ALGORITHMS
+from zsim.errors import ScenarioError
+from zsim.hardware import Figure, Path, clusters, load_cluster
+
+NAMES = clusters()
+
+
+def test_the_presets_are_those_that_the_documentation_names() -> None:
+    assert NAMES == ("cpu-gloo", "dgx-a100", "dgx-a100-40", "dgx-b200", "dgx-h100", "dgx-h200", "p4d", "pcie-box")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_number_has_a_source_and_a_provenance(name: str) -> None:
+    cluster = load_cluster(name)
+    known = {"vendor sheet", "published", "source code", "measured", "assumed"}
+    assert len(cluster.figures) == 19
+    assert all(figure.source and figure.provenance in known for figure in cluster.figures)
+    assert cluster.collectives in ALGORITHMS
+    assert 0 < cluster.device.matmul_efficiency <= 1
+    assert 0 < cluster.device.memory_efficiency <= 1
+
+
+def test_a_figure_shows_what_the_file_says() -> None:
+    figures = {figure.key: figure for figure in load_cluster("dgx-h100").figures}
+    assert figures["device.bfloat16"] == Figure(
+        key="device.bfloat16",
+        text="989 TFLOP/s",
+        provenance="vendor sheet",
+        source="NVIDIA H100 data sheet, dense",
+    )
+    assert "data sheet 450 GB/s" in figures["links.fabric.bandwidth"].source
+
+
+def test_a_dgx_h100_has_the_link_rates_that_nccl_reaches() -> None:
+    cluster = load_cluster("dgx-h100", nodes=2)
+    assert (cluster.num_ranks, cluster.devices_per_node, cluster.kind) == (16, 8, "cuda")
+    assert cluster.path(tuple(range(8))) == Path(alpha_ns=3400, bytes_per_s=360 * 10**9)
+    assert cluster.path(tuple(range(16))) == Path(alpha_ns=4725, bytes_per_s=360 * 10**9)
+    assert cluster.path((3, 11)) == Path(alpha_ns=14000, bytes_per_s=48 * 10**9)
+
+
+@pytest.mark.parametrize(
+    ("name", "bus_bandwidth"), [("dgx-a100", 192), ("p4d", 48), ("dgx-h100", 360), ("dgx-b200", 384)]
+)
+def test_a_ring_over_whole_nodes_is_as_wide_as_all_its_rails_or_the_fabric(name: str, bus_bandwidth: int) -> None:
+    cluster = load_cluster(name, nodes=4)
+    assert cluster.path(tuple(range(32))).bytes_per_s == bus_bandwidth * 10**9
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "cpu-gloo"])
+@pytest.mark.parametrize("ranks", [(0, 1), (0, 8), tuple(range(8)), tuple(range(16)), (2, 10, 18)])
+def test_the_latency_of_a_path_is_the_mean_over_the_hops_of_the_graph(name: str, ranks: tuple[int, ...]) -> None:
+    cluster = load_cluster(name, nodes=3)
+    graph = cluster.graph()
+    without_fabric = graph.subgraph(node for node in graph if not node.endswith("switch"))
+    latencies = []
+    for source, destination in zip(ranks, (*ranks[1:], ranks[0]), strict=True):
+        here, there = f"node{source // 8}", f"node{destination // 8}"
+        if here == there:
+            route = [f"{here}.gpu{source % 8}", f"{here}.switch", f"{here}.gpu{destination % 8}"]
+        else:  # a ring enters the next node on the rail on which it left
+            route = networkx.shortest_path(without_fabric, f"{here}.gpu{source % 8}", f"{there}.gpu{source % 8}")
+        latencies.append(networkx.path_weight(graph, route, "latency_ns"))
+    assert cluster.path(ranks).alpha_ns == -(-sum(latencies) // len(ranks))
+
+
+def test_the_rails_of_two_nodes_carry_what_a_ring_over_them_needs() -> None:
+    graph = load_cluster("dgx-a100", nodes=2).graph()
+    inside = [node for node in graph if node.startswith("node0")]
+    crossing = networkx.edge_boundary(graph, inside)
+    assert sum(graph.edges[edge]["bandwidth"] for edge in crossing) == 192 * 10**9
+
+
+def test_the_graph_of_a_node_has_each_kind_of_part() -> None:
+    graph = load_cluster("p4d").graph()
+    kinds = networkx.get_node_attributes(graph, "kind")
+    counts = {kind: list(kinds.values()).count(kind) for kind in sorted(set(kinds.values()))}
+    assert counts == {"gpu": 8, "host": 1, "nic": 4, "pcie": 4, "rail": 4, "switch": 1}
+    assert networkx.is_connected(graph)
+
+
+def test_a_thousand_gpus_form_one_connected_graph() -> None:
+    graph = load_cluster("dgx-h100", nodes=128).graph()
+    assert sum(kind == "gpu" for kind in networkx.get_node_attributes(graph, "kind").values()) == 1024
+    assert networkx.is_connected(graph)
+
+
+def test_a_cpu_host_has_as_many_devices_as_ranks() -> None:
+    cluster = load_cluster("cpu-gloo", ranks=4)
+    assert (cluster.num_ranks, cluster.devices_per_node, cluster.num_nodes) == (4, 4, 1)
+    assert load_cluster("cpu-gloo", nodes=2, ranks=4).devices_per_node == 2
+    assert load_cluster("cpu-gloo").num_ranks == 1
+
+
+def test_a_part_of_a_node_can_be_used() -> None:
+    assert load_cluster("dgx-h100", ranks=2).num_ranks == 2
+
+
+def test_an_unknown_cluster_is_answered_with_the_nearest_name() -> None:
+    with pytest.raises(ScenarioError, match=r'^cluster.preset: unknown cluster "dgx-h10", did you mean dgx-h100\?$'):
+        load_cluster("dgx-h10")
+    with pytest.raises(ScenarioError, match=r"`zsim list clusters` names them$"):
+        load_cluster("%%%")
+
+
+def test_more_ranks_than_devices_are_refused() -> None:
+    message = "^cluster.ranks: expected 1 to 16, the devices of 2 × p4d, found 17$"
+    with pytest.raises(ScenarioError, match=message):
+        load_cluster("p4d", nodes=2, ranks=17)
+
+
+def test_loading_a_cluster_does_not_import_networkx() -> None:
+    code = "import sys, zsim.hardware as h; h.load_cluster('dgx-h100'); sys.exit('networkx' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

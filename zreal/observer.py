@@ -1,0 +1,117 @@
+"""Runs what torch itself has (fully_shard, DistributedDataParallel, ZeroRedundancyOptimizer) and records what it does.
+
+The subject issues, holds and frees as it likes; the observer only watches: collectives at the dispatcher, bytes with the meter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from zreal import modules
+from zreal.meters import MemoryMeter
+from zreal.recorder import CollectiveRecorder, GroupName
+from zreal.subjects import Subject
+from zreal.subjects.table import SUBJECTS
+from zsim.errors import ZsimError
+from zsim.run import MemoryRecord, PhaseRecord, RankRun
+from zsim.scenario import Scenario
+
+
+@dataclass(slots=True)
+class Observation:
+    """What one rank did: its record, and for parity its losses and whole parameters."""
+
+    run: RankRun
+    losses: list[float] = field(default_factory=list)
+    subject: Subject | None = None
+
+
+def device_mesh(scenario: Scenario, *, device: str) -> tuple[DeviceMesh, dict[str, GroupName]]:
+    """The scenario's mesh as torch has it (2-D when both axes are used), and c10d's group names as axes."""
+    mesh = scenario.mesh
+    sizes = [(axis, size) for axis, size in (("dp_replicate", mesh.dp_replicate), ("dp_shard", mesh.dp_shard))]
+    used = sizes if scenario.strategy == "hsdp" else [max(sizes, key=lambda item: item[1])]
+    torch_mesh = init_device_mesh(device, tuple(size for _, size in used), mesh_dim_names=tuple(axis for axis, _ in used))
+    groups = {
+        torch_mesh.get_group(axis).group_name: GroupName(axis, size)
+        for axis, size in used
+    }
+    return torch_mesh, groups
+
+
+def observe(
+    scenario: Scenario,
+    *,
+    rank: int,
+    device: str = "cpu",
+    progress: Callable[[str], None] = lambda _: None,
+) -> Observation:
+    """Train `scenario.steps` steps (at least 3) of the real subject on this rank. The process group must exist."""
+    steps = max(3, scenario.steps)
+    mesh, groups = device_mesh(scenario, device=device)
+    recorder = CollectiveRecorder(groups, world_size=scenario.world_size)
+    meter = MemoryMeter()
+    phases: dict[str, PhaseRecord] = {}
+    losses: list[float] = []
+    with meter, recorder:
+        with meter.span() as span:
+            model = modules.build(scenario.model, seed=scenario.seed)
+            subject = SUBJECTS[scenario.strategy](scenario, model, mesh)
+        phases["construction"] = PhaseRecord(collectives=recorder.take(), memory=_record(span))
+        for step in range(steps):
+            progress(f"step {step}")
+            batches = _batches(scenario, meter, rank=rank, step=step, dtype=subject.dtype, device=device)
+            with meter.span() as span:
+                losses.append(_train_step(scenario, subject, batches))
+            name = {0: "first", steps - 1: "steady"}.get(step)
+            collectives = recorder.take()
+            if name is not None:
+                phases[name] = PhaseRecord(collectives=collectives, memory=_record(span))
+    if scenario.world_size > 1 and not phases["steady"].collectives:
+        raise ZsimError(where=f"rank {rank}", expected="collectives in the steady step", found="none", remedy="report this")
+    return Observation(run=RankRun(rank=rank, phases=phases), losses=losses, subject=subject)
+
+
+def _record(span: dict[str, int]) -> MemoryRecord:
+    return MemoryRecord(start_bytes=span["start"], peak_bytes=span["peak"], end_bytes=span["end"])
+
+
+def _batches(
+    scenario: Scenario, meter: MemoryMeter, *, rank: int, step: int, dtype: str, device: str
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The step's inputs, made while the meter looks away: they are the user's, not the strategy's."""
+    with meter.looking_away():
+        return [
+            tuple(  # type: ignore[misc]
+                tensor.to(device)
+                for tensor in modules.inputs(
+                    scenario.model, scenario.batch, seed=scenario.seed, rank=rank, step=step, micro_batch=i, dtype=dtype
+                )
+            )
+            for i in range(scenario.batch.accumulation)
+        ]
+
+
+def _train_step(scenario: Scenario, subject: Subject, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
+    """Micro-batches, the optimizer's step, gradients to None. Returns the mean loss of this rank."""
+    total = 0.0
+    for i, (x, targets) in enumerate(batches):
+        sync = scenario.sync == "every" or i == len(batches) - 1
+        with subject.micro_batch(sync):
+            loss = subject.module(x, targets)
+            loss.backward()
+            total += loss.detach().item()
+            del loss
+    subject.optimizer.step()
+    subject.optimizer.zero_grad(set_to_none=True)
+    return total / len(batches)
+
+
+def barrier() -> None:
+    """Wait for every rank."""
+    dist.barrier()

@@ -1,0 +1,30 @@
+"""torch.optim by the scenario's words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from zsim.training import Optimizer
+
+
+def make_optimizer(settings: Optimizer, parameters: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
+    """AdamW or SGD over `parameters`, with the implementation that the scenario names."""
+    foreach, fused = settings.implementation == "foreach", settings.implementation == "fused"
+    if settings.name == "adamw":
+        return torch.optim.AdamW(
+            parameters,
+            lr=settings.learning_rate,
+            weight_decay=settings.weight_decay,
+            foreach=foreach,
+            fused=fused,
+        )
+    return torch.optim.SGD(
+        parameters,
+        lr=settings.learning_rate,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+        foreach=foreach,
+        fused=fused,
+    )

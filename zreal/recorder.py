@@ -1,0 +1,86 @@
+"""The collectives that torch really issues, seen at the dispatcher, in order: op, payload bytes, and the group's name.
+
+Patching `torch.distributed` functions misses what FSDP2 calls; every c10d op passes the dispatcher. Payloads: the output of an
+all-gather, the input of a reduce-scatter, the tensors of an all-reduce or broadcast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from zreal import torch_private
+from zsim.errors import ZsimError
+from zsim.run import CollectiveRecord
+
+_OPS: dict[str, tuple[str, int]] = {
+    "c10d::_allgather_base_": ("all_gather", 0),
+    "c10d::allgather_": ("all_gather", 0),
+    "c10d::allgather_into_tensor_coalesced_": ("all_gather", 0),
+    "c10d::_reduce_scatter_base_": ("reduce_scatter", 1),
+    "c10d::reduce_scatter_": ("reduce_scatter", 1),
+    "c10d::reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1),
+    "c10d::allreduce_": ("all_reduce", 0),
+    "c10d::allreduce_coalesced_": ("all_reduce", 0),
+    "c10d::broadcast_": ("broadcast", 0),
+}
+"""Dispatcher name to our word, and which argument is the payload."""
+
+_SILENT = frozenset({"c10d::barrier", "c10d::monitored_barrier_"})
+
+
+@dataclass(frozen=True, slots=True)
+class GroupName:
+    """A process group as a mesh axis."""
+
+    axis: str
+    size: int
+
+
+class CollectiveRecorder(TorchDispatchMode):
+    """Records every collective while active. `groups` maps c10d group names to mesh axes; others are called "world"."""
+
+    def __init__(self, groups: Mapping[str, GroupName], *, world_size: int) -> None:
+        super().__init__()
+        self.records: list[CollectiveRecord] = []
+        self._groups = groups
+        self._world = GroupName("world", world_size)
+
+    def take(self) -> tuple[CollectiveRecord, ...]:
+        """What was recorded since the last call."""
+        records, self.records = tuple(self.records), []
+        return records
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if any(torch_private.is_dtensor_type(kind) for kind in types):
+            return NotImplemented
+        name = func.name()
+        if name.startswith("c10d::") and name not in _SILENT:
+            self._record(name, (*args, *(kwargs or {}).values()))
+        return func(*args, **(kwargs or {}))
+
+    def _record(self, name: str, arguments: tuple[Any, ...]) -> None:
+        if name not in _OPS:
+            raise ZsimError(
+                where="collective recorder",
+                expected=f"one of {', '.join(_OPS)}",
+                found=name,
+                remedy="this operator is not modelled",
+            )
+        op, place = _OPS[name]
+        group = self._groups.get(torch_private.group_name(arguments), self._world)
+        self.records.append(
+            CollectiveRecord(op=op, nbytes=_nbytes(arguments[place]), group=group.axis, group_size=group.size)
+        )
+
+
+def _nbytes(value: Any) -> int:
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    return sum(_nbytes(item) for item in value)

@@ -1,0 +1,32 @@
+"""How to build the real thing that a strategy models, one file each. To add one, add a file and a line.
+
+A subject is made by `build(scenario, model, mesh, groups)`: it wraps the model and makes its optimizer. Before each micro-batch
+`prepare(micro_batch, last)` turns synchronisation on or off; `no_sync` is a context around forward and backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from zreal.modules import Model
+from zsim.scenario import Scenario
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """A wrapped module with its optimizer. `micro_batch(sync)` is entered around one forward and backward."""
+
+    module: nn.Module
+    optimizer: torch.optim.Optimizer
+    micro_batch: Callable[[bool], AbstractContextManager[None]]
+    dtype: str = "float32"
+    """The dtype in which a floating-point input is handed to the module."""
+
+
+Build = Callable[[Scenario, Model, DeviceMesh], Subject]

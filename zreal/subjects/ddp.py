@@ -1,0 +1,100 @@
+"""torch's own DistributedDataParallel; with 2-byte parameters the optimizer steps float32 master copies of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
+
+from zreal.modules import DTYPES, Model
+from zreal.optimizers import make_optimizer
+from zreal.subjects import Subject
+from zsim.scenario import Scenario
+
+
+class MasterOptimizer(torch.optim.Optimizer):
+    """An optimizer over float32 copies of 2-byte parameters: gradients are cast in, stepped copies are cast out."""
+
+    def __init__(
+        self, parameters: list[nn.Parameter], make: Callable[[list[torch.Tensor]], torch.optim.Optimizer]
+    ) -> None:
+        super().__init__(parameters, {})
+        self.replicas = parameters
+        self.masters: list[torch.Tensor] = [parameter.detach().float() for parameter in parameters]
+        self.inner = make(self.masters)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Step the masters with the gradients of the parameters, then copy them into the parameters."""
+        for replica, master in zip(self.replicas, self.masters, strict=True):
+            master.grad = replica.grad.float() if replica.grad is not None else None
+        self.inner.step()
+        for replica, master in zip(self.replicas, self.masters, strict=True):
+            replica.copy_(master)
+            master.grad = None
+
+
+def wrap(scenario: Scenario, model: Model, mesh: DeviceMesh) -> DistributedDataParallel:
+    """`model` under DDP with the scenario's buckets, reduced in the scenario's reduce dtype.
+
+    The fake process group needs a communication hook: without one its all-reduce returns no future that DDP can read.
+    """
+    options, group = scenario.options, mesh.get_group()
+    extra: dict[str, Any] = {} if options.bucket_cap_mb is None else {"bucket_cap_mb": options.bucket_cap_mb}
+    wrapped = DistributedDataParallel(
+        model.to(DTYPES[scenario.precision.parameters]),
+        process_group=group,
+        gradient_as_bucket_view=options.gradient_as_bucket_view,
+        **extra,
+    )
+    casts = scenario.precision.reduce != scenario.precision.parameters
+    if casts or dist.get_backend(group) == "fake":
+        wrapped.register_comm_hook(group, _reduce_in(DTYPES[scenario.precision.reduce]))
+    return wrapped
+
+
+def _reduce_in(dtype: torch.dtype) -> Callable[[dist.ProcessGroup, Any], torch.futures.Future[torch.Tensor]]:
+    """A hook that averages a bucket in `dtype` before it returns."""
+
+    def hook(group: dist.ProcessGroup, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        buffer: torch.Tensor = bucket.buffer()
+        reduced = buffer.to(dtype).div_(group.size())
+        dist.all_reduce(reduced, group=group)
+        if reduced is not buffer:
+            buffer.copy_(reduced)
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        done.set_result(buffer)
+        return done
+
+    hook.__annotations__.clear()  # torch refuses annotations that are not its own class objects, as text is not
+    return hook
+
+
+@contextmanager
+def synchronised(module: DistributedDataParallel, sync: bool) -> Iterator[None]:
+    """Around one forward and backward: with or without the reduction of gradients."""
+    with nullcontext() if sync else module.no_sync():
+        yield
+
+
+def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
+    """`model` under DDP on the mesh's only axis, with a plain optimizer or one over master copies."""
+    module = wrap(scenario, model, mesh)
+    parameters = list(module.parameters())
+
+    def make(tensors: list[torch.Tensor]) -> torch.optim.Optimizer:
+        return make_optimizer(scenario.optimizer, tensors)
+
+    whole = scenario.precision.parameters == "float32"
+    return Subject(
+        module=module,
+        optimizer=make(list(parameters)) if whole else MasterOptimizer(parameters, make),
+        micro_batch=lambda sync: synchronised(module, sync),
+        dtype=scenario.precision.parameters,
+    )

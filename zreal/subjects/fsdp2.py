@@ -1,0 +1,41 @@
+"""torch's own fully_shard on a 1-D or 2-D mesh: every block, then the root."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import cast
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from zreal.modules import DTYPES, Model
+from zreal.optimizers import make_optimizer
+from zreal.subjects import Subject
+from zsim.scenario import Scenario
+
+
+def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
+    """`model` sharded in place. "auto" is fully_shard's None: blocks are resharded after forward, the root is not."""
+    precision = scenario.precision
+    plain = precision.parameters == precision.reduce == "float32"
+    policy = (
+        MixedPrecisionPolicy()
+        if plain
+        else MixedPrecisionPolicy(param_dtype=DTYPES[precision.parameters], reduce_dtype=DTYPES[precision.reduce])
+    )
+    asked = scenario.options.reshard_after_forward
+    keep = None if asked == "auto" else asked
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, reshard_after_forward=keep, mp_policy=policy)
+    fully_shard(model, mesh=mesh, reshard_after_forward=keep, mp_policy=policy)
+    sharded = cast(FSDPModule, model)
+
+    @contextmanager
+    def micro_batch(sync: bool) -> Iterator[None]:
+        sharded.set_requires_gradient_sync(sync)
+        yield
+
+    optimizer: torch.optim.Optimizer = make_optimizer(scenario.optimizer, list(model.parameters()))
+    return Subject(module=model, optimizer=optimizer, micro_batch=micro_batch)

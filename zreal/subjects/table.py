@@ -1,0 +1,12 @@
+"""The subjects by strategy name."""
+
+from __future__ import annotations
+
+from zreal.subjects import Build, ddp, fsdp2, zero_redundancy
+
+SUBJECTS: dict[str, Build] = {
+    "ddp": ddp.build,
+    "fsdp2": fsdp2.build,
+    "hsdp": fsdp2.build,
+    "zero_redundancy": zero_redundancy.build,
+}

@@ -1,0 +1,42 @@
+"""torch's own ZeroRedundancyOptimizer over the parameters of a DDP module."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+from zreal.modules import Model
+from zreal.subjects import Subject, ddp
+from zsim.scenario import Scenario
+from zsim.training import Optimizer
+
+
+def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
+    """`model` under DDP; whole parameters are owned greedily and stepped in their own dtype."""
+    module = ddp.wrap(scenario, model, mesh)
+    kind, defaults = optimizer_class(scenario.optimizer)
+    optimizer = ZeroRedundancyOptimizer(
+        module.parameters(), optimizer_class=kind, process_group=mesh.get_group(), **defaults
+    )
+    return Subject(
+        module=module,
+        optimizer=optimizer,
+        micro_batch=lambda sync: ddp.synchronised(module, sync),
+        dtype=scenario.precision.parameters,
+    )
+
+
+def optimizer_class(settings: Optimizer) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+    """The class of torch.optim and its arguments, as `zreal.optimizers.make_optimizer` would call it."""
+    common = {
+        "lr": settings.learning_rate,
+        "weight_decay": settings.weight_decay,
+        "foreach": settings.implementation == "foreach",
+        "fused": settings.implementation == "fused",
+    }
+    if settings.name == "adamw":
+        return torch.optim.AdamW, common
+    return torch.optim.SGD, common | {"momentum": settings.momentum}

@@ -1,0 +1,207 @@
+"""What the commands of `zsim` do: load scenarios, call backends, compare, and hand the result to the report."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from zsim import backends, compare, plan, report, saved
+from zsim.errors import ScenarioError, ZsimError
+from zsim.run import Backend, Capabilities, Run, RunOptions
+from zsim.scenario import Scenario, load
+
+NUMERICS_BOUND = {"float32": 1e-4, "bfloat16": 5e-2, "float16": 5e-2}
+"""Largest relative difference of a parameter to the single-process reference, by dtype of compute."""
+
+
+class UsageError(ZsimError):
+    """Arguments that do not go together."""
+
+
+def scenario_files(arguments: list[str]) -> tuple[Path, ...]:
+    """The files named, and every .toml below a folder that is named, sorted."""
+    found: list[Path] = []
+    for argument in arguments:
+        path = Path(argument)
+        inside = sorted(path.rglob("*.toml")) if path.is_dir() else [path]
+        if not inside:
+            raise ScenarioError((f"{path}: expected scenario files in this folder, found none",))
+        found += inside
+    return tuple(dict.fromkeys(found))
+
+
+def load_all(arguments: list[str]) -> tuple[Scenario, ...]:
+    """Every scenario; one ScenarioError with the problems of all files that have some."""
+    scenarios: list[Scenario] = []
+    problems: list[str] = []
+    for path in scenario_files(arguments):
+        try:
+            scenarios.append(load(path))
+        except ScenarioError as error:
+            problems += error.problems
+    if problems:
+        raise ScenarioError(tuple(problems))
+    return tuple(scenarios)
+
+
+def run(options: argparse.Namespace) -> int:
+    """`zsim run`: 0 when every expectation held."""
+    scenarios = load_all(options.scenarios)
+    backend = backends.find(options.backend)
+    how, several = _how(options), len(scenarios) > 1
+    capabilities = backend.capabilities()
+    reports = []
+    for scenario in scenarios:
+        with report.progress(f"{scenario.name} on {backend.name}"):
+            found = observed(backend, capabilities, scenario, how)
+        if options.save:
+            saved.save(found, _place(options.save, scenario, several, ".json"))
+        if options.trace:
+            _write_trace(found, _place(options.trace, scenario, several, ".trace.json.gz"))
+        reports.append(report.of_run(found, scenario))
+    report.print_runs(reports, as_json=options.json, several=several)
+    return 0 if all(one.ok for one in reports) else 1
+
+
+def validate(options: argparse.Namespace) -> int:
+    """`zsim validate`: 0 when every check that can be made is fine."""
+    scenarios = load_all(options.scenarios)
+    backend = backends.find(options.against)
+    if backend.name == backends.SimBackend.name:
+        raise UsageError(where="--against", expected="a backend that runs for real", found=backend.name)
+    how, several, reports = _how(options), len(scenarios) > 1, []
+    capabilities = backend.capabilities()
+    for scenario in scenarios:
+        with report.progress(f"{scenario.name}: for real on {backend.name}"):
+            measured = observed(backend, capabilities, scenario, how)
+        predicted = prediction(scenario, measured, capabilities)
+        bounds = compare.Bounds(numerics=NUMERICS_BOUND[scenario.precision.parameters])
+        checks = compare.compare(predicted, measured, bounds=bounds)
+        if options.save:
+            saved.save(predicted, Path(options.save) / f"{scenario.name}.predicted.json")
+            saved.save(measured, Path(options.save) / f"{scenario.name}.measured.json")
+        reports.append(report.of_checks(checks, predicted, measured, replaced=_replaced(scenario, capabilities)))
+    report.print_checks(reports, as_json=options.json, several=several)
+    return 0 if all(one.ok for one in reports) else 1
+
+
+def observed(backend: Backend, capabilities: Capabilities, scenario: Scenario, how: RunOptions) -> Run:
+    """The Run of `scenario` on `backend`, with what the backend can see in its provenance."""
+    outside = [rank for rank in how.ranks or () if rank >= scenario.world_size]
+    if outside:
+        expected = f"ranks 0 to {scenario.world_size - 1} of {scenario.name}"
+        raise UsageError(where="--ranks", expected=expected, found=str(outside[0]))
+    found = backend.run(scenario, options=how)
+    senses = (("memory", capabilities.memory), ("numerics", capabilities.numerics), ("time", capabilities.time))
+    sees = " ".join(name for name, there in senses if there)
+    return replace(found, provenance={**found.provenance, "sees": sees})
+
+
+def prediction(scenario: Scenario, measured: Run, capabilities: Capabilities) -> Run:
+    """The same scenario simulated for the device of the real backend, unfolded for the ranks that were observed."""
+    simulator = backends.SimBackend(device=capabilities.device)
+    ranks = tuple(rank.rank for rank in measured.ranks)
+    return observed(simulator, simulator.capabilities(), scenario, RunOptions(ranks=ranks))
+
+
+def _replaced(scenario: Scenario, capabilities: Capabilities) -> str:
+    if scenario.cluster.kind == capabilities.device:
+        return ""
+    return f"{scenario.cluster.name} replaced by {capabilities.device} devices of this machine, planned again for them"
+
+
+def _how(options: argparse.Namespace) -> RunOptions:
+    return RunOptions(
+        ranks=options.ranks,
+        all_ranks=options.all_ranks,
+        interpreter=options.interpreter,
+        timeout_s=options.timeout,
+    )
+
+
+def _place(target: str, scenario: Scenario, several: bool, suffix: str) -> Path:
+    return Path(target) / f"{scenario.name}{suffix}" if several or Path(target).is_dir() else Path(target)
+
+
+def compare_saved(options: argparse.Namespace) -> int:
+    """`zsim compare`: 0 when every check that can be made is fine."""
+    predicted, measured = saved.load(Path(options.predicted)), saved.load(Path(options.measured))
+    checks = compare.compare(predicted, measured)
+    one = report.of_checks(checks, predicted, measured)
+    report.print_checks([one], as_json=options.json, several=False)
+    return 0 if one.ok else 1
+
+
+def show(options: argparse.Namespace) -> int:
+    """`zsim show`: the mesh, and the Program or the memory when asked for."""
+    scenario = load(options.scenario)
+    program = plan.plan(scenario, device=scenario.cluster.kind)
+    report.print_show(scenario, program, with_program=options.program, with_memory=options.memory, as_json=options.json)
+    return 0
+
+
+def listing(options: argparse.Namespace) -> int:
+    """`zsim list`: names, one per line, with a word on each."""
+    report.print_list(options.what, list(LISTINGS[options.what]()), as_json=options.json)
+    return 0
+
+
+Row = tuple[str, str]
+
+
+def _scenarios() -> Iterator[Row]:
+    for path in sorted(Path("scenarios").rglob("*.toml")):
+        try:
+            yield str(path), load(path).description
+        except ScenarioError as error:
+            yield str(path), f"not usable: {error.problems[0]}"
+
+
+def _models() -> Iterator[Row]:
+    from zsim import models  # only `zsim list models` needs the sources
+
+    for name in models.presets():
+        yield name, f"{models.load_preset(name).num_parameters:,} parameters; {models.preset(name).source}"
+
+
+def _clusters() -> Iterator[Row]:
+    from zsim import hardware
+
+    for name in hardware.clusters():
+        yield name, hardware.load_cluster(name).description
+
+
+def _strategies() -> Iterator[Row]:
+    from zsim.schema import strategy_table
+    from zsim.strategies import STRATEGIES
+
+    for name in STRATEGIES:
+        yield name, ", ".join(key for key in strategy_table(name).model_fields if key != "name")
+
+
+def _backends() -> Iterator[Row]:
+    yield from backends.names().items()
+
+
+def _schema() -> Iterator[Row]:
+    yield "schema", ""
+
+
+LISTINGS: dict[str, Callable[[], Iterator[Row]]] = {
+    "scenarios": _scenarios,
+    "models": _models,
+    "clusters": _clusters,
+    "strategies": _strategies,
+    "backends": _backends,
+    "schema": _schema,
+}
+
+COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "run": run,
+    "validate": validate,
+    "compare": compare_saved,
+    "show": show,
+    "list": listing,
+}

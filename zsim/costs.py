@@ -1,0 +1,86 @@
+"""How long ops take: a roofline for kernels, `zsim.collectives` on the links of the cluster, constants for issue.
+
+It answers about one op at a time and remembers its answers, since a simulation asks the same questions very often. It
+knows no streams and no strategy. Every constant comes from the cluster's preset, with its provenance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from zsim.collectives import ALGORITHMS
+from zsim.hardware import ClusterSpec, Path
+from zsim.program import COLLECTIVES, Kernel, Op
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Costs:
+    """The costs of ops on `cluster`, all in int nanoseconds."""
+
+    cluster: ClusterSpec
+    _kernels: dict[int, tuple[tuple[Kernel, ...], int]] = field(default_factory=dict, repr=False)
+    _paths: dict[tuple[int, int, int], Path] = field(default_factory=dict, repr=False)
+    _collectives: dict[tuple[str, int, int, int, int], int] = field(default_factory=dict, repr=False)
+    _rates: dict[str, int] = field(default_factory=dict, repr=False)
+
+    def compute_ns(self, kernels: tuple[Kernel, ...]) -> int:
+        """The time of `kernels` one after another on the device; 0 when there are none.
+
+        Remembered by identity, together with the tuple, so that no other tuple can take its place.
+        """
+        known = self._kernels.get(id(kernels))
+        if known is None:
+            known = self._kernels[id(kernels)] = (kernels, sum(map(self.kernel_ns, kernels)))
+        return known[1]
+
+    def kernel_ns(self, kernel: Kernel) -> int:
+        """Roofline: the larger of arithmetic and memory time at the rates reached in practice, and the launch.
+
+        Williams, Waterman, Patterson 2009. Rounded up once, at least 1.
+        """
+        overhead, device = self.cluster.overheads.kernel, self.cluster.device
+        arithmetic = -(-kernel.flops * 10**9 // self._rate(kernel.dtype)) if kernel.flops else 0
+        memory_rate = int(device.memory_bandwidth * device.memory_efficiency)
+        return max(1, max(arithmetic, -(-kernel.nbytes * 10**9 // memory_rate)) + overhead)
+
+    def _rate(self, dtype: str) -> int:
+        if dtype not in self._rates:
+            device = self.cluster.device
+            self._rates[dtype] = int(device.peak_flops(dtype) * device.matmul_efficiency)
+        return self._rates[dtype]
+
+    def collective_ns(self, kind: str, nbytes: int, ranks: tuple[int, ...]) -> int:
+        """A collective of `nbytes` (the full message) over `ranks` when nobody else uses their links; 0 for one rank.
+
+        `ranks` are evenly spaced, as the ranks along a mesh axis are: first, last and number then tell groups apart.
+        """
+        size = len(ranks)
+        if size == 1:
+            return 0
+        key = (kind, nbytes, ranks[0], ranks[-1], size)
+        known = self._collectives.get(key)
+        if known is None:
+            path = self._path(ranks)
+            algorithms = ALGORITHMS[self.cluster.collectives]
+            wire = algorithms.duration_ns(
+                kind, nbytes, group_size=size, alpha_ns=path.alpha_ns, bytes_per_s=path.bytes_per_s
+            )
+            known = self._collectives[key] = self.cluster.overheads.collective + wire
+        return known
+
+    def _path(self, ranks: tuple[int, ...]) -> Path:
+        key = (ranks[0], ranks[-1], len(ranks))
+        if key not in self._paths:
+            self._paths[key] = self.cluster.path(ranks)
+        return self._paths[key]
+
+    def bytes_sent(self, kind: str, nbytes: int, *, group_size: int, rank: int = 0, root: int = 0) -> int:
+        """Bytes that group-local `rank` puts on the wire in a collective of `nbytes`."""
+        algorithms = ALGORITHMS[self.cluster.collectives]
+        return algorithms.bytes_sent(kind, nbytes, group_size=group_size, rank=rank, root=root)
+
+    def issue_ns(self, op: Op) -> int:
+        """What the host spends on issuing `op`: per collective, or per kernel; memory alone costs nothing."""
+        if op.kind in COLLECTIVES:
+            return self.cluster.overheads.issue_collective
+        return self.cluster.overheads.issue_kernel * len(op.kernels)

@@ -1,0 +1,131 @@
+"""Figures of a Run's steady step: time, exposed communication, MFU, traffic, peaks. Reads Runs; knows no engine.
+
+Communication is exposed while a collective runs and the compute stream does not. MFU counts the matrix products and
+attention of forward and backward, without recomputation (Chowdhery et al. 2022, PaLM, appendix B).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from zsim.plan import training
+from zsim.program import COLLECTIVES, MEMORY_KINDS
+from zsim.run import RankRun, Run, Span
+from zsim.scenario import Scenario
+
+Interval = tuple[int, int]
+MATRIX_OPERATORS = ("linear", "attention", "scores", "weighted_values")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """How many collectives of one kind a rank issues in a step, and their payload bytes in all."""
+
+    count: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """Of the steady step; times and peaks are the largest of any rank, None where the backend saw no time."""
+
+    step_time_ns: int | None
+    step_time_band_ns: tuple[int, int] | None
+    compute_ns: int | None
+    communication_ns: int | None
+    exposed_communication_ns: int | None
+    exposed_share: float | None
+    tokens_per_second_per_gpu: float | None
+    mfu: float | None
+    bytes_sent_per_rank: int
+    collectives: Mapping[str, Traffic]
+    peak_memory_bytes: int
+    peak_first_step_bytes: int
+    peak_memory_by_kind: Mapping[str, int] = field(default_factory=dict)
+
+
+def figures(run: Run, scenario: Scenario) -> Figures:
+    """Every figure of `run`, which is of `scenario`."""
+    steady = max(run.ranks, key=lambda rank: (rank.phases["steady"].memory.peak_bytes, -rank.rank))
+    time = run.step_time_ns
+    exposed = _largest(map(exposed_ns, run.ranks)) if time else None
+    tokens = scenario.batch.micro_batch * scenario.batch.sequence_length * scenario.batch.accumulation
+    memory = steady.phases["steady"].memory
+    return Figures(
+        step_time_ns=time,
+        step_time_band_ns=(time, time) if time else None,
+        compute_ns=_largest(map(compute_ns, run.ranks)) if time else None,
+        communication_ns=_largest(map(communication_ns, run.ranks)) if time else None,
+        exposed_communication_ns=exposed,
+        exposed_share=exposed / time if time and exposed is not None else None,
+        tokens_per_second_per_gpu=tokens * 1e9 / time if time else None,
+        mfu=_mfu(run, scenario, time),
+        bytes_sent_per_rank=max(rank.bytes_sent for rank in run.ranks),
+        collectives=traffic(run.ranks[0]),
+        peak_memory_bytes=memory.peak_bytes,
+        peak_first_step_bytes=max(rank.phases["first"].memory.peak_bytes for rank in run.ranks),
+        peak_memory_by_kind={kind: memory.by_kind.get(kind, 0) for kind in MEMORY_KINDS},
+    )
+
+
+def traffic(rank: RankRun) -> Mapping[str, Traffic]:
+    """Collectives of `rank`'s steady step by kind."""
+    records = rank.phases["steady"].collectives
+    found = {}
+    for kind in sorted(COLLECTIVES):
+        sizes = [record.nbytes for record in records if record.op == kind]
+        if sizes:
+            found[kind] = Traffic(count=len(sizes), bytes=sum(sizes))
+    return found
+
+
+def _largest(values: Iterable[int]) -> int:
+    return max(values, default=0)
+
+
+def _mfu(run: Run, scenario: Scenario, time: int | None) -> float | None:
+    if not time or run.provenance.get("device") != scenario.cluster.kind:
+        return None
+    peak = scenario.cluster.device.peak_flops(scenario.precision.parameters)
+    return model_flops(scenario) * 1e9 / (time * peak)
+
+
+def model_flops(scenario: Scenario) -> int:
+    """Floating-point operations of matrix products and attention that one rank's step needs, none recomputed."""
+    lowered = training(scenario, device=scenario.cluster.kind).modules
+    kernels = [kernel for module in lowered for part in (module.forward, module.backward) for kernel in part.kernels]
+    once = sum(kernel.flops for kernel in kernels if kernel.operator.startswith(MATRIX_OPERATORS))
+    return once * scenario.batch.accumulation
+
+
+def _union(spans: Iterable[Span]) -> list[Interval]:
+    """Disjoint intervals that cover the spans, in order."""
+    merged: list[Interval] = []
+    for start, end in sorted((span.start_ns, span.end_ns) for span in spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _length(intervals: Iterable[Interval]) -> int:
+    return sum(end - start for start, end in intervals)
+
+
+def compute_ns(rank: RankRun) -> int:
+    """Time in which the compute stream of `rank` is busy."""
+    return _length(_union(span for span in rank.spans if span.stream == "compute"))
+
+
+def communication_ns(rank: RankRun) -> int:
+    """Time in which some collective of `rank` runs."""
+    return _length(_union(span for span in rank.spans if span.kind in COLLECTIVES))
+
+
+def exposed_ns(rank: RankRun) -> int:
+    """Time in which some collective of `rank` runs and its compute stream is idle."""
+    busy = [span for span in rank.spans if span.stream == "compute"]
+    moving = [span for span in rank.spans if span.kind in COLLECTIVES]
+    return _length(_union([*busy, *moving])) - _length(_union(busy))

@@ -1,0 +1,39 @@
+"""Whether a ModelSpec is one that can run: sizes that divide, positions for every token, no empty weight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from zsim.model import ModelSpec
+from zsim.operators import Operator
+
+
+def fit_problems(model: ModelSpec, sequence_length: int) -> tuple[str, ...]:
+    """What keeps `model` from running on sequences of that length, each once, with the scenario's key in front."""
+    found: list[str] = []
+    if model.family == "mlp" and sequence_length != 1:
+        found.append(f"batch.sequence_length: expected 1 for an mlp, which has no sequences, found {sequence_length}")
+    if model.modules and not model.parameters:
+        found.append("model: expected parameters, found none")
+    for module in model.modules:
+        for operator in module.operators:
+            found += _problems(operator, sequence_length)
+    return tuple(dict.fromkeys(found))[:20]
+
+
+def _problems(operator: Operator, sequence_length: int) -> Iterator[str]:
+    kind, heads = operator.kind, operator.num_heads
+    if kind == "linear" and min(operator.in_features, operator.out_features) < 1:
+        yield f"model: {operator.name}: expected features of at least 1, found an empty linear layer"
+    if kind == "embedding" and min(operator.num_embeddings, operator.out_features) < 1:
+        yield f"model: {operator.name}: expected a vocabulary and features of at least 1, found an empty embedding"
+    if kind == "positions" and operator.num_embeddings < sequence_length:
+        yield (
+            f"batch.sequence_length: expected at most {operator.num_embeddings}, the model's positions, "
+            f"found {sequence_length}"
+        )
+    shared, width = operator.num_kv_heads, operator.head_dim
+    if kind == "attention" and (min(heads, shared, width) < 1 or heads % shared):
+        yield f"model: {heads} heads cannot share {shared} key-value heads of {width} features"
+    if kind == "rotary" and operator.head_dim % 2:
+        yield f"model: expected an even head size for rotary positions, found {operator.head_dim}"

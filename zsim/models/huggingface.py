@@ -1,0 +1,119 @@
+"""A Hugging Face config.json of the kinds gpt2, llama, mistral and qwen2 as a ModelSpec. It downloads nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from zsim.errors import ScenarioError
+from zsim.model import ModelSpec
+from zsim.models import gpt, llama
+
+MAX_BYTES = 1024 * 1024
+MAX_SIZE = 10_000_000
+MAX_LAYERS = 4096
+
+
+def load(path: str, *, folder: Path | None, sequence_length: int) -> ModelSpec:
+    """The model of the config at `path`, relative to the scenario's `folder`; ScenarioError when of no known kind."""
+    config = _read((folder or Path()) / path, path)
+    kind = config.get("model_type")
+    if kind not in KINDS:
+        raise _problem(path, "model_type", f"one of {', '.join(KINDS)}", kind)
+    return KINDS[kind](_Config(path, config), sequence_length)
+
+
+def _problem(path: str, key: str, expected: str, found: object) -> ScenarioError:
+    return ScenarioError((f"model.huggingface: {path[:200]}: {key}: expected {expected}, found {str(found)[:60]!r}",))
+
+
+def _read(file: Path, path: str) -> Mapping[str, Any]:
+    try:
+        if not file.is_file():
+            raise ScenarioError((f"model.huggingface: {path[:200]}: no such file",))
+        with file.open("rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
+        config = json.loads(data) if len(data) <= MAX_BYTES else None
+    except (OSError, ValueError, RecursionError):
+        config = None
+    if not isinstance(config, dict):
+        raise ScenarioError((f"model.huggingface: {path[:200]}: expected a config.json of at most 1 MiB",))
+    return config
+
+
+class _Config:
+    """The values of one config, each checked as it is asked for."""
+
+    def __init__(self, path: str, values: Mapping[str, Any]) -> None:
+        self.path, self.values = path, values
+
+    def size(self, key: str, default: int | None = None, *, most: int = MAX_SIZE) -> int:
+        """A positive whole number; `default` where it is absent or null."""
+        value = self.values.get(key)
+        if value is None and default is not None:
+            return default
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+            raise _problem(self.path, key, f"a whole number from 1 to {most:,}", value)
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        """A truth value."""
+        value = self.values.get(key, default)
+        if not isinstance(value, bool):
+            raise _problem(self.path, key, "true or false", value)
+        return value
+
+    def refuse(self, key: str) -> None:
+        """ScenarioError when the option `key`, which the families do not have, is on."""
+        if self.flag(key, False):
+            raise _problem(self.path, key, "false (no family has it)", True)
+
+
+def _gpt2(config: _Config, sequence_length: int) -> ModelSpec:
+    sizes = gpt.GptSizes(
+        num_layers=config.size("n_layer", most=MAX_LAYERS),
+        hidden_size=config.size("n_embd"),
+        num_heads=config.size("n_head"),
+        vocabulary=config.size("vocab_size"),
+        max_positions=config.size("n_positions"),
+        feed_forward=config.size("n_inner", 4 * config.size("n_embd")),
+        tied=config.flag("tie_word_embeddings", True),
+        attention="sdpa",
+    )
+    return gpt.build(sizes, name="gpt2", sequence_length=sequence_length)
+
+
+def _llama(config: _Config, sequence_length: int, *, name: str = "llama", qkv_bias: bool = False) -> ModelSpec:
+    config.refuse("attention_bias")
+    config.refuse("mlp_bias")
+    heads = config.size("num_attention_heads")
+    sizes = llama.LlamaSizes(
+        num_layers=config.size("num_hidden_layers", most=MAX_LAYERS),
+        hidden_size=config.size("hidden_size"),
+        num_heads=heads,
+        num_kv_heads=config.size("num_key_value_heads", heads),
+        head_dim=config.size("head_dim", max(1, config.size("hidden_size") // heads)),
+        feed_forward=config.size("intermediate_size"),
+        vocabulary=config.size("vocab_size"),
+        qkv_bias=qkv_bias,
+        tied=config.flag("tie_word_embeddings", False),
+    )
+    return llama.build(sizes, name=name, sequence_length=sequence_length)
+
+
+def _mistral(config: _Config, sequence_length: int) -> ModelSpec:
+    return _llama(config, sequence_length, name="mistral")
+
+
+def _qwen2(config: _Config, sequence_length: int) -> ModelSpec:
+    return _llama(config, sequence_length, name="qwen2", qkv_bias=True)
+
+
+KINDS: dict[str, Callable[[_Config, int], ModelSpec]] = {
+    "gpt2": _gpt2,
+    "llama": _llama,
+    "mistral": _mistral,
+    "qwen2": _qwen2,
+}

@@ -1,0 +1,263 @@
+"""Results for people and for programs: one JSON object on standard output, or tables; progress goes to standard error.
+
+It reads Runs, checks and figures. It knows no engine and decides no verdict.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from zsim import expect, metrics, schema
+from zsim.compare import Check, agrees
+from zsim.memory import replay
+from zsim.program import COLLECTIVES, Program
+from zsim.run import SCHEMA_VERSION, Run
+from zsim.scenario import Scenario
+from zsim.units import format_bytes, format_time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunReport:
+    """A Run with its figures and the verdicts on what its scenario expects."""
+
+    run: Run
+    figures: metrics.Figures
+    verdicts: tuple[expect.Verdict, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every expectation held and the Run reached its end."""
+        return self.run.complete and all(verdict.ok for verdict in self.verdicts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckReport:
+    """The checks of a predicted against a measured Run."""
+
+    checks: tuple[Check, ...]
+    predicted: Run
+    measured: Run
+    replaced: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether no check failed and some was made."""
+        return agrees(self.checks)
+
+
+def of_run(run: Run, scenario: Scenario) -> RunReport:
+    """The figures of a Run and its verdicts."""
+    figures = metrics.figures(run, scenario)
+    found: dict[str, expect.Number | None] = {
+        "peak_memory": figures.peak_memory_bytes,
+        "peak_first_step": figures.peak_first_step_bytes,
+        "bytes_sent_per_rank": figures.bytes_sent_per_rank,
+        "step_time": figures.step_time_ns,
+        "exposed_communication": figures.exposed_share,
+        "mfu": figures.mfu,
+        **{f"{kind}s": figures.collectives.get(kind, metrics.Traffic()).count for kind in COLLECTIVES},
+    }
+    return RunReport(run=run, figures=figures, verdicts=expect.check(scenario.expect, found=found))
+
+
+def of_checks(checks: tuple[Check, ...], predicted: Run, measured: Run, *, replaced: str = "") -> CheckReport:
+    """The report on `checks`; `replaced` says what of the scenario's cluster was replaced, if anything."""
+    return CheckReport(checks=checks, predicted=predicted, measured=measured, replaced=replaced)
+
+
+@contextmanager
+def progress(what: str) -> Iterator[None]:
+    """Says what is going on, on standard error, while it goes on and only on a terminal."""
+    shown = sys.stderr.isatty()
+    if shown:
+        sys.stderr.write(f"{what} …\r")
+        sys.stderr.flush()
+    try:
+        yield
+    finally:
+        if shown:
+            sys.stderr.write("\033[K")
+
+
+def write_json(value: Any) -> None:
+    """One JSON object on standard output."""
+    sys.stdout.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def say(text: str) -> None:
+    """A line for people, on standard output."""
+    sys.stdout.write(text + "\n")
+
+
+def print_runs(reports: Sequence[RunReport], *, as_json: bool, several: bool) -> None:
+    """Every Run's figures and expectations."""
+    if as_json:
+        objects = [run_object(one) for one in reports]
+        write_json({"schema_version": SCHEMA_VERSION, "runs": objects} if several else objects[0])
+        return
+    for one in reports:
+        run = one.run
+        head = f"{run.scenario} on {run.backend} ({run.interpreter}), {run.world_size:,} ranks"
+        table(head, list(_figure_rows(one)))
+        for verdict in one.verdicts:
+            say(f"  {'ok    ' if verdict.ok else 'FAILED'} {verdict.name}: {verdict.expected}, found {verdict.found}")
+
+
+def _figure_rows(one: RunReport) -> Iterator[tuple[str, str]]:
+    figures = one.figures
+    if figures.step_time_ns is not None:
+        yield "step time", f"{format_time(figures.step_time_ns)} ({one.run.provenance.get('calibration', 'measured')})"
+    if figures.exposed_communication_ns is not None:
+        share = f" ({100 * figures.exposed_share:.1f} % of the step)" if figures.exposed_share is not None else ""
+        yield "exposed communication", format_time(figures.exposed_communication_ns) + share
+    if figures.mfu is not None:
+        yield "MFU", f"{100 * figures.mfu:.1f} %"
+    if figures.tokens_per_second_per_gpu is not None:
+        yield "tokens/s per rank", f"{figures.tokens_per_second_per_gpu:,.0f}"
+    for kind, traffic in figures.collectives.items():
+        yield kind.replace("_", "-"), f"{traffic.count} of {traffic.bytes:,} B in all"
+    yield "sent per rank", f"{figures.bytes_sent_per_rank:,} B"
+    peak = figures.peak_memory_bytes
+    yield "peak memory", f"{peak:,} B ({format_bytes(peak)})"
+    yield "peak of first step", f"{figures.peak_first_step_bytes:,} B"
+    for kind, nbytes in figures.peak_memory_by_kind.items():
+        if nbytes:
+            yield f"  {kind}", f"{nbytes:,} B"
+
+
+def run_object(one: RunReport) -> dict[str, Any]:
+    """The object that `zsim run --json` prints for one scenario; its keys are stable."""
+    figures = one.figures
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "scenario": one.run.scenario,
+        "backend": one.run.backend,
+        "interpreter": one.run.interpreter,
+        "world_size": one.run.world_size,
+        "step_time_ns": figures.step_time_ns,
+        "step_time_band_ns": list(figures.step_time_band_ns) if figures.step_time_band_ns else None,
+        "tokens_per_second_per_gpu": figures.tokens_per_second_per_gpu,
+        "mfu": figures.mfu,
+        "compute_ns": figures.compute_ns,
+        "communication_ns": figures.communication_ns,
+        "exposed_communication_ns": figures.exposed_communication_ns,
+        "bytes_sent_per_rank": figures.bytes_sent_per_rank,
+        "collectives": {kind: asdict(traffic) for kind, traffic in figures.collectives.items()},
+        "peak_memory_bytes": figures.peak_memory_bytes,
+        "peak_first_step_bytes": figures.peak_first_step_bytes,
+        "peak_memory_by_kind": dict(figures.peak_memory_by_kind),
+        "expectations": [asdict(verdict) for verdict in one.verdicts],
+        "ok": one.ok,
+        "provenance": dict(one.run.provenance),
+    }
+
+
+def print_checks(reports: Sequence[CheckReport], *, as_json: bool, several: bool) -> None:
+    """Every check of every scenario, and the verdict."""
+    if as_json:
+        objects = [check_object(one) for one in reports]
+        everything = all(one.ok for one in reports)
+        whole = {"schema_version": SCHEMA_VERSION, "validations": objects, "ok": everything}
+        write_json(whole if several else objects[0])
+        return
+    for one in reports:
+        real = f"{one.measured.backend} ({one.measured.interpreter})"
+        say(f"{one.measured.scenario}: {one.predicted.backend} against {real}, {one.measured.world_size:,} ranks")
+        if one.replaced:
+            say(f"  {one.replaced}")
+        for check in one.checks:
+            first, *rest = check.detail.splitlines() or [""]
+            status = "FAILED " if check.status == "failed" else ""
+            say(f"  {check.name:26} {status}{first}")
+            for line in rest:
+                say(f"      {line}")
+        say(f"  {'agrees' if one.ok else 'DIFFERS'}")
+
+
+def check_object(one: CheckReport) -> dict[str, Any]:
+    """The object that `zsim validate --json` and `zsim compare --json` print for one scenario."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "scenario": one.measured.scenario,
+        "predicted_backend": one.predicted.backend,
+        "measured_backend": one.measured.backend,
+        "interpreter": one.measured.interpreter,
+        "world_size": one.measured.world_size,
+        "replaced": one.replaced,
+        "checks": [{key: _finite(value) for key, value in asdict(check).items()} for check in one.checks],
+        "ok": one.ok,
+        "provenance": {"predicted": dict(one.predicted.provenance), "measured": dict(one.measured.provenance)},
+    }
+
+
+def _finite(value: Any) -> Any:
+    return str(value) if isinstance(value, float) and value - value != 0 else value
+
+
+def print_show(
+    scenario: Scenario, program: Program, *, with_program: bool, with_memory: bool, as_json: bool
+) -> None:
+    """The mesh and the size of the Program; its ops and its memory when asked for."""
+    model = scenario.model
+    head = {
+        "scenario": scenario.name,
+        "description": scenario.description,
+        "model": f"{model.name}, {model.num_parameters:,} parameters, {len(model.units)} units",
+        "cluster": f"{scenario.cluster.name}, {scenario.cluster.num_ranks:,} ranks",
+        "mesh": str(program.mesh),
+        "strategy": f"{scenario.strategy} {scenario.options}",
+        "rank programs": f"{len(program.ranks)} distinct, {len(program.ranks[0].steady):,} ops in rank 0's steady step",
+    }
+    waterfall = replay(program.of_rank(0))["steady"]
+    if as_json:
+        more: dict[str, Any] = {"program": str(program).splitlines()} if with_program else {}
+        more |= {"memory": [list(point) for point in waterfall.timeline]} if with_memory else {}
+        write_json({"schema_version": SCHEMA_VERSION, **head, **more})
+        return
+    table(scenario.name, list(head.items())[1:])
+    if with_program:
+        say(str(program))
+    if with_memory:
+        _print_waterfall(waterfall.timeline, waterfall.peak_bytes, waterfall.peak_at, waterfall.by_kind)
+
+
+def _print_waterfall(points: Sequence[tuple[str, int]], peak: int, at: str, kinds: Mapping[str, int]) -> None:
+    say(f"allocated bytes after each op of rank 0's steady step; peak {peak:,} B inside {at}")
+    for i, (label, nbytes) in enumerate(points):
+        say(f"{i:5} {label:32} {nbytes:>18,} B  {'▇' * (50 * nbytes // max(1, peak))}")
+    for kind, nbytes in kinds.items():
+        if nbytes:
+            say(f"  at the peak {kind:22} {nbytes:>18,} B")
+
+
+def print_list(what: str, rows: Sequence[tuple[str, str]], *, as_json: bool) -> None:
+    """Names with a word on each; `schema` is the JSON Schema of scenario files."""
+    if what == "schema":
+        write_json(schema.json_schema())
+    elif as_json:
+        write_json({what: [{"name": name, "about": about} for name, about in rows]})
+    else:
+        table(what, rows)
+
+
+def table(title: str, rows: Sequence[tuple[str, str]]) -> None:
+    """Two columns: with rich on a terminal, aligned plain text elsewhere."""
+    if sys.stdout.isatty():
+        from rich.console import Console  # only a terminal needs it
+        from rich.table import Table
+        from rich.text import Text
+
+        drawn = Table("", "", title=title, title_justify="left", show_header=False)
+        for name, value in rows:
+            drawn.add_row(Text(name), Text(value))
+        Console().print(drawn)
+        return
+    width = max((len(name) for name, _ in rows), default=0)
+    say(title)
+    for name, value in rows:
+        say(f"  {name:{width}}  {value}")

@@ -1,0 +1,213 @@
+"""The schema of scenario files, from the tables of strategies, families and figures. The only file with pydantic.
+
+It checks each key by itself and says what is wrong in the scenario's words; what they mean together is `scenario`'s
+business.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import MISSING, fields
+from functools import cache
+from typing import Annotated, Any, Literal, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from zsim.expect import FIGURES
+from zsim.hardware import clusters
+from zsim.mesh import AXES, RESERVED_AXES
+from zsim.models import FAMILIES, presets
+from zsim.strategies import STRATEGIES
+
+MAX_SIZE = 10_000_000
+"""The largest width, vocabulary or count that a size or an option may have."""
+DtypeName = Literal["fp32", "bf16", "fp16"]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class ModelTable(_Table):
+    """A preset (perhaps with fewer layers), a family with sizes, or a Hugging Face config.json."""
+
+    preset: str | None = None
+    num_layers: int | None = Field(default=None, ge=1)
+    attention: Literal["explicit", "sdpa"] | None = None
+    family: str | None = None
+    sizes: dict[str, Any] = {}
+    huggingface: str | None = None
+
+
+class BatchTable(_Table):
+    """One rank's batch."""
+
+    micro_batch: int = Field(ge=1, le=1_000_000)
+    sequence_length: int = Field(default=1, ge=1, le=10_000_000)
+    accumulation: int = Field(default=1, ge=1, le=10_000)
+
+
+class ClusterTable(_Table):
+    """A cluster preset; `nodes` of it, or for a CPU host that many `ranks`."""
+
+    preset: str
+    nodes: int = Field(default=1, ge=1, le=100_000)
+    ranks: int | None = Field(default=None, ge=1, le=1_000_000)
+
+
+class PrecisionTable(_Table):
+    """Dtypes of parameters in compute and of gradient reduction."""
+
+    parameters: DtypeName = "fp32"
+    reduce: DtypeName = "fp32"
+
+
+class OptimizerTable(_Table):
+    """As torch.optim names them."""
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    implementation: Literal["foreach", "for-loop", "fused"] = "foreach"
+    learning_rate: float = Field(default=1e-3, gt=0)
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    weight_decay: float = Field(default=0.01, ge=0)
+
+
+class ScenarioTable(_Table):
+    """A whole scenario file; `strategy` is checked by its own table, which its name decides."""
+
+    description: str = ""
+    model: ModelTable
+    batch: BatchTable
+    cluster: ClusterTable
+    strategy: dict[str, Any]
+    precision: PrecisionTable = PrecisionTable()
+    optimizer: OptimizerTable = OptimizerTable()
+    steps: int = Field(default=3, ge=1, le=1000)
+    seed: int = Field(default=0, ge=0, le=2**31)
+    expect: dict[str, int | str] = {}
+
+
+def _fields(options: type[Any]) -> dict[str, Any]:
+    """The fields of a dataclass as pydantic wants them: (type, default), `...` for none. Sizes are bounded."""
+    hints = get_type_hints(options)
+    bound = Field(ge=0, le=MAX_SIZE)
+    return {
+        field.name: (
+            Annotated[hints[field.name], bound] if hints[field.name] is int else hints[field.name],
+            ... if field.default is MISSING else field.default,
+        )
+        for field in fields(options)
+    }
+
+
+@cache
+def strategy_table(name: str) -> type[BaseModel]:
+    """The schema of `strategy` for one strategy: the common keys and the strategy's own options."""
+    strategy = STRATEGIES[name]
+    axis_size = (int | None, Field(default=None, ge=1, le=1_000_000))
+    own: dict[str, Any] = dict.fromkeys(strategy.axes, axis_size) | _fields(strategy.options)
+    own |= {"name": (Literal[name], ...), "sync": (Literal["every", "last"], "every")}
+    return create_model(
+        f"strategy {name}",
+        __base__=_Table,
+        **own,
+    )
+
+
+@cache
+def sizes_table(family: str) -> type[BaseModel]:
+    """The schema of `model.sizes` for one family."""
+    return create_model(f"sizes of {family}", __base__=_Table, **_fields(FAMILIES[family].sizes))
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of scenario files: one variant of `strategy` per strategy, of `model` per family and source."""
+    schema = ScenarioTable.model_json_schema()
+    schema["title"] = "zsim scenario"
+    schema["properties"]["strategy"] = {"oneOf": [strategy_table(name).model_json_schema() for name in STRATEGIES]}
+    model = schema["$defs"]["ModelTable"]["properties"]
+    model["preset"] = {"enum": list(presets()), "title": "Preset"}
+    model["family"] = {"enum": list(FAMILIES), "title": "Family"}
+    model["sizes"] = {"anyOf": [sizes_table(name).model_json_schema() for name in FAMILIES]}
+    schema["$defs"]["ClusterTable"]["properties"]["preset"] = {"enum": list(clusters()), "title": "Preset"}
+    schema["properties"]["expect"]["propertyNames"] = {"enum": list(FIGURES)}
+    return schema
+
+
+def validated(schema: type[BaseModel], table: object, *, prefix: str, problems: list[str]) -> Any:
+    """`table` as `schema`, or None after adding one line per bad key to `problems`."""
+    try:
+        return schema.model_validate(_frozen(table))
+    except ValidationError as error:
+        complaints: dict[str, list[str]] = {}
+        for item in error.errors(include_url=False):
+            key, complaint = _complaint(schema, item, prefix)
+            complaints.setdefault(key, []).append(complaint)
+        problems += [f"{key}: {_joined(parts)}" for key, parts in complaints.items()]
+    return None
+
+
+def _frozen(value: object) -> object:
+    """Lists as tuples, so that the frozen schema can take them."""
+    if isinstance(value, dict):
+        return {key: _frozen(inner) for key, inner in value.items()}
+    return tuple(_frozen(inner) for inner in value) if isinstance(value, list) else value
+
+
+def _joined(complaints: list[str]) -> str:
+    """One complaint of the several that a value of no allowed type gives."""
+    heads = list(dict.fromkeys(complaint.split(", found ")[0].removeprefix("expected ") for complaint in complaints))
+    if len(heads) == 1:
+        return complaints[0]
+    return f"expected {' or '.join(heads)}, found {complaints[0].split(', found ')[-1]}"
+
+
+def _complaint(schema: type[BaseModel], item: Any, prefix: str) -> tuple[str, str]:
+    """The key and what is wrong with it. Parts of the location that name the variant of a union are left out."""
+    path = [str(part)[:100] for part in item["loc"][: 1 if prefix else 2]]
+    key = ".".join([*([prefix] if prefix else []), *path])
+    if item["type"] == "extra_forbidden":
+        return key, f"unknown key{did_you_mean(path[-1], _names_at(schema, path[:-1]))}"
+    if item["type"] == "missing":
+        return key, "expected a value, found nothing"
+    expected = item["msg"][:200].replace("Input should be ", "expected ")
+    return key, f"{expected}, found {str(item['input'])[:60]!r}"
+
+
+def _names_at(schema: type[BaseModel], path: list[str]) -> list[str]:
+    for part in path:
+        found = schema.model_fields.get(part)
+        if found is None or not isinstance(found.annotation, type) or not issubclass(found.annotation, BaseModel):
+            return []
+        schema = found.annotation
+    return list(schema.model_fields)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of a complaint about `word`: the nearest of the `known` words, or all of them."""
+    near = difflib.get_close_matches(word, known, n=1)
+    if near:
+        return f", did you mean {near[0]}?"
+    return f"; known are {', '.join(known)}" if known else ""
+
+
+def strategy_of(table: object, problems: list[str]) -> Any:
+    """The `strategy` table as its own schema, or None after adding what is wrong to `problems`."""
+    if not isinstance(table, dict):
+        return None
+    reserved = [axis for axis in RESERVED_AXES if axis in table]
+    problems += [f"strategy.{axis}: tensor and pipeline parallelism are reserved words for now" for axis in reserved]
+    name = table.get("name")
+    if not isinstance(name, str) or name not in STRATEGIES:
+        found = "nothing" if name is None else f"{str(name)[:60]!r}"
+        hint = did_you_mean(name, list(STRATEGIES)) if isinstance(name, str) else ""
+        problems.append(f"strategy.name: expected one of {', '.join(STRATEGIES)}, found {found}{hint}")
+        return None
+    rest = {key: value for key, value in table.items() if key not in reserved and not _idle(name, key, value)}
+    return validated(strategy_table(name), rest, prefix="strategy", problems=problems)
+
+
+def _idle(name: str, key: str, value: object) -> bool:
+    """Whether `key` is a mesh axis that the strategy does not use, given as 1."""
+    return key in AXES and key not in STRATEGIES[name].axes and value == 1 and isinstance(value, int)

@@ -1,0 +1,151 @@
+"""The backend `sim`: plans a scenario, replays its memory, lets the engine stamp times on it, and returns a Run.
+
+The only place where Program, memory, costs and engine meet. Ranks that are alike are folded unless asked otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from zsim import __version__
+from zsim.costs import Costs
+from zsim.errors import ZsimError
+from zsim.guards import work_problem
+from zsim.hardware import ClusterSpec, load_cluster
+from zsim.memory import replay
+from zsim.mesh import Mesh
+from zsim.plan import plan
+from zsim.program import COLLECTIVES, PHASES, Op, PhaseName, Program, RankProgram
+from zsim.run import Capabilities, CollectiveRecord, MemoryRecord, PhaseRecord, RankRun, Run, RunOptions
+from zsim.scenario import Scenario
+
+DEFAULT_CLUSTERS: dict[str, str] = {"cpu": "cpu-gloo", "cuda": "dgx-h100"}
+"""What stands for a real backend's own devices where the scenario's cluster is of another kind."""
+
+Phases = Mapping[str, PhaseRecord]
+
+
+class WorkError(ZsimError):
+    """A scenario that is too much to simulate rank by rank."""
+
+
+class SimBackend:
+    """The simulator. `device` plans for another kind of device than the scenario's cluster has, as validate does."""
+
+    name = "sim"
+
+    def __init__(self, device: str | None = None) -> None:
+        self.device = device
+
+    def capabilities(self) -> Capabilities:
+        """Memory and time, no numerics."""
+        return Capabilities(memory=True, numerics=False, time=True, device=self.device or "cuda")
+
+    def run(self, scenario: Scenario, *, options: RunOptions) -> Run:
+        """The simulated Run: of one rank of each kind, of `options.ranks`, or of all ranks."""
+        _refuse_too_much(scenario, options)
+        cluster = _cluster(scenario, self.device)
+        program = plan(scenario, device=cluster.kind)
+        costs = Costs(cluster=cluster)
+        shown = _shown(program, options)
+        return Run(
+            scenario=scenario.name,
+            backend=self.name,
+            interpreter="simulator",
+            world_size=scenario.world_size,
+            ranks=_ranks(program, shown, costs=costs, with_timeline=len(shown) <= 64),
+            provenance=_provenance(scenario, cluster),
+        )
+
+
+def _refuse_too_much(scenario: Scenario, options: RunOptions) -> None:
+    batch, units = scenario.batch, len(scenario.model.units)
+    problem = work_problem(
+        world_size=scenario.world_size,
+        num_units=units,
+        accumulation=batch.accumulation,
+        all_ranks=options.all_ranks,
+    )
+    if problem:
+        raise WorkError(where=scenario.name, expected="less work", found=problem)
+
+
+def _cluster(scenario: Scenario, device: str | None) -> ClusterSpec:
+    if device is None or device == scenario.cluster.kind:
+        return scenario.cluster
+    name, ranks = DEFAULT_CLUSTERS[device], scenario.world_size
+    per_node = load_cluster(name).devices_per_node
+    return load_cluster(name, nodes=1 if device == "cpu" else -(-ranks // per_node), ranks=ranks)
+
+
+def _shown(program: Program, options: RunOptions) -> dict[int, int]:
+    """The ranks to show and how many ranks each stands for."""
+    if options.ranks is not None:
+        return dict.fromkeys(sorted(options.ranks), 1)
+    if options.all_ranks:
+        return dict.fromkeys(range(program.mesh.world_size), 1)
+    first: dict[int, int] = {}
+    for rank, kind in enumerate(program.assignment):
+        first.setdefault(kind, rank)
+    counts = [program.assignment.count(kind) for kind in first]
+    return dict(zip(first.values(), counts, strict=True))
+
+
+def _ranks(program: Program, shown: dict[int, int], *, costs: Costs, with_timeline: bool) -> tuple[RankRun, ...]:
+    phases: dict[int, Phases] = {}
+    for rank in shown:
+        kind = program.assignment[rank]
+        if kind not in phases:
+            phases[kind] = _phases(program.ranks[kind], program.mesh, with_timeline=with_timeline)
+    return tuple(
+        RankRun(
+            rank=rank,
+            stands_for=count,
+            phases=phases[program.assignment[rank]],
+            bytes_sent=_bytes_sent(program, rank, costs),
+        )
+        for rank, count in shown.items()
+    )
+
+
+def _phases(program: RankProgram, mesh: Mesh, *, with_timeline: bool) -> Phases:
+    memory: Mapping[PhaseName, MemoryRecord] = replay(program, timeline=with_timeline)
+    return {
+        phase: PhaseRecord(
+            collectives=tuple(_record(op, mesh) for op in program.phase(phase) if op.kind in COLLECTIVES),
+            memory=memory[phase],
+        )
+        for phase in PHASES
+    }
+
+
+def _record(op: Op, mesh: Mesh) -> CollectiveRecord:
+    return CollectiveRecord(op=op.kind, nbytes=op.nbytes, group=op.group, group_size=group_size(op.group, mesh))
+
+
+def group_size(group: str, mesh: Mesh) -> int:
+    """Ranks in one group: of a mesh axis, or of its part "axis:n" with n ranks."""
+    axis, _, part = group.partition(":")
+    return int(part) if part else mesh.size(axis)
+
+
+def _bytes_sent(program: Program, rank: int, costs: Costs) -> int:
+    total = 0
+    for op in program.of_rank(rank).steady:
+        if op.kind in COLLECTIVES:
+            axis, _, part = op.group.partition(":")
+            size = int(part) if part else program.mesh.size(axis)
+            place = program.mesh.group(axis, rank).index(rank) % size
+            total += costs.bytes_sent(op.kind, op.nbytes, group_size=size, rank=place, root=op.root)
+    return total
+
+
+def _provenance(scenario: Scenario, cluster: ClusterSpec) -> dict[str, str]:
+    return {
+        "zsim": __version__,
+        "seed": str(scenario.seed),
+        "strategy": scenario.strategy,
+        "cluster": cluster.name,
+        "device": cluster.kind,
+        "calibration": "assumed",
+    }

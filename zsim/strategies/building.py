@@ -1,0 +1,106 @@
+"""The words that strategies are written in: a Step collects ops in issue order, a FlatStep speaks of flat param groups.
+
+A strategy says who issues what and when; this module turns each word into ops with streams, waits and memory. It
+decides no order. Gradients of a step are sums over micro-batches of means over ranks; they are kept in the dtype of
+the parameters and only the reduction itself runs in the reduce dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from zsim.mesh import Mesh
+from zsim.model import ROOT, ModelSpec, Module, Parameter, ParamGroup
+from zsim.program import Kernel, MemoryEvent, Op, OpKind, Program, RankProgram, Stream
+from zsim.sharding import FlatLayout, Granularity, regroup
+from zsim.training import DTYPE_NBYTES
+
+MASTER_DTYPE = "float32"
+"""What the optimizer steps in: 2-byte parameters have a master copy of this dtype."""
+
+
+@dataclass(slots=True)
+class Step:
+    """The ops of one phase, in issue order. `issue` appends one and returns its index, for others to wait on."""
+
+    ops: list[Op] = field(default_factory=list)
+
+    def issue(
+        self,
+        kind: OpKind,
+        unit: str,
+        *,
+        stream: Stream = "compute",
+        waits: Iterable[int] = (),
+        group: str = "",
+        nbytes: int = 0,
+        root: int = 0,
+        dtype: str = "",
+        micro_batch: int = 0,
+        kernels: tuple[Kernel, ...] = (),
+        memory: Iterable[MemoryEvent] = (),
+    ) -> int:
+        """Append an op and return its index; repeated waits count once."""
+        op = Op(
+            index=len(self.ops),
+            kind=kind,
+            unit=unit,
+            stream=stream,
+            waits=tuple(sorted(set(waits))),
+            group=group,
+            nbytes=nbytes,
+            root=root,
+            dtype=dtype,
+            micro_batch=micro_batch,
+            kernels=kernels,
+            memory=tuple(memory),
+        )
+        self.ops.append(op)
+        return op.index
+
+
+def used_parameters(module: Module) -> tuple[str, ...]:
+    """The fqns that the operators of `module` read, each once."""
+    return tuple(dict.fromkeys(fqn for op in module.operators for fqn in (op.weight, op.bias) if fqn))
+
+
+def named_parameters(model: ModelSpec) -> tuple[Parameter, ...]:
+    """The parameters in the order of the real module's `named_parameters()`: the blocks', then the root's own."""
+    units = sorted(model.units, key=lambda unit: unit.fqn == ROOT)
+    return tuple(parameter for unit in units for parameter in unit.parameters)
+
+
+def spmd(mesh: Mesh, *, construction: Step, first: Step, steady: Step) -> Program:
+    """A Program in which every rank runs the same ops."""
+    rank = RankProgram(construction=tuple(construction.ops), first=tuple(first.ops), steady=tuple(steady.ops))
+    return Program(mesh=mesh, ranks=(rank,), assignment=(0,) * mesh.world_size)
+
+
+def copy_kernel(numel: int, *, source: str, target: str) -> Kernel:
+    """A copy of `numel` elements that may change their dtype."""
+    return Kernel("copy", 0, numel * (DTYPE_NBYTES[source] + DTYPE_NBYTES[target]), target)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlatGroup:
+    """A param group as one flat buffer, cut into shards."""
+
+    group: ParamGroup
+    layout: FlatLayout
+
+    @property
+    def fqn(self) -> str:
+        """The name of the param group."""
+        return self.group.fqn
+
+
+def flat_groups(
+    units: Sequence[ParamGroup], *, granularity: Granularity, num_shards: int, dtype: str
+) -> tuple[FlatGroup, ...]:
+    """The flat buffers of a model; `granularity` is "unit", "parameter" or a bucket size in bytes of `dtype`."""
+    groups = regroup(units, granularity=granularity, element_nbytes=DTYPE_NBYTES[dtype])
+    return tuple(
+        FlatGroup(group=g, layout=FlatLayout(numels=tuple(p.numel for p in g.parameters), num_shards=num_shards))
+        for g in groups
+    )

@@ -1,0 +1,94 @@
+"""DDP as torch's DistributedDataParallel does it: every rank keeps everything, gradients are all-reduced in buckets.
+
+Seen on torch 2.13: construction checks the parameters' shapes (one all-gather, one broadcast) and broadcasts rank 0's
+parameters. The first synchronised backward reduces one bucket of everything. Before the next forward the buckets are
+rebuilt in the order in which gradients were ready (two small broadcasts), which is how every later step runs.
+Sources: torch/nn/parallel/distributed.py; torch/csrc/distributed/c10d/reducer.cpp.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zsim.mesh import Mesh
+from zsim.model import Parameter
+from zsim.program import Program
+from zsim.strategies import building, replicated
+from zsim.strategies.building import Step
+from zsim.strategies.replicated import ReplicatedModel, ReplicatedStep
+from zsim.training import DTYPE_NBYTES, Training
+
+MIB = 1 << 20
+FIRST_BUCKET_CAP_MB, BUCKET_CAP_MB = 1, 25
+"""Caps in MiB when none is given: the first bucket is small so that communication begins early."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """torch's own: `bucket_cap_mb` in MiB (unset: 1 for the first bucket, then 25), `gradient_as_bucket_view`."""
+
+    bucket_cap_mb: float | None = None
+    gradient_as_bucket_view: bool = False
+
+
+def buckets(training: Training, options: Options) -> tuple[tuple[Parameter, ...], ...]:
+    """The rebuilt buckets in the order in which they are reduced; a bucket closes once it has reached its cap."""
+    caps = [FIRST_BUCKET_CAP_MB, BUCKET_CAP_MB] if options.bucket_cap_mb is None else [options.bucket_cap_mb]
+    limits = [int(cap * MIB) for cap in caps]
+    closed: list[tuple[Parameter, ...]] = []
+    bucket: list[Parameter] = []
+    for parameter in replicated.ready_order(training):
+        bucket.append(parameter)
+        nbytes = sum(p.numel for p in bucket) * DTYPE_NBYTES[training.precision.parameters]
+        if nbytes >= limits[min(len(closed), len(limits) - 1)]:
+            closed.append(tuple(bucket))
+            bucket = []
+    return (*closed, tuple(bucket)) if bucket else tuple(closed)
+
+
+def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
+    """The Program of one step on the axis dp_replicate; a mesh of one rank communicates nothing."""
+    model = replicated_model(training, mesh=mesh, options=options)
+    owned = tuple(parameter.numel for parameter in building.named_parameters(training.model))
+    return building.spmd(
+        mesh,
+        construction=replicated.construction(model, has_master=model.has_master),
+        first=_step(model, owned, first=True),
+        steady=_step(model, owned, first=False),
+    )
+
+
+def replicated_model(training: Training, *, mesh: Mesh, options: Options) -> ReplicatedModel:
+    """What DDP knows of a training on the axis dp_replicate of `mesh`."""
+    return ReplicatedModel(
+        training=training,
+        rebuilt=buckets(training, options),
+        num_replicas=mesh.size(replicated.AXIS),
+        views=options.gradient_as_bucket_view,
+    )
+
+
+def _step(model: ReplicatedModel, owned: tuple[int, ...], *, first: bool) -> Step:
+    step = forward_backward(model, first=first)
+    step.optimizer(owned, first=first, has_master=model.has_master)
+    step.zero_grad()
+    return step.step
+
+
+def forward_backward(model: ReplicatedModel, *, first: bool) -> ReplicatedStep:
+    """Every micro-batch; a bucket is reduced once all its gradients are ready, and copied back at the end."""
+    training = model.training
+    step = ReplicatedStep(model, buckets=(replicated.ready_order(training),) if first else model.rebuilt)
+    for step.micro_batch in range(training.batch.accumulation):
+        synchronises = training.sync == "every" or step.micro_batch == training.batch.accumulation - 1
+        if first and step.has_reduced:
+            step.rebuild_buckets()
+        for module in training.modules:
+            step.forward(module)
+        for module in training.modules[::-1]:
+            step.backward(module, synchronises=synchronises)
+            if synchronises:
+                step.reduce_ready_buckets(module)
+        if synchronises:
+            step.copy_back()
+    return step

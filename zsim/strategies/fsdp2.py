@@ -1,0 +1,203 @@
+"""fsdp2: what torch's `fully_shard` does with one param group per block and one for the root.
+
+The root gathers first, and each block just before it runs; on a device the host runs ahead, so the next all-gather
+starts while a block computes. In backward each group prefetches the one before it, frees itself and reduces its gradients;
+groups whose inputs need no gradient, and the root, reduce at the very end, the root first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from zsim import optimizers
+from zsim.errors import ScenarioError
+from zsim.mesh import Mesh
+from zsim.model import ROOT
+from zsim.program import Alloc, Free, MemoryEvent, Program, RankProgram
+from zsim.strategies.building import Step
+from zsim.strategies.sharded import ORIGINAL, Group, ShardedStep, sharded_group
+from zsim.training import DTYPE_NBYTES, LoweredModule, Training
+
+MODEL_INPUT = "x"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """`reshard_after_forward` as fully_shard takes it: "auto" (blocks yes, root no), true, false, or a number of ranks."""
+
+    reshard_after_forward: Literal["auto"] | bool | int = "auto"
+
+
+def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
+    """The Program of every rank; ranks whose shards are alike share one."""
+    keep = _ranks_kept(options, mesh)
+    distinct: dict[tuple[tuple[int, ...], ...], int] = {}
+    programs: list[RankProgram] = []
+    by_shard: list[int] = []
+    for shard in range(mesh.dp_shard):
+        groups = [sharded_group(unit, num_shards=mesh.dp_shard, rank=shard) for unit in training.model.units]
+        key = tuple(tuple(parameter.local for parameter in group.parameters) for group in groups)
+        if key not in distinct:
+            distinct[key] = len(programs)
+            programs.append(_rank_program(training, mesh=mesh, groups=groups, keep=keep))
+        by_shard.append(distinct[key])
+    assignment = tuple(by_shard) * mesh.dp_replicate
+    return Program(mesh=mesh, ranks=tuple(programs), assignment=assignment)
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """What forward leaves: `blocks` and `root` say whether they are resharded, `to` over how many ranks (0 for all)."""
+
+    blocks: bool
+    root: bool
+    to: int = 0
+
+
+def _ranks_kept(options: Options, mesh: Mesh) -> Keep:
+    """fully_shard's reading of reshard_after_forward: 1 rank is False, all ranks is True, an int holds for the root too."""
+    value = options.reshard_after_forward
+    if value == "auto":
+        return Keep(blocks=True, root=False)
+    if isinstance(value, bool):
+        return Keep(blocks=value, root=value)
+    if value < 1 or mesh.dp_shard % value:
+        raise ScenarioError(
+            (f"strategy.reshard_after_forward: expected a divisor of dp_shard = {mesh.dp_shard}, found {value}",)
+        )
+    if value in (1, mesh.dp_shard):
+        return Keep(blocks=value != 1, root=value != 1)
+    return Keep(blocks=True, root=True, to=value)
+
+
+def _rank_program(training: Training, *, mesh: Mesh, groups: list[Group], keep: Keep) -> RankProgram:
+    first, steady = (
+        _step(training, mesh=mesh, groups={group.fqn: group for group in groups}, keep=keep, first=first)
+        for first in (True, False)
+    )
+    construction = _construction(groups, rank_map=_rank_map(training, mesh=mesh, keep=keep))
+    return RankProgram(construction=tuple(construction.ops), first=tuple(first.ops), steady=tuple(steady.ops))
+
+
+def _rank_map(training: Training, *, mesh: Mesh, keep: Keep) -> list[MemoryEvent]:
+    """A mesh that is derived from another (2-D, or for an int reshard) keeps a map of int32 ranks, in host memory."""
+    derived = mesh.dp_replicate > 1 or keep.to
+    return [Alloc("mesh.rank_map", "communication", 4 * mesh.world_size)] if derived and training.device == "cpu" else []
+
+
+def _construction(groups: list[Group], *, rank_map: list[MemoryEvent]) -> Step:
+    """Parameters are made whole, then every group in turn is cut: its shards are made before its whole ones go."""
+    step = Step()
+    for group in groups:
+        whole = [Alloc(f"{p.fqn}.whole", "parameters", p.numel * DTYPE_NBYTES[ORIGINAL]) for p in group.parameters]
+        step.issue("alloc", group.fqn, stream="host", memory=whole)
+    for group in [*(g for g in groups if g.fqn != ROOT), *(g for g in groups if g.fqn == ROOT)]:
+        shards: list[MemoryEvent] = [
+            Alloc(f"{p.fqn}.shard", "parameters", p.shard * DTYPE_NBYTES[ORIGINAL]) for p in group.parameters if p.shard
+        ]
+        frees = [Free(f"{p.fqn}.whole") for p in group.parameters]
+        step.issue("alloc", group.fqn, stream="host", memory=(*shards, *frees))
+    if rank_map:
+        step.issue("alloc", ROOT, stream="host", memory=rank_map)
+    return step
+
+
+def _step(training: Training, *, mesh: Mesh, groups: dict[str, Group], keep: Keep, first: bool) -> ShardedStep:
+    step = ShardedStep(training=training, mesh=mesh)
+    for micro_batch in range(training.batch.accumulation):
+        step.micro_batch = micro_batch
+        sync = training.sync == "every" or micro_batch == training.batch.accumulation - 1
+        forward(step, training.modules, groups, keep)
+        backward(step, training.modules, groups, sync=sync)
+    optimizer(step, groups, first=first)
+    return step
+
+
+def forward(step: ShardedStep, modules: tuple[LoweredModule, ...], groups: dict[str, Group], keep: Keep) -> None:
+    """Root first, then each block just in time; each block is resharded when it has run, the root at the end."""
+    root = groups.get(ROOT)
+    _cast_input(step, modules)
+    if root is not None:
+        step.unshard(root)
+        step.wait_for_unshard(root, forward=True)
+    for module in modules:
+        group = groups.get(module.unit)
+        if group is not None and group is not root:
+            step.unshard(group)
+            step.wait_for_unshard(group, forward=True)
+        step.forward(module)
+        if group is not None and group is not root and keep.blocks:
+            step.reshard(group, to=keep.to)
+    if root is not None and keep.root:
+        step.reshard(root, to=keep.to)
+    step.end_forward()
+
+
+def _cast_input(step: ShardedStep, modules: tuple[LoweredModule, ...]) -> None:
+    """The root casts a floating-point input before it gathers anything."""
+    cast = [event for event in modules[0].forward.memory if isinstance(event, Alloc) and event.buffer == MODEL_INPUT]
+    if cast:
+        step.issue("copy", ROOT, micro_batch=step.micro_batch, memory=cast)
+
+
+def backward(
+    step: ShardedStep, modules: tuple[LoweredModule, ...], groups: dict[str, Group], *, sync: bool
+) -> None:
+    """Reverse order; each group gathers if need be, prefetches the one before it, runs, frees itself, and reduces."""
+    order = _post_forward_order(modules, groups)
+    entered: set[str] = set()
+    for module in reversed(modules):
+        group = groups.get(module.unit)
+        if group is not None and group.fqn not in entered:
+            entered.add(group.fqn)
+            step.unshard(group)
+            step.wait_for_unshard(group, forward=False)
+            place = order.index(group.fqn)
+            if place > 0:
+                step.unshard(groups[order[place - 1]])
+        step.backward(module, groups)
+        if group is not None and group.fqn != ROOT and module.input_needs_gradient:
+            post_backward(step, group, sync=sync)
+    for group in groups.values():
+        if not group.reduced:
+            post_backward(step, group, sync=sync)
+        group.reduced = False
+    step.end_backward(list(groups.values()))
+
+
+def _post_forward_order(modules: tuple[LoweredModule, ...], groups: dict[str, Group]) -> list[str]:
+    blocks = dict.fromkeys(module.unit for module in modules if module.unit in groups and module.unit != ROOT)
+    return [*blocks, *([ROOT] if ROOT in groups else [])]
+
+
+def post_backward(step: ShardedStep, group: Group, *, sync: bool) -> None:
+    """Accumulate, free the unsharded parameters, and with `sync` reduce the gradients."""
+    step.add_accumulated(group)
+    step.reshard(group)
+    if sync:
+        step.reduce(group)
+    else:
+        step.accumulate_without_sync(group)
+        group.reduced = True
+
+
+def optimizer(step: ShardedStep, groups: dict[str, Group], *, first: bool) -> None:
+    """The optimizer steps this rank's shards; its states are made in the first step. Then gradients are dropped."""
+    numels = [parameter.local for group in groups.values() for parameter in group.parameters]
+    settings = step.training.optimizer
+    memory: list[MemoryEvent] = []
+    if first:
+        memory += optimizers.states(
+            numels, optimizer=settings, dtype=ORIGINAL, device=step.training.device, owner="optimizer"
+        )
+    memory += optimizers.step_memory(numels, optimizer=settings, dtype=ORIGINAL, owner="optimizer")
+    step.issue(
+        "optimizer",
+        ROOT,
+        waits=step.reduces,
+        kernels=optimizers.kernels(numels, optimizer=settings, dtype=ORIGINAL),
+        memory=memory,
+    )
+    gradients = [event for fqn in groups for event in step.drop(f"{fqn}.gradient")]
+    step.issue("free", ROOT, stream="host", memory=gradients)

@@ -1,0 +1,273 @@
+"""The vocabulary of DDP, for ddp and zero_redundancy: whole parameters everywhere, gradients reduced in buckets."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from zsim import optimizers
+from zsim.model import ROOT, Parameter
+from zsim.program import Alloc, Free, Kernel, MemoryEvent
+from zsim.strategies.building import MASTER_DTYPE, Step, copy_kernel, named_parameters
+from zsim.training import DTYPE_NBYTES, LoweredModule, ParameterGradient, Training
+
+AXIS = "dp_replicate"
+BROADCAST_CAP = 250 * (1 << 20)
+"""torch coalesces the construction's broadcasts of parameters up to this many bytes."""
+
+Bucket = tuple[Parameter, ...]
+
+
+def ready_order(training: Training) -> Bucket:
+    """The parameters in the order in which their gradients are ready: a tied one with its last gradient of backward.
+
+    Of a linear the bias is ready before the weight, whose gradient is transposed by a further node.
+    """
+    parameters = {parameter.fqn: parameter for parameter in training.model.parameters}
+    late = {op.weight for m in training.model.modules for op in m.operators if op.kind == "linear" and op.bias}
+    events = [e.fqn for m in training.modules[::-1] for e in m.backward.memory if isinstance(e, ParameterGradient)]
+    ready = {fqn: place + (1.5 if fqn in late else 0) for place, fqn in enumerate(events)}
+    return tuple(parameters[fqn] for fqn in sorted(ready, key=lambda fqn: ready[fqn]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicatedModel:
+    """A Training under DDP: its buckets once rebuilt, and whether gradients are views of them."""
+
+    training: Training
+    rebuilt: tuple[Bucket, ...]
+    num_replicas: int
+    views: bool
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of parameters and gradients."""
+        return self.training.precision.parameters
+
+    @property
+    def has_master(self) -> bool:
+        """Whether the optimizer steps a float32 copy of the parameters."""
+        return self.dtype != MASTER_DTYPE
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parameters, and so of all gradients and of all buckets."""
+        return self.training.model.num_parameters * DTYPE_NBYTES[self.dtype]
+
+    @cached_property
+    def uses(self) -> Counter[str]:
+        """How many gradients autograd makes of each parameter in one backward."""
+        events = (event for module in self.training.modules for event in module.backward.memory)
+        return Counter(event.fqn for event in events if isinstance(event, ParameterGradient))
+
+    @cached_property
+    def last_module(self) -> dict[str, str]:
+        """By parameter: the module whose backward makes its last gradient."""
+        return {
+            event.fqn: module.fqn
+            for module in self.training.modules[::-1]
+            for event in module.backward.memory
+            if isinstance(event, ParameterGradient)
+        }
+
+
+def construction(model: ReplicatedModel, *, has_master: bool) -> Step:
+    """Build the model, check and broadcast its parameters, make the first bucket and perhaps the master copies."""
+    step, element = Step(), DTYPE_NBYTES[model.dtype]
+    for unit in model.training.model.units:
+        whole = (Alloc(parameter.fqn, "parameters", parameter.numel * element) for parameter in unit.parameters)
+        step.issue("alloc", unit.fqn, stream="host", memory=whole)
+    if model.num_replicas > 1:
+        _check_shapes(step, model)
+        _broadcast_parameters(step, model)
+    step.issue("alloc", "buckets", stream="host", memory=(Alloc("buckets", "communication", model.nbytes),))
+    if has_master:
+        for parameter in named_parameters(model.training.model):
+            nbytes = parameter.numel * DTYPE_NBYTES[MASTER_DTYPE]
+            master = (Alloc(f"{parameter.fqn}:master", "optimizer_states", nbytes),)
+            step.issue("copy", parameter.fqn, kernels=(_cast(model, parameter.numel),), memory=master)
+    return step
+
+
+def _cast(model: ReplicatedModel, numel: int) -> Kernel:
+    return copy_kernel(numel, source=model.dtype, target=MASTER_DTYPE)
+
+
+def _check_shapes(step: Step, model: ReplicatedModel) -> None:
+    """Every rank's number of parameters is gathered; rank 0's sizes and strides are broadcast."""
+    shapes = 2 * DTYPE_NBYTES["int64"] * sum(len(p.shape) for p in model.training.model.parameters)
+    _transient(step, "all_gather", "shapes", DTYPE_NBYTES["int64"] * model.num_replicas, dtype="int64")
+    _transient(step, "broadcast", "shapes", shapes, dtype="int64")
+
+
+def _broadcast_parameters(step: Step, model: ReplicatedModel) -> None:
+    element, nbytes = DTYPE_NBYTES[model.dtype], 0
+    for parameter in named_parameters(model.training.model):
+        nbytes += parameter.numel * element
+        if nbytes >= BROADCAST_CAP:
+            _transient(step, "broadcast", "parameters", nbytes, dtype=model.dtype)
+            nbytes = 0
+    if nbytes:
+        _transient(step, "broadcast", "parameters", nbytes, dtype=model.dtype)
+
+
+def _transient(step: Step, kind: str, unit: str, nbytes: int, *, dtype: str) -> None:
+    """A collective over a buffer that lives only for it."""
+    buffer = f"{unit}:{kind}"
+    step.issue(
+        "all_gather" if kind == "all_gather" else "broadcast",
+        unit,
+        group=AXIS,
+        nbytes=nbytes,
+        dtype=dtype,
+        memory=(Alloc(buffer, "communication", nbytes), Free(buffer)),
+    )
+
+
+@dataclass(slots=True)
+class ReplicatedStep:
+    """One training step in the words of DDP. It remembers which gradients live."""
+
+    model: ReplicatedModel
+    buckets: tuple[Bucket, ...]
+    step: Step = field(default_factory=Step)
+    micro_batch: int = 0
+    _live: dict[str, None] = field(default_factory=dict)
+    _viewed: bool = False
+    _made: dict[str, list[str]] = field(default_factory=dict)
+    _compute: int = 0
+    _reductions: list[int] = field(default_factory=list)
+    _reduced: list[int] = field(default_factory=list)
+    _in_one_bucket: bool = True
+
+    @property
+    def has_reduced(self) -> bool:
+        """Whether the one bucket of everything has been reduced and not yet been replaced."""
+        return self._in_one_bucket and bool(self._reduced)
+
+    def rebuild_buckets(self) -> None:
+        """Broadcast rank 0's order and the buckets' sizes; free the one bucket, then make those of later backwards."""
+        self.buckets, self._in_one_bucket = self.model.rebuilt, False
+        if self.model.num_replicas > 1:
+            order = len(self.model.training.model.parameters) + 1
+            for unit, count in (("bucket_order", order), ("bucket_sizes", len(self.buckets))):
+                _transient(self.step, "broadcast", unit, 4 * count, dtype="int32")
+        memory = (Free("buckets"), Alloc("buckets", "communication", self.model.nbytes))
+        self.step.issue("alloc", "buckets", stream="host", micro_batch=self.micro_batch, memory=memory)
+
+    def forward(self, module: LoweredModule) -> None:
+        """Compute with whole parameters."""
+        self._compute = self.step.issue(
+            "forward",
+            module.unit,
+            micro_batch=self.micro_batch,
+            kernels=module.forward.kernels,
+            memory=(event for event in module.forward.memory if not isinstance(event, ParameterGradient)),
+        )
+
+    def backward(self, module: LoweredModule, *, synchronises: bool) -> None:
+        """Compute; gradients live by themselves, or go into their bucket as soon as they are ready."""
+        self._compute = self.step.issue(
+            "backward",
+            module.unit,
+            micro_batch=self.micro_batch,
+            kernels=module.backward.kernels,
+            memory=self._backward_memory(module, into_buckets=synchronises and self.model.views),
+        )
+
+    def _backward_memory(self, module: LoweredModule, *, into_buckets: bool) -> Iterator[MemoryEvent]:
+        numels = {parameter.fqn: parameter.numel for parameter in self.model.training.model.parameters}
+        for event in module.backward.memory:
+            if isinstance(event, ParameterGradient):
+                nbytes = numels[event.fqn] * DTYPE_NBYTES[self.model.dtype]
+                yield from self._born(event.fqn, nbytes, into_buckets=into_buckets)
+            else:
+                yield event
+
+    def _born(self, fqn: str, nbytes: int, *, into_buckets: bool) -> Iterator[MemoryEvent]:
+        """A first gradient is kept; later ones, of more micro-batches or a tied parameter, are added to it."""
+        made = self._made.setdefault(fqn, [])
+        kept = fqn in self._live or self._viewed
+        made.append(f"{fqn}.gradient{len(made) + 1}")
+        if kept or len(made) > 1:
+            yield Alloc(made[-1], "temporaries", nbytes)
+        else:
+            made[-1] = f"{fqn}.gradient"
+            self._live[fqn] = None
+            yield Alloc(made[-1], "gradients", nbytes)
+        if len(made) == self.model.uses[fqn]:
+            del self._made[fqn]
+            yield from (Free(name) for name in reversed(made) if name != f"{fqn}.gradient")
+            if into_buckets and fqn in self._live:
+                del self._live[fqn]
+                yield Free(f"{fqn}.gradient")
+
+    def reduce_ready_buckets(self, module: LoweredModule) -> None:
+        """Copy into their bucket, and average, the gradients of each bucket that `module` has made complete."""
+        order = [m.fqn for m in self.model.training.modules[::-1]]
+        for number, bucket in enumerate(self.buckets):
+            if max(order.index(self.model.last_module[p.fqn]) for p in bucket) == order.index(module.fqn):
+                self._reduce(f"bucket.{number}", sum(parameter.numel for parameter in bucket))
+
+    def _reduce(self, unit: str, numel: int) -> None:
+        model, reduce_dtype = self.model, self.model.training.precision.reduce
+        nbytes, casts = numel * DTYPE_NBYTES[reduce_dtype], reduce_dtype != model.dtype
+        copied = self.step.issue(
+            "copy",
+            unit,
+            waits=(self._compute,),
+            micro_batch=self.micro_batch,
+            kernels=(copy_kernel(numel, source=model.dtype, target=reduce_dtype),),
+            memory=(Alloc(f"{unit}:cast", "communication", nbytes),) if casts else (),
+        )
+        if model.num_replicas > 1:
+            copied = self.step.issue(
+                "all_reduce",
+                unit,
+                stream="all_reduce",
+                waits=(copied,),
+                group=AXIS,
+                nbytes=nbytes,
+                dtype=reduce_dtype,
+                micro_batch=self.micro_batch,
+                memory=(Free(f"{unit}:cast"),) if casts else (),
+            )
+        elif casts:
+            memory = (Free(f"{unit}:cast"),)
+            self.step.issue("free", unit, stream="host", micro_batch=self.micro_batch, memory=memory)
+        self._reductions.append(copied)
+
+    def copy_back(self) -> None:
+        """The end of a synchronised backward: wait for all buckets and, unless they are views, fill the gradients."""
+        self._viewed = self.model.views
+        numel = 0 if self.model.views else self.model.training.model.num_parameters
+        copied = self.step.issue(
+            "copy",
+            "buckets",
+            waits=self._reductions,
+            micro_batch=self.micro_batch,
+            kernels=(copy_kernel(numel, source=self.model.dtype, target=self.model.dtype),) if numel else (),
+        )
+        self._reductions, self._reduced = [], [copied]
+
+    def optimizer(self, owned: Sequence[int], *, first: bool, has_master: bool) -> int:
+        """Step the parameters of `owned` elements; with a master copy their gradients are cast to float32 for it."""
+        optimizer, device = self.model.training.optimizer, self.model.training.device
+        dtype = MASTER_DTYPE if has_master else self.model.dtype
+        memory: list[MemoryEvent] = []
+        casts = [Alloc(f"master_gradient.{i}", "temporaries", 4 * n) for i, n in enumerate(owned) if has_master]
+        memory += casts
+        if first:
+            memory += optimizers.states(owned, optimizer=optimizer, dtype=dtype, device=device, owner="optimizer")
+        memory += optimizers.step_memory(owned, optimizer=optimizer, dtype=dtype, owner="optimizer")
+        memory += [Free(cast.buffer) for cast in casts]
+        kernels = optimizers.kernels(owned, optimizer=optimizer, dtype=dtype)
+        return self.step.issue("optimizer", ROOT, waits=self._reduced, kernels=kernels, memory=memory)
+
+    def zero_grad(self) -> None:
+        """Free the gradients that are not views of their buckets."""
+        memory = tuple(Free(f"{fqn}.gradient") for fqn in self._live)
+        self._live.clear()
+        self.step.issue("free", ROOT, stream="host", micro_batch=self.micro_batch, memory=memory)

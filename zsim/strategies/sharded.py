@@ -1,0 +1,361 @@
+"""The words that fsdp2 and hsdp are written in: unshard, wait, reshard, reduce, as torch's FSDPParamGroup does each.
+
+Lifetimes follow the host's order: a buffer lives from the line of torch that makes it to the line that drops its last
+reference. Streams and waits follow FSDPCommContext. Nothing here decides which group comes next; see fsdp2.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from zsim.mesh import Mesh
+from zsim.model import ParamGroup
+from zsim.program import Alloc, Free, Kernel, MemoryEvent
+from zsim.sharding import Dim0Layout
+from zsim.strategies.building import Step, copy_kernel
+from zsim.training import DTYPE_NBYTES, LoweredModule, ParameterGradient, TapeEvent, Training
+
+ORIGINAL = "float32"
+"""The dtype of the sharded parameters, their gradients and optimizer states."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharded:
+    """One parameter on one rank: every rank stores `shard` padded elements, of which `local` are its own."""
+
+    fqn: str
+    numel: int
+    shard: int
+    padded: int
+    local: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Group:
+    """A param group on one rank, and what of it is alive now."""
+
+    fqn: str
+    parameters: tuple[Sharded, ...]
+    unsharded: bool = False
+    gathered: bool = False
+    reduced: bool = False
+    resharded_to: int = 0
+    """Ranks that a group kept in `1/ranks` parts after forward is spread over; 0 when it is not."""
+
+    def total(self, size: str) -> int:
+        """The sum over parameters of "numel", "shard", "padded" or "local"."""
+        return sum(int(getattr(parameter, size)) for parameter in self.parameters)
+
+
+def sharded_group(unit: ParamGroup, *, num_shards: int, rank: int) -> Group:
+    """`unit` cut along dim 0 for `rank` of `num_shards`."""
+    parameters = []
+    for parameter in unit.parameters:
+        layout = Dim0Layout(shape=parameter.shape, num_shards=num_shards)
+        parameters.append(
+            Sharded(
+                fqn=parameter.fqn,
+                numel=parameter.numel,
+                shard=layout.shard_numel,
+                padded=layout.padded_numel,
+                local=layout.local_numel(rank),
+            )
+        )
+    return Group(fqn=unit.fqn, parameters=tuple(parameters))
+
+
+@dataclass(slots=True, kw_only=True)
+class ShardedStep(Step):
+    """One training step of one rank. The last events of each stream's kind are kept for the waits that torch makes."""
+
+    training: Training
+    mesh: Mesh
+    micro_batch: int = 0
+    live: set[str] = field(default_factory=set)
+    gather_waits: list[int] = field(default_factory=list)
+    """The copy-out whose event the next all-gather waits for: in forward the one before the last, in backward the last."""
+    last_copy_out: list[int] = field(default_factory=list)
+    forward_gather: Group | None = None
+    """The group whose all-gather output forward keeps until the next one has been copied out."""
+    gathers: dict[str, int] = field(default_factory=dict)
+    reduce_input: tuple[str, int] | None = None
+    reduces: list[int] = field(default_factory=list)
+
+    def nbytes(self, numel: int, dtype: str) -> int:
+        """Bytes of `numel` elements."""
+        return numel * DTYPE_NBYTES[dtype]
+
+    def alloc(self, buffer: str, kind: str, nbytes: int) -> list[MemoryEvent]:
+        """The allocation of a buffer, nothing for an empty one."""
+        if nbytes:
+            self.live.add(buffer)
+        return [Alloc(buffer, kind, nbytes)] if nbytes else []  # type: ignore[arg-type]
+
+    def drop(self, buffer: str) -> list[MemoryEvent]:
+        """The freeing of a buffer if it lives."""
+        if buffer not in self.live:
+            return []
+        self.live.remove(buffer)
+        return [Free(buffer)]
+
+    # -- unshard and reshard
+
+    def unshard(self, group: Group) -> None:
+        """Issue the all-gather of a group that is neither gathered nor unsharded."""
+        if group.unsharded or group.gathered:
+            return
+        group.gathered = True
+        if self.mesh.dp_shard == 1:
+            return
+        dtype = self.training.precision.parameters
+        spread = group.resharded_to or self.mesh.dp_shard
+        part = group.total("padded") // spread
+        casts = dtype != ORIGINAL
+        cast = self.alloc(f"{group.fqn}.cast", "communication", self.nbytes(part, dtype)) if casts else []
+        output = self.alloc(f"{group.fqn}.all_gather", "communication", self.nbytes(group.total("padded"), dtype))
+        copy = self.issue(
+            "copy",
+            group.fqn,
+            stream="all_gather_copy_in",
+            waits=self.gather_waits,
+            micro_batch=self.micro_batch,
+            kernels=(copy_kernel(part, source=dtype if group.resharded_to else ORIGINAL, target=dtype),),
+            memory=(*cast, *output),
+        )
+        self.gathers[group.fqn] = self.issue(
+            "all_gather",
+            group.fqn,
+            stream="all_gather",
+            waits=(copy,),
+            group="dp_shard" if not group.resharded_to else f"dp_shard:{spread}",
+            nbytes=self.nbytes(group.total("padded"), dtype),
+            dtype=dtype,
+            micro_batch=self.micro_batch,
+            memory=self.drop(f"{group.fqn}.cast"),
+        )
+
+    def wait_for_unshard(self, group: Group, *, forward: bool) -> None:
+        """Copy the all-gather's output out into the unsharded parameters; the next all-gathers wait for that copy."""
+        if group.unsharded:
+            return
+        dtype = self.training.precision.parameters
+        memory: list[MemoryEvent] = []
+        for parameter in group.parameters:
+            memory += self.alloc(f"{parameter.fqn}.unsharded", "unsharded_parameters", self.nbytes(parameter.padded, dtype))
+        if group.resharded_to:
+            for parameter in group.parameters:
+                memory += self.drop(f"{parameter.fqn}.resharded")
+        previous, group.resharded_to = self.forward_gather, 0
+        if forward:
+            memory += self.drop(f"{previous.fqn}.all_gather") if previous else []
+            self.forward_gather = group
+        else:
+            memory += self.drop(f"{group.fqn}.all_gather")
+        copied = self.issue(
+            "copy",
+            group.fqn,
+            waits=[self.gathers[group.fqn]] if group.fqn in self.gathers else [],
+            micro_batch=self.micro_batch,
+            kernels=(copy_kernel(group.total("padded"), source=dtype, target=dtype),),
+            memory=memory,
+        )
+        self.gather_waits = self.last_copy_out if forward else [copied]
+        self.last_copy_out = [copied]
+        group.unsharded, group.gathered = True, False
+
+    def reshard(self, group: Group, *, to: int = 0) -> None:
+        """Free the unsharded parameters; with `to`, keep 1/to of them for a cheaper all-gather in backward."""
+        if not group.unsharded:
+            return
+        memory: list[MemoryEvent] = []
+        dtype = self.training.precision.parameters
+        for parameter in group.parameters:
+            if to:
+                nbytes = self.nbytes(parameter.padded // to, dtype)
+                memory += self.alloc(f"{parameter.fqn}.resharded", "unsharded_parameters", nbytes)
+            memory += self.drop(f"{parameter.fqn}.unsharded")
+        self.issue("free", group.fqn, stream="host", micro_batch=self.micro_batch, memory=memory)
+        group.unsharded, group.resharded_to = False, to
+
+    # -- compute
+
+    def forward(self, module: LoweredModule) -> None:
+        """A module's forward; the model's own input was made by the root beforehand."""
+        memory = [
+            event
+            for event in module.forward.memory
+            if not isinstance(event, ParameterGradient) and not (isinstance(event, Alloc) and event.buffer == "x")
+        ]
+        self.issue(
+            "forward",
+            module.unit,
+            micro_batch=self.micro_batch,
+            kernels=module.forward.kernels,
+            memory=memory,
+        )
+
+    def backward(self, module: LoweredModule, groups: dict[str, Group]) -> None:
+        """A module's backward: gradients of parameters are born unsharded, or added to what is there."""
+        numels = {p.fqn: p.numel for group in groups.values() for p in group.parameters}
+        self.issue(
+            "backward",
+            module.unit,
+            micro_batch=self.micro_batch,
+            kernels=module.backward.kernels,
+            memory=tuple(self._gradients(module.backward.memory, numels)),
+        )
+
+    def _gradients(self, events: Iterable[TapeEvent], numels: dict[str, int]) -> Iterator[MemoryEvent]:
+        """A gradient that finds an older one is added to it when the node that made it has let go of what it held."""
+        added: list[str] = []
+        node_over = False
+        for event in events:
+            if node_over and not isinstance(event, Free):
+                yield from (Free(name) for name in added)
+                added, node_over = [], False
+            if not isinstance(event, ParameterGradient):
+                node_over = node_over or (isinstance(event, Free) and bool(added))
+                yield event
+                continue
+            nbytes = self.nbytes(numels[event.fqn], self.training.precision.parameters)
+            name = f"{event.fqn}.unsharded_gradient"
+            if name not in self.live:
+                yield from self.alloc(name, "unsharded_gradients", nbytes)
+            else:
+                added.append(f"{name}.added")
+                yield Alloc(added[-1], "temporaries", nbytes)
+        yield from (Free(name) for name in added)
+
+    # -- reduce
+
+    def accumulate_without_sync(self, group: Group) -> None:
+        """Keep the unsharded gradients for a later micro-batch, in the reduce dtype if that is another one."""
+        precision = self.training.precision
+        if precision.reduce == precision.parameters:
+            return
+        memory: list[MemoryEvent] = []
+        for parameter in group.parameters:
+            accumulated = f"{parameter.fqn}.accumulated_gradient"
+            if accumulated not in self.live:
+                nbytes = self.nbytes(parameter.numel, precision.reduce)
+                memory += self.alloc(accumulated, "unsharded_gradients", nbytes)
+            memory += self.drop(f"{parameter.fqn}.unsharded_gradient")
+        kernel = copy_kernel(group.total("numel"), source=precision.parameters, target=precision.reduce)
+        self.issue("copy", group.fqn, micro_batch=self.micro_batch, kernels=(kernel,), memory=memory)
+
+    def add_accumulated(self, group: Group) -> None:
+        """Add this micro-batch's gradients to those accumulated in the reduce dtype."""
+        memory: list[MemoryEvent] = []
+        for parameter in group.parameters:
+            if f"{parameter.fqn}.accumulated_gradient" in self.live:
+                memory += self.drop(f"{parameter.fqn}.unsharded_gradient")
+        if memory:
+            precision = self.training.precision
+            kernel = copy_kernel(group.total("numel"), source=precision.parameters, target=precision.reduce)
+            self.issue("copy", group.fqn, micro_batch=self.micro_batch, kernels=(kernel,), memory=memory)
+
+    def _gradient_buffers(self, group: Group) -> list[str]:
+        names = []
+        for parameter in group.parameters:
+            accumulated = f"{parameter.fqn}.accumulated_gradient"
+            names.append(accumulated if accumulated in self.live else f"{parameter.fqn}.unsharded_gradient")
+        return names
+
+    def reduce(self, group: Group) -> None:
+        """foreach_reduce: copy in, reduce-scatter, over replicas all-reduce, cast to the original dtype, accumulate."""
+        dtype = self.training.precision.reduce
+        waits: list[int] = []
+        memory: list[MemoryEvent] = []
+        if self.reduce_input is not None:
+            buffer, event = self.reduce_input
+            memory += self.drop(buffer)
+            waits.append(event)
+        fresh = f"{group.fqn}.gradient" not in self.live
+        output = f"{group.fqn}.gradient" if fresh and dtype == ORIGINAL else f"{group.fqn}.reduced"
+        source = f"{group.fqn}.reduce_input"
+        gradients = self._gradient_buffers(group)
+        last = gradients[-1:]
+        if self.mesh.dp_shard > 1:
+            memory += self.alloc(source, "communication", self.nbytes(group.total("padded"), dtype))
+        memory += [event for name in gradients[:-1] for event in self.drop(name)]
+        memory += self.alloc(output, "gradients", self.nbytes(group.total("shard"), dtype))
+        copy = self.issue(
+            "copy",
+            group.fqn,
+            waits=waits,
+            micro_batch=self.micro_batch,
+            kernels=(copy_kernel(group.total("padded"), source=self.training.precision.parameters, target=dtype),),
+            memory=memory,
+        )
+        done = copy
+        if self.mesh.dp_shard > 1:
+            done = self.issue(
+                "reduce_scatter",
+                group.fqn,
+                stream="reduce_scatter",
+                waits=(copy,),
+                group="dp_shard",
+                nbytes=self.nbytes(group.total("padded"), dtype),
+                dtype=dtype,
+                micro_batch=self.micro_batch,
+            )
+        self.reduce_input = (source, done)
+        if self.mesh.dp_replicate > 1:
+            done = self.issue(
+                "all_reduce",
+                group.fqn,
+                stream="all_reduce",
+                waits=(done,),
+                group="dp_replicate",
+                nbytes=self.nbytes(group.total("shard"), dtype),
+                dtype=dtype,
+                micro_batch=self.micro_batch,
+            )
+        self.reduces.append(self._post_reduce(group, output, done, last, fresh=fresh))
+        group.reduced = True
+
+    def _post_reduce(self, group: Group, output: str, done: int, last: list[str], *, fresh: bool) -> int:
+        """Cast, and add to the sharded gradient of earlier micro-batches; the last unsharded gradient goes only now."""
+        dtype, shard = self.training.precision.reduce, group.total("shard")
+        held = self.mesh.dp_replicate > 1  # torch holds the all-reduce's buffer until the end of backward
+        memory: list[MemoryEvent] = []
+        kernels: tuple[Kernel, ...] = ()
+        result = output
+        if dtype != ORIGINAL:
+            result = f"{group.fqn}.gradient" if fresh else f"{group.fqn}.cast_gradient"
+            memory += self.alloc(result, "gradients", self.nbytes(shard, ORIGINAL))
+            kernels += (copy_kernel(shard, source=dtype, target=ORIGINAL),)
+            memory += [] if held else self.drop(output)
+        if not fresh:
+            kernels += (Kernel("add", shard, 3 * self.nbytes(shard, ORIGINAL), ORIGINAL),)
+            memory += [] if held and result == output else self.drop(result)
+        memory += [event for name in last for event in self.drop(name)]
+        return self.issue(
+            "copy",
+            group.fqn,
+            stream="all_reduce" if held else "reduce_scatter",
+            waits=(done,),
+            micro_batch=self.micro_batch,
+            kernels=kernels,
+            memory=memory,
+        )
+
+    def end_forward(self) -> None:
+        """The root's forward is over: the last all-gather output goes."""
+        group, self.forward_gather = self.forward_gather, None
+        self.gather_waits = self.last_copy_out
+        if group is not None:
+            memory = self.drop(f"{group.fqn}.all_gather")
+            self.issue("free", group.fqn, stream="host", micro_batch=self.micro_batch, memory=memory)
+
+    def end_backward(self, groups: list[Group]) -> None:
+        """The root's final callback: buffers that reductions held go, once the compute stream has waited for them."""
+        memory = [event for group in groups for event in self.drop(f"{group.fqn}.reduced")]
+        if self.reduce_input is not None:
+            memory += self.drop(self.reduce_input[0])
+            self.reduce_input = None
+        self.gather_waits, self.last_copy_out = [], []
+        if memory:
+            waits = self.reduces[-1:]
+            self.issue("free", groups[0].fqn, stream="compute", waits=waits, micro_batch=self.micro_batch, memory=memory)

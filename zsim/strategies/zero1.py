@@ -1,0 +1,78 @@
+"""ZeRO-1: every rank keeps all parameters and gradients, and steps only its own shard of the optimizer's states.
+
+Two forms. "all_reduce" averages whole gradients and uses a slice of them: 50 % more traffic than DDP. "reduce_scatter"
+averages only the slice that is used: as much traffic as DDP. Both all-gather the stepped parameters.
+Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", arXiv 1910.02054, §5.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from zsim.mesh import Mesh
+from zsim.program import Program
+from zsim.sharding import Granularity
+from zsim.strategies import building, flat
+from zsim.strategies.building import FlatGroup, Step
+from zsim.strategies.flat import FlatModel, FlatStep
+from zsim.training import Training
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """`form` of the reduction; `granularity` of the flat buffers: "unit", "parameter" or a bucket size in bytes."""
+
+    form: Literal["all_reduce", "reduce_scatter"] = "reduce_scatter"
+    granularity: Granularity = "unit"
+
+
+def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
+    """The Program of one step on the axis dp_shard; a mesh of one rank communicates nothing."""
+    model = FlatModel.cut(training, mesh=mesh, granularity=options.granularity)
+    reduce = FlatStep.all_reduce_gradients if options.form == "all_reduce" else FlatStep.reduce_scatter_in_place
+    return building.spmd(
+        mesh,
+        construction=flat.construction(model, sharded=False),
+        first=_step(model, reduce, first=True),
+        steady=_step(model, reduce, first=False),
+    )
+
+
+def _step(model: FlatModel, reduce: Callable[[FlatStep, FlatGroup], None], *, first: bool) -> Step:
+    step = FlatStep(model, gradient_kind="gradients")
+    forward_backward(step, reduce)
+    finish(step, first=first)
+    return step.step
+
+
+def forward_backward(step: FlatStep, reduce: Callable[[FlatStep, FlatGroup], None]) -> None:
+    """Every micro-batch; a group's gradients are reduced as soon as the last module that reads it has run backward."""
+    training = step.model.training
+    backward = training.modules[::-1]
+    ready = step.model.last_users(backward)
+    for step.micro_batch in range(training.batch.accumulation):
+        for module in training.modules:
+            step.forward(module)
+        for module in backward:
+            step.backward(module)
+            if synchronises(step):
+                for group in ready[module.fqn]:
+                    reduce(step, group)
+
+
+def synchronises(step: FlatStep) -> bool:
+    """Whether gradients are reduced in this micro-batch; never on one rank."""
+    training = step.model.training
+    last = step.micro_batch == training.batch.accumulation - 1
+    return step.model.num_shards > 1 and (last or training.sync == "every")
+
+
+def finish(step: FlatStep, *, first: bool) -> None:
+    """Step the shards and all-gather the parameters."""
+    stepped = step.optimizer(first=first)
+    if step.model.num_shards > 1:
+        for group in step.model.groups:
+            step.all_gather_parameters(group, after=stepped)
+    step.zero_grad()

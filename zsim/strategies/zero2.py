@@ -1,0 +1,41 @@
+"""ZeRO-2: as ZeRO-1, and gradients are reduce-scattered during backward: each rank keeps its shard, the whole is freed.
+
+Rajbhandari et al., arXiv 1910.02054, §5.2. With `sync = "last"` the whole gradients live through all micro-batches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zsim.mesh import Mesh
+from zsim.program import Program
+from zsim.sharding import Granularity
+from zsim.strategies import building, flat, zero1
+from zsim.strategies.building import Step
+from zsim.strategies.flat import FlatModel, FlatStep
+from zsim.training import Training
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """`granularity` of flat buffers: "unit", "parameter" or a bucket size in bytes."""
+
+    granularity: Granularity = "unit"
+
+
+def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
+    """The Program of one step on the axis dp_shard; a mesh of one rank communicates nothing."""
+    model = FlatModel.cut(training, mesh=mesh, granularity=options.granularity)
+    return building.spmd(
+        mesh,
+        construction=flat.construction(model, sharded=False),
+        first=_step(model, first=True),
+        steady=_step(model, first=False),
+    )
+
+
+def _step(model: FlatModel, *, first: bool) -> Step:
+    step = FlatStep(model)
+    zero1.forward_backward(step, FlatStep.reduce_scatter_gradients)
+    zero1.finish(step, first=first)
+    return step.step

@@ -1,0 +1,76 @@
+"""ZeRO-3: parameters, gradients and optimizer states are all sharded; a unit is gathered only around its compute.
+
+Forward: gather, compute, free. Backward: gather, compute, free, reduce-scatter. `lookahead` gathers that many modules
+ahead of the one that computes. Rajbhandari et al., arXiv 1910.02054, §5.3. A group that several modules read (the
+root's, tied weights, buckets that cross units) stays gathered from its first to its last reader of a pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zsim.mesh import Mesh
+from zsim.program import Program
+from zsim.sharding import Granularity
+from zsim.strategies import building, flat, zero1
+from zsim.strategies.building import FlatGroup, Step
+from zsim.strategies.flat import FlatModel, FlatStep
+from zsim.training import LoweredModule, Training
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """`lookahead`: modules gathered ahead; `granularity`: "unit", "parameter" or a bucket size in bytes."""
+
+    lookahead: int = 1
+    granularity: Granularity = "unit"
+
+
+def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
+    """The Program of one step on the axis dp_shard; on one rank there is nothing to shard and it is ZeRO-1's."""
+    if mesh.size(flat.AXIS) == 1:
+        return zero1.plan(training, mesh=mesh, options=zero1.Options(granularity=options.granularity))
+    model = FlatModel.cut(training, mesh=mesh, granularity=options.granularity)
+    return building.spmd(
+        mesh,
+        construction=flat.construction(model, sharded=True),
+        first=_step(model, lookahead=options.lookahead, first=True),
+        steady=_step(model, lookahead=options.lookahead, first=False),
+    )
+
+
+def _step(model: FlatModel, *, lookahead: int, first: bool) -> Step:
+    step = FlatStep(model)
+    modules = model.training.modules
+    for step.micro_batch in range(model.training.batch.accumulation):
+        forward(step, modules, lookahead=lookahead)
+        backward(step, modules[::-1], lookahead=lookahead)
+    step.optimizer(first=first)
+    step.zero_grad()
+    return step.step
+
+
+def forward(step: FlatStep, modules: tuple[LoweredModule, ...], *, lookahead: int) -> None:
+    """Gather, compute and free, module by module."""
+    done = step.model.last_users(modules)
+    for i, module in enumerate(modules):
+        step.unshard(*_needed(step.model, modules[i : i + 1 + lookahead]))
+        step.forward(module)
+        step.reshard(*done[module.fqn])
+
+
+def backward(step: FlatStep, modules: tuple[LoweredModule, ...], *, lookahead: int) -> None:
+    """Gather, compute, free and reduce-scatter; `modules` come in the order of backward."""
+    done = step.model.last_users(modules)
+    for i, module in enumerate(modules):
+        step.unshard(*_needed(step.model, modules[i : i + 1 + lookahead]))
+        step.backward(module)
+        step.reshard(*done[module.fqn])
+        if zero1.synchronises(step):
+            for group in done[module.fqn]:
+                step.reduce_scatter_gradients(group)
+
+
+def _needed(model: FlatModel, modules: tuple[LoweredModule, ...]) -> tuple[FlatGroup, ...]:
+    """The groups that `modules` read, in the order in which they are needed."""
+    return tuple(dict.fromkeys(group for module in modules for group in model.needs[module.fqn]))

@@ -1,0 +1,77 @@
+"""torch's ZeroRedundancyOptimizer under DDP: parameters and gradients stay whole, each optimizer state has one owner.
+
+Whole parameters go greedily to ranks, largest first; after its own step every rank broadcasts each parameter it owns.
+Ranks differ, so each has its own program. The optimizer steps the parameters in their own dtype, without a master copy.
+Source: torch/distributed/optim/zero_redundancy_optimizer.py.
+"""
+
+from __future__ import annotations
+
+from zsim.mesh import Mesh
+from zsim.model import Parameter
+from zsim.program import Program, RankProgram
+from zsim.sharding import greedy_owners
+from zsim.strategies import building, ddp, replicated
+from zsim.strategies.building import Step
+from zsim.strategies.ddp import Options
+from zsim.strategies.replicated import ReplicatedModel
+from zsim.training import DTYPE_NBYTES, Training
+
+__all__ = ["Options", "owned_parameters", "plan"]
+
+
+def owned_parameters(training: Training, *, num_ranks: int) -> tuple[tuple[Parameter, ...], ...]:
+    """By rank: the parameters that it owns, largest first, as the optimizer keeps them."""
+    parameters = building.named_parameters(training.model)
+    owners = greedy_owners([parameter.numel for parameter in parameters], num_ranks=num_ranks)
+    largest_first = sorted(zip(parameters, owners, strict=True), key=lambda pair: -pair[0].numel)
+    return tuple(tuple(p for p, owner in largest_first if owner == rank) for rank in range(num_ranks))
+
+
+def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
+    """The Programs of one step, one per distinct rank, on the axis dp_replicate."""
+    model = ddp.replicated_model(training, mesh=mesh, options=options)
+    owned = owned_parameters(training, num_ranks=model.num_replicas)
+    construction = tuple(_construction(model).ops)
+    distinct: dict[RankProgram, int] = {}
+    assignment = tuple(
+        distinct.setdefault(
+            RankProgram(
+                construction=construction,
+                first=tuple(_step(model, owned, rank=rank, first=True).ops),
+                steady=tuple(_step(model, owned, rank=rank, first=False).ops),
+            ),
+            len(distinct),
+        )
+        for rank in range(model.num_replicas)
+    )
+    return Program(mesh=mesh, ranks=tuple(distinct), assignment=assignment)
+
+
+def _construction(model: ReplicatedModel) -> Step:
+    return replicated.construction(model, has_master=False)
+
+
+def _step(model: ReplicatedModel, owned: tuple[tuple[Parameter, ...], ...], *, rank: int, first: bool) -> Step:
+    step = ddp.forward_backward(model, first=first)
+    stepped = step.optimizer([parameter.numel for parameter in owned[rank]], first=first, has_master=False)
+    if model.num_replicas > 1:
+        _broadcast(step.step, model, owned, after=stepped)
+    step.zero_grad()
+    return step.step
+
+
+def _broadcast(step: Step, model: ReplicatedModel, owned: tuple[tuple[Parameter, ...], ...], *, after: int) -> None:
+    """Parameter by parameter, all of rank 0's first."""
+    for root, parameters in enumerate(owned):
+        for parameter in parameters:
+            step.issue(
+                "broadcast",
+                parameter.fqn,
+                stream="all_gather",
+                waits=(after,),
+                group=replicated.AXIS,
+                nbytes=parameter.numel * DTYPE_NBYTES[model.dtype],
+                root=root,
+                dtype=model.dtype,
+            )
