@@ -93,12 +93,12 @@ class Expectation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Whether an expectation held. `found` is text for people; "unsupported", and not ok, where there is none."""
+    """Whether an expectation held. `found` is text for people; "unsupported", and `ok` None, where there is none."""
 
     name: str
     expected: str
     found: str
-    ok: bool
+    ok: bool | None
 
 
 def expectation(name: str, written: int | str) -> Expectation:
@@ -128,7 +128,7 @@ def check(expectations: tuple[Expectation, ...], *, found: Mapping[str, Number |
 
 def _verdict(item: Expectation, found: Number | None) -> Verdict:
     if found is None:
-        return Verdict(name=item.name, expected=item.text, found="unsupported", ok=False)
+        return Verdict(name=item.name, expected=item.text, found="unsupported", ok=None)
     return Verdict(
         name=item.name,
         expected=item.text,

@@ -38,7 +38,7 @@ class Figures:
     exposed_share: float | None
     tokens_per_second_per_gpu: float | None
     mfu: float | None
-    bytes_sent_per_rank: int
+    bytes_sent_per_rank: int | None
     collectives: Mapping[str, Traffic]
     peak_memory_bytes: int
     peak_first_step_bytes: int
@@ -61,7 +61,7 @@ def figures(run: Run, scenario: Scenario) -> Figures:
         exposed_share=exposed / time if time and exposed is not None else None,
         tokens_per_second_per_gpu=tokens * 1e9 / time if time else None,
         mfu=_mfu(run, scenario, time),
-        bytes_sent_per_rank=max(rank.bytes_sent for rank in run.ranks),
+        bytes_sent_per_rank=_bytes_sent(run),
         collectives=traffic(run.ranks[0]),
         peak_memory_bytes=memory.peak_bytes,
         peak_first_step_bytes=max(rank.phases["first"].memory.peak_bytes for rank in run.ranks),
@@ -78,6 +78,12 @@ def traffic(rank: RankRun) -> Mapping[str, Traffic]:
         if sizes:
             found[kind] = Traffic(count=len(sizes), bytes=sum(sizes))
     return found
+
+
+def _bytes_sent(run: Run) -> int | None:
+    """The most that any rank puts on the wire; None where collectives were seen but no wire was."""
+    most = max(rank.bytes_sent for rank in run.ranks)
+    return most if most or not traffic(run.ranks[0]) else None
 
 
 def _largest(values: Iterable[int]) -> int:

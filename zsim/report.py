@@ -21,6 +21,9 @@ from zsim.scenario import Scenario
 from zsim.units import format_bytes, format_time
 
 
+WORDS = {True: "ok", False: "FAILED", None: "-"}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
     """A Run with its figures and the verdicts on what its scenario expects."""
@@ -32,7 +35,7 @@ class RunReport:
     @property
     def ok(self) -> bool:
         """Whether every expectation held and the Run reached its end."""
-        return self.run.complete and all(verdict.ok for verdict in self.verdicts)
+        return self.run.complete and all(verdict.ok is not False for verdict in self.verdicts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +108,7 @@ def print_runs(reports: Sequence[RunReport], *, as_json: bool, several: bool) ->
         head = f"{run.scenario} on {run.backend} ({run.interpreter}), {run.world_size:,} ranks"
         table(head, list(_figure_rows(one)))
         for verdict in one.verdicts:
-            say(f"  {'ok    ' if verdict.ok else 'FAILED'} {verdict.name}: {verdict.expected}, found {verdict.found}")
+            say(f"  {WORDS[verdict.ok]:6} {verdict.name}: {verdict.expected}, found {verdict.found}")
 
 
 def _figure_rows(one: RunReport) -> Iterator[tuple[str, str]]:
@@ -121,7 +124,8 @@ def _figure_rows(one: RunReport) -> Iterator[tuple[str, str]]:
         yield "tokens/s per rank", f"{figures.tokens_per_second_per_gpu:,.0f}"
     for kind, traffic in figures.collectives.items():
         yield kind.replace("_", "-"), f"{traffic.count} of {traffic.bytes:,} B in all"
-    yield "sent per rank", f"{figures.bytes_sent_per_rank:,} B"
+    if figures.bytes_sent_per_rank is not None:
+        yield "sent per rank", f"{figures.bytes_sent_per_rank:,} B"
     peak = figures.peak_memory_bytes
     yield "peak memory", f"{peak:,} B ({format_bytes(peak)})"
     yield "peak of first step", f"{figures.peak_first_step_bytes:,} B"

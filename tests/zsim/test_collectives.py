@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 import zsim.collectives
 from tests.strategies import collectives, num_shards
-from zsim.collectives import ALGORITHMS
+from zsim.collectives import ALGORITHMS, gloo, ring
 from zsim.collectives.ring import BROADCAST_SLICE_NBYTES, Send, step_ns
 from zsim.sharding import shards
 
 libraries = st.sampled_from(sorted(ALGORITHMS))
-messages = st.one_of(st.integers(0, 10_000), st.integers(0, 40 * 2**20))
+messages = st.one_of(st.integers(0, 10_000), st.integers(2**22 - 2, 40 * 2**20))
 
 
 def test_every_file_of_the_package_is_in_the_table() -> None:
@@ -124,6 +124,13 @@ def test_a_gloo_broadcast_to_five_ranks_doubles_who_has_the_message() -> None:
 def test_the_root_of_a_gloo_broadcast_sends_log2_n_messages_and_leaves_none(size: int, sent: list[int]) -> None:
     found = [ALGORITHMS["gloo"].bytes_sent("broadcast", 100, group_size=size, rank=rank) for rank in range(size)]
     assert found == [100 * count for count in sent]
+
+
+@given(library=libraries, op=collectives, nbytes=messages, size=num_shards)
+def test_the_number_of_steps_is_known_without_making_them(library: str, op: str, nbytes: int, size: int) -> None:
+    num_steps = {"ring": ring.num_steps, "gloo": gloo.num_steps}[library]
+    steps = ALGORITHMS[library].steps(op, nbytes, group_size=size)
+    assert num_steps(op, nbytes, group_size=size) == sum(1 for _ in steps)
 
 
 def test_a_ring_broadcast_is_cut_into_slices() -> None:

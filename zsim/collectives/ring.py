@@ -60,11 +60,18 @@ def num_steps(op: str, nbytes: int, *, group_size: int) -> int:
 
 
 def duration_ns(op: str, nbytes: int, *, group_size: int, alpha_ns: int, bytes_per_s: int) -> int:
-    """The closed form: steps times the time of the largest chunk (Thakur, Rabenseifner, Gropp 2005, ring terms)."""
+    """The closed form: steps times the time of the largest chunk (Thakur, Rabenseifner, Gropp 2005, ring terms).
+
+    The last step of a broadcast carries nothing but the last slice, which can be shorter than the others.
+    """
+    num = num_steps(op, nbytes, group_size=group_size)
+    if num == 0:
+        return 0
     parts = _num_slices(nbytes) if op == "broadcast" else group_size
-    chunk = shard_size(nbytes, parts)
-    one_step = step_ns(chunk, alpha_ns=alpha_ns, bytes_per_s=bytes_per_s)
-    return num_steps(op, nbytes, group_size=group_size) * one_step
+    largest = shard_size(nbytes, parts)
+    last = nbytes - (parts - 1) * largest if op == "broadcast" else largest
+    one_step, last_step = (step_ns(chunk, alpha_ns=alpha_ns, bytes_per_s=bytes_per_s) for chunk in (largest, last))
+    return (num - 1) * one_step + last_step
 
 
 def steps(op: str, nbytes: int, *, group_size: int, root: int = 0) -> Iterator[Step]:

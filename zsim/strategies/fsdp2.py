@@ -145,6 +145,7 @@ def backward(
     step: ShardedStep, modules: tuple[LoweredModule, ...], groups: dict[str, Group], *, sync: bool
 ) -> None:
     """Reverse order; each group gathers if need be, prefetches the one before it, runs, frees itself, and reduces."""
+    step.begin_backward()
     order = _post_forward_order(modules, groups)
     entered: set[str] = set()
     for module in reversed(modules):

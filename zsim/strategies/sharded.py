@@ -6,6 +6,7 @@ reference. Streams and waits follow FSDPCommContext. Nothing here decides which 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -81,6 +82,11 @@ class ShardedStep(Step):
     gathers: dict[str, int] = field(default_factory=dict)
     reduce_input: tuple[str, int] | None = None
     reduces: list[int] = field(default_factory=list)
+    uses_left: Counter[str] = field(default_factory=Counter)
+    """Gradients of each parameter still to come in this backward: a tied one has several, summed before they are kept."""
+    tied_parts: dict[str, list[str]] = field(default_factory=dict)
+    born: set[str] = field(default_factory=set)
+    """Parameters whose gradient this backward has made anew, rather than found from an earlier micro-batch."""
 
     def nbytes(self, numel: int, dtype: str) -> int:
         """Bytes of `numel` elements."""
@@ -206,6 +212,12 @@ class ShardedStep(Step):
             memory=tuple(self._gradients(module.backward.memory, numels)),
         )
 
+    def begin_backward(self) -> None:
+        """Count the gradients that this backward will make of each parameter."""
+        events = (event for module in self.training.modules for event in module.backward.memory)
+        self.uses_left = Counter(event.fqn for event in events if isinstance(event, ParameterGradient))
+        self.born = set()
+
     def _gradients(self, events: Iterable[TapeEvent], numels: dict[str, int]) -> Iterator[MemoryEvent]:
         """A gradient that finds an older one is added to it when the node that made it has let go of what it held."""
         added: list[str] = []
@@ -220,11 +232,18 @@ class ShardedStep(Step):
                 continue
             nbytes = self.nbytes(numels[event.fqn], self.training.precision.parameters)
             name = f"{event.fqn}.unsharded_gradient"
+            self.uses_left[event.fqn] -= 1
             if name not in self.live:
+                self.born.add(event.fqn)
                 yield from self.alloc(name, "unsharded_gradients", nbytes)
+                continue
+            part = f"{name}.added{self.uses_left[event.fqn]}"
+            yield Alloc(part, "temporaries", nbytes)
+            waiting = self.tied_parts.pop(event.fqn, [])
+            if self.uses_left[event.fqn] and event.fqn not in self.born:
+                self.tied_parts[event.fqn] = [*waiting, part]
             else:
-                added.append(f"{name}.added")
-                yield Alloc(added[-1], "temporaries", nbytes)
+                added += [*waiting, part]
         yield from (Free(name) for name in added)
 
     # -- reduce

@@ -1,0 +1,104 @@
+"""fsdp2 and hsdp as predicted against torch's own fully_shard on the fake process group: order, bytes and memory, all exact."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch.distributed as dist
+
+from zreal import torch_private
+from zreal.observer import observe
+from zsim.memory import replay
+from zsim.plan import plan
+from zsim.program import COLLECTIVES, PHASES
+from zsim.scenario import Scenario, parse
+
+PRECISIONS = (("fp32", "fp32"), ("bf16", "fp32"), ("bf16", "bf16"))
+ACCUMULATIONS = ((1, "every"), (2, "every"), (3, "last"))
+
+
+def scenario(
+    model: str,
+    *,
+    ranks: int,
+    keep: str = '"auto"',
+    precision: tuple[str, str] = ("fp32", "fp32"),
+    accumulation: tuple[int, str] = (1, "every"),
+    replicas: int = 1,
+    implementation: str = "foreach",
+) -> Scenario:
+    """A scenario of fully_shard, on a 2-D mesh when there are replicas."""
+    count, sync = accumulation
+    name = "hsdp" if replicas > 1 else "fsdp2"
+    replicate = f"dp_replicate = {replicas}, " if replicas > 1 else ""
+    text = f"""
+model = {{ preset = "{model}" }}
+batch = {{ micro_batch = 2, sequence_length = {1 if "mlp" in model else 32}, accumulation = {count} }}
+cluster = {{ preset = "cpu-gloo", ranks = {ranks} }}
+strategy = {{ name = "{name}", {replicate}dp_shard = {ranks // replicas}, reshard_after_forward = {keep}, sync = "{sync}" }}
+precision = {{ parameters = "{precision[0]}", reduce = "{precision[1]}" }}
+optimizer = {{ name = "adamw", implementation = "{implementation}" }}
+"""
+    return parse(text.encode(), where="test.toml")
+
+
+def differences(case: Scenario, *, rank: int) -> list[str]:
+    """Every difference between the Program of `rank` and what torch does there."""
+    dist.init_process_group("fake", rank=rank, world_size=case.world_size, store=torch_private.fake_store())
+    try:
+        measured = observe(case, rank=rank).run
+    finally:
+        dist.destroy_process_group()
+    program = plan(case, device="cpu").of_rank(rank)
+    memory = replay(program)
+    found = []
+    for phase in PHASES:
+        issued = [(op.kind, op.nbytes, op.group.split(":")[0]) for op in program.phase(phase) if op.kind in COLLECTIVES]
+        seen = measured.phases[phase]
+        recorded = [(one.op, one.nbytes, one.group) for one in seen.collectives]
+        if [one[:2] for one in issued] != [one[:2] for one in recorded]:
+            found.append(f"{phase}: issued {issued}, recorded {recorded}")
+        if memory[phase].end_bytes != seen.memory.end_bytes:
+            found.append(f"{phase}: ends at {memory[phase].end_bytes}, measured {seen.memory.end_bytes}")
+        if phase != "construction" and memory[phase].peak_bytes != seen.memory.peak_bytes:
+            found.append(f"{phase}: peak {memory[phase].peak_bytes}, measured {seen.memory.peak_bytes}")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("keep", "precision", "accumulation"),
+    list(itertools.product(('"auto"', "true", "false", "2"), PRECISIONS, ACCUMULATIONS)),
+)
+def test_fsdp2_of_uneven_mlp_on_four_ranks_is_exact(
+    keep: str, precision: tuple[str, str], accumulation: tuple[int, str]
+) -> None:
+    case = scenario("mlp-uneven", ranks=4, keep=keep, precision=precision, accumulation=accumulation)
+
+    assert differences(case, rank=3) == []
+
+
+@pytest.mark.parametrize(("precision", "accumulation"), list(itertools.product(PRECISIONS, ACCUMULATIONS)))
+def test_hsdp_of_mlp_on_two_times_two_ranks_is_exact(precision: tuple[str, str], accumulation: tuple[int, str]) -> None:
+    case = scenario("mlp-tiny", ranks=4, replicas=2, precision=precision, accumulation=accumulation)
+
+    assert differences(case, rank=0) == []
+
+
+@pytest.mark.parametrize("ranks", [2, 8, 64, 1024])
+def test_fsdp2_of_mlp_is_exact_on_the_last_rank_of_any_world(ranks: int) -> None:
+    assert differences(scenario("mlp-tiny", ranks=ranks), rank=ranks - 1) == []
+
+
+@pytest.mark.parametrize("model", ["gpt-tiny", "llama-tiny"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("accumulation", ACCUMULATIONS)
+def test_fsdp2_of_transformers_is_exact(
+    model: str, precision: tuple[str, str], accumulation: tuple[int, str]
+) -> None:
+    assert differences(scenario(model, ranks=4, precision=precision, accumulation=accumulation), rank=0) == []
+
+
+@pytest.mark.parametrize("implementation", ["foreach", "for-loop", "fused"])
+def test_optimizer_implementations_are_exact_on_a_model_of_nothing_but_optimizer(implementation: str) -> None:
+    assert differences(scenario("mlp-small", ranks=2, implementation=implementation), rank=0) == []

@@ -1,0 +1,189 @@
+"""Two Runs are compared in order of rigour; what cannot be seen is unsupported, and nothing at all is a failure."""
+
+from dataclasses import replace
+
+import pytest
+
+from zsim import saved
+from zsim.compare import Bounds, agrees, compare
+from zsim.run import CollectiveRecord, MemoryRecord, Numerics, PhaseRecord, RankRun, Run, Span
+
+GATHER = CollectiveRecord(op="all_gather", nbytes=1024, group="dp_shard", group_size=2)
+SCATTER = CollectiveRecord(op="reduce_scatter", nbytes=512, group="dp_shard", group_size=2)
+
+
+def phase(*collectives: CollectiveRecord, peak: int = 1000) -> PhaseRecord:
+    memory = MemoryRecord(start_bytes=10, peak_bytes=peak, end_bytes=10, peak_at="backward blocks.1")
+    return PhaseRecord(collectives=collectives, memory=memory)
+
+
+def a_run(backend: str = "gloo", *, peak: int = 1000, order=(GATHER, SCATTER), numerics=None, **more) -> Run:
+    phases = {"construction": phase(peak=7), "first": phase(*order), "steady": phase(*order, peak=peak)}
+    ranks = tuple(RankRun(rank=rank, phases=phases, numerics=numerics) for rank in range(2))
+    fields = {"scenario": "x", "backend": backend, "interpreter": "observer", "world_size": 2, "ranks": ranks}
+    return Run(**{**fields, **more})
+
+
+def statuses(checks):
+    return {check.name: check.status for check in checks}
+
+
+def named(checks, name):
+    return next(check for check in checks if check.name == name)
+
+
+PARITY = Numerics(losses=(1.0, 0.5), largest_relative_difference=3e-7, steps=2)
+
+
+def test_a_run_agrees_with_itself_in_every_check():
+    checks = compare(a_run("sim"), a_run(numerics=PARITY))
+    assert statuses(checks) == {
+        "collective order": "ok",
+        "bytes": "ok",
+        "peak memory, construction": "ok",
+        "peak memory, first": "ok",
+        "peak memory, steady": "ok",
+        "numerics": "ok",
+        "step time": "unsupported",
+    }
+    assert [check.detail for check in checks[:2]] == ["exact    8 of 8", "exact    8 of 8, 6,144 B"]
+    assert named(checks, "peak memory, steady").detail == (
+        "exact    1,000 B on rank 0, exact on all 2 observed (backward blocks.1)"
+    )
+    assert named(checks, "numerics").detail == (
+        "parameters after 2 steps: largest relative difference 3e-07, at most 0.0001 allowed"
+    )
+    assert agrees(checks)
+
+
+@pytest.mark.quality
+def test_two_swapped_collectives_are_shown_in_their_context():
+    checks = compare(a_run("sim", order=(SCATTER, GATHER)), a_run())
+    assert statuses(checks)["collective order"] == "failed"
+    assert named(checks, "collective order").detail.splitlines() == [
+        "rank 0, first phase, first difference at collective 0:",
+        ">    0 predicted reduce_scatter 512 B dp_shard(2)              measured all_gather 1,024 B dp_shard(2)",
+        "     1 predicted all_gather 1,024 B dp_shard(2)                measured reduce_scatter 512 B dp_shard(2)",
+    ]
+    assert not agrees(checks)
+
+
+@pytest.mark.quality
+def test_a_shard_off_by_one_element_fails_the_bytes_and_not_the_order():
+    checks = compare(a_run("sim", order=(replace(GATHER, nbytes=1028), SCATTER)), a_run())
+    assert (statuses(checks)["collective order"], statuses(checks)["bytes"]) == ("ok", "failed")
+
+
+@pytest.mark.quality
+def test_a_missing_collective_fails_order_and_bytes():
+    checks = compare(a_run("sim", order=(GATHER,)), a_run())
+    assert (statuses(checks)["collective order"], statuses(checks)["bytes"]) == ("failed", "failed")
+
+
+def test_no_observed_collective_is_a_failure_and_never_a_pass():
+    checks = compare(a_run("sim", order=()), a_run(order=()))
+    assert named(checks, "collective order").status == "failed"
+    assert named(checks, "collective order").detail == "no collective was observed at all"
+
+
+def test_one_rank_alone_needs_no_collective():
+    alone = a_run(order=(), world_size=1)
+    alone = replace(alone, ranks=alone.ranks[:1])
+    assert statuses(compare(alone, alone))["collective order"] == "ok"
+
+
+def test_no_observed_memory_is_a_failure():
+    checks = compare(a_run("sim", peak=0), a_run(peak=0))
+    assert named(checks, "peak memory, steady").status == "failed"
+
+
+@pytest.mark.parametrize(("predicted", "status", "word"), [(1049, "ok", "within"), (1051, "failed", "beyond")])
+def test_memory_that_is_not_exact_says_its_bound_and_its_difference(predicted, status, word):
+    check = named(compare(a_run("sim", peak=predicted), a_run()), "peak memory, steady")
+    assert check.status == status
+    assert check.detail.startswith(f"{word} 5%: predicted {predicted:,} B, measured 1,000 B on rank 0, +{predicted - 1000}")
+
+
+def test_a_bound_of_nothing_demands_the_byte():
+    assert not agrees(compare(a_run("sim", peak=1001), a_run(), bounds=Bounds(memory=0.0)))
+
+
+def test_a_backend_that_cannot_see_memory_says_unsupported():
+    blind = a_run(provenance={"sees": "numerics"})
+    check = named(compare(a_run("sim"), blind), "peak memory, steady")
+    assert (check.status, check.detail) == ("unsupported", "unsupported: gloo cannot see memory")
+
+
+@pytest.mark.parametrize(
+    "numerics",
+    [
+        Numerics(losses=(1.0,), largest_relative_difference=0.5, steps=1),
+        Numerics(losses=(1.0,), largest_relative_difference=float("nan"), steps=1),
+        Numerics(losses=(float("nan"),), largest_relative_difference=0.0, steps=1),
+    ],
+)
+def test_numbers_that_differ_or_are_none_fail(numerics):
+    assert named(compare(a_run("sim"), a_run(numerics=numerics)), "numerics").status == "failed"
+
+
+def test_time_is_unsupported_where_constants_are_assumed():
+    assumed = a_run("sim", step_time_ns=100, provenance={"calibration": "assumed", "cluster": "cpu-gloo"})
+    check = named(compare(assumed, a_run(step_time_ns=200)), "step time")
+    assert (check.status, check.predicted, check.measured) == ("unsupported", 100, 200)
+    assert "cpu-gloo is not calibrated here" in check.detail
+
+
+@pytest.mark.parametrize(("step_time_ns", "status"), [(1050, "ok"), (1200, "failed")])
+def test_time_is_judged_where_both_sides_are_calibrated(step_time_ns, status):
+    checks = compare(a_run("sim", step_time_ns=step_time_ns), a_run(step_time_ns=1000))
+    assert named(checks, "step time").status == status
+
+
+def test_runs_of_other_world_sizes_are_not_compared_further():
+    checks = compare(a_run("sim", world_size=4), a_run())
+    assert [(check.name, check.status) for check in checks] == [("world size", "failed")]
+
+
+def test_a_folded_rank_stands_for_all_when_it_says_so():
+    folded = a_run("sim")
+    folded = replace(folded, ranks=(replace(folded.ranks[0], stands_for=2),))
+    assert agrees(compare(folded, a_run()))
+
+
+def test_an_incomplete_measurement_fails():
+    assert statuses(compare(a_run("sim"), a_run(complete=False)))["complete"] == "failed"
+
+
+def test_a_group_of_all_ranks_is_the_world_whatever_its_axis_is_called():
+    other = tuple(replace(record, group="world") for record in (GATHER, SCATTER))
+    assert agrees(compare(a_run("sim"), a_run(order=other)))
+
+
+def test_a_saved_run_is_read_back_to_the_last_field(tmp_path):
+    span = Span(name="forward blocks.0", kind="forward", unit="blocks.0", stream="compute", start_ns=0, end_ns=5)
+    run = a_run(numerics=PARITY, step_time_ns=5, provenance={"seed": "0"})
+    run = replace(run, ranks=tuple(replace(rank, spans=(span,)) for rank in run.ranks))
+    saved.save(run, tmp_path / "deep" / "run.json")
+    assert saved.load(tmp_path / "deep" / "run.json") == run
+    assert saved.dump(run) == saved.dump(saved.load(tmp_path / "deep" / "run.json"))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", '{"schema_version": 1, "run": {}}', '{"schema_version": 9, "run": {}}', "[" * 9999]
+)
+def test_a_file_that_is_no_saved_run_is_refused_with_its_name(tmp_path, text):
+    file = tmp_path / "run.json"
+    file.write_text(text)
+    with pytest.raises(saved.SavedRunError, match="run.json: expected a saved Run"):
+        saved.load(file)
+
+
+def test_every_single_damage_to_a_saved_run_is_refused_or_read(tmp_path):
+    text = saved.dump(a_run(numerics=PARITY))
+    file = tmp_path / "run.json"
+    for i in range(0, len(text), 7):
+        file.write_text(text[:i] + text[i + 3 :])
+        try:
+            saved.load(file)
+        except saved.SavedRunError as error:
+            assert "run.json" in str(error)

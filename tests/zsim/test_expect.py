@@ -1,0 +1,73 @@
+"""What a scenario asserts is read with its unit and judged exactly."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zsim.errors import ScenarioError
+from zsim.expect import FIGURES, Expectation, Verdict, check, expectation
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "operator", "value"),
+    [
+        ("peak_memory", "<= 70 GiB", "<=", 70 * 2**30),
+        ("peak_memory", 212_744, "==", 212_744),
+        ("peak_memory", "212,744 B", "==", 212_744),
+        ("peak_first_step", "< 1 MiB", "<", 2**20),
+        ("exposed_communication", "<= 10 %", "<=", 0.1),
+        ("mfu", ">= 0.4", ">=", 0.4),
+        ("step_time", "< 5 ms", "<", 5_000_000),
+        ("all_gathers", 9, "==", 9),
+        ("reduce_scatters", ">= 1,000", ">=", 1000),
+        ("bytes_sent_per_rank", "304,656 B", "==", 304_656),
+    ],
+)
+def test_an_entry_is_a_comparison_with_a_number(name, written, operator, value):
+    found = expectation(name, written)
+    assert (found.name, found.operator, found.value) == (name, operator, value)
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "words"),
+    [
+        ("peak_memroy", "<= 1 GiB", "expect.peak_memroy: unknown key, did you mean peak_memory?"),
+        ("peak_memory", "80G", "expect.peak_memory: "),
+        ("peak_memory", "<= 5 ms", "expect.peak_memory: "),
+        ("exposed_communication", 10, "expect.exposed_communication: expected text with a unit"),
+        ("step_time", "=< 5 ms", "expect.step_time: "),
+        ("all_gathers", "nine", "expect.all_gathers: "),
+        ("all_gathers", -1, "expect.all_gathers: "),
+        ("all_gathers", "", "expect.all_gathers: "),
+    ],
+)
+def test_an_entry_that_cannot_be_read_is_refused_by_its_key(name, written, words):
+    with pytest.raises(ScenarioError) as caught:
+        expectation(name, written)
+    assert str(caught.value).startswith(words)
+
+
+def test_verdicts_say_what_was_expected_and_found():
+    wanted = (expectation("all_gathers", 9), expectation("peak_memory", "<= 1 MiB"), expectation("mfu", ">= 40 %"))
+    assert check(wanted, found={"all_gathers": 8, "peak_memory": 2**20, "mfu": None}) == (
+        Verdict(name="all_gathers", expected="9", found="8", ok=False),
+        Verdict(name="peak_memory", expected="<= 1 MiB", found="1,048,576 B (1.00 MiB)", ok=True),
+        Verdict(name="mfu", expected=">= 40 %", found="unsupported", ok=None),
+    )
+
+
+@given(st.integers(0, 2**50), st.integers(0, 2**50), st.sampled_from(["<=", ">=", "==", "<", ">"]))
+def test_bytes_are_compared_as_integers(limit, found, operator):
+    item = expectation("peak_memory", f"{operator} {limit} B")
+    assert item == Expectation(name="peak_memory", operator=operator, value=limit, text=f"{operator} {limit} B")
+    (verdict,) = check((item,), found={"peak_memory": found})
+    comparisons = {"<=": found <= limit, ">=": found >= limit, "==": found == limit, "<": found < limit}
+    assert verdict.ok == comparisons.get(operator, found > limit)
+
+
+@given(st.sampled_from(sorted(FIGURES)), st.one_of(st.text(max_size=60), st.integers()))
+def test_any_text_is_read_or_refused_with_its_key(name, written):
+    try:
+        assert expectation(name, written).name == name
+    except ScenarioError as error:
+        assert all(problem.startswith(f"expect.{name}: ") for problem in error.problems)

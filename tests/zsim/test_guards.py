@@ -1,0 +1,88 @@
+"""Hostile text is refused in linear time, and harmless text is not."""
+
+import time
+
+import pytest
+
+from zsim import guards
+from zsim.errors import ScenarioError
+
+
+def refused(text: str) -> str:
+    with pytest.raises(ScenarioError) as caught:
+        guards.check_text(text.encode(), where="x.toml")
+    return str(caught.value)
+
+
+def test_a_deep_dotted_key_of_40_kB_is_refused_at_once():
+    began = time.perf_counter()
+    assert refused("a." * 20_000 + "a = 1") == "x.toml: line 1: expected keys of at most 8 parts, found a longer one"
+    assert time.perf_counter() - began < 0.1
+
+
+@pytest.mark.parametrize("text", ["x = " + "[" * 17, "x = " + "{a=" * 17])
+def test_deep_nesting_is_refused(text):
+    assert refused(text) == "x.toml: line 1: expected at most 16 nested brackets, found more"
+
+
+def test_a_deep_key_behind_a_quote_is_found():
+    assert "expected keys of at most 8 parts" in refused('x = {"" = 1, ' + "a." * 30 + "a = 1}")
+
+
+@pytest.mark.parametrize("quotes", ['"', "'", '"""', "'''"])
+def test_a_string_without_end_is_refused_by_its_line(quotes):
+    assert refused(f"a = 1\nb = {quotes}abc") == "x.toml: line 2: not TOML: a string begins here and does not end"
+
+
+def test_the_scan_is_linear_in_unfinished_strings():
+    began = time.perf_counter()
+    guards.scan('"""' * 85_000)
+    guards.scan("'a'\n" * 64_000)
+    guards.scan('"\\' + '\\"' * 100_000)
+    assert time.perf_counter() - began < 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'a = "....................."',
+        "# .......................... [[[[[[[[[[[[[[[[[[[[",
+        "a = '[[[[[[[[[[[[[[[[[[[[[['",
+        'a = """\n.[.[.[.[.[.[.[.[.[.[.[.[.[.[.[.[.[.["."""',
+        "a = [1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5, 8.5, 9.5]",
+        'a = "\\\\"\nb = "\\""',
+    ],
+)
+def test_dots_and_brackets_inside_strings_comments_and_numbers_do_no_harm(text):
+    assert guards.check_text(text.encode(), where="x.toml") == text
+
+
+def test_a_file_over_256_kB_is_refused():
+    assert refused("#" * (256 * 1024 + 1)) == "x.toml: expected at most 262,144 bytes, found more"
+
+
+def test_bytes_that_are_no_text_are_refused_by_their_place():
+    with pytest.raises(ScenarioError, match="x.toml: expected UTF-8 text, found byte 0xff at 1"):
+        guards.check_text(b"a\xff", where="x.toml")
+
+
+def test_numbers_that_are_not_finite_or_too_long_are_named_by_key():
+    table = {"a": {"b": [1, float("inf")]}, "c": float("nan"), "d": 1 << 70, "e": 1.5, "f": True}
+    assert guards.number_problems(table) == (
+        "a.b[1]: expected a finite number, found inf",
+        "c: expected a finite number, found nan",
+        "d: expected an integer of at most 64 bits, found a longer one",
+    )
+
+
+def test_the_work_budget_names_its_factors():
+    assert guards.work_problem(world_size=1024, num_units=81, accumulation=1) == ""
+    assert guards.work_problem(world_size=1024, num_units=81, accumulation=1000) == (
+        "expected ranks × units × micro-batches of at most 20,000,000, found 1,024 × 81 × 1,000 = 82,944,000; "
+        "take fewer of one of them"
+    )
+
+
+def test_the_work_budget_is_smaller_where_every_rank_is_simulated():
+    assert guards.work_problem(world_size=1024, num_units=81, accumulation=1, all_ranks=True) == ""
+    assert "4,000,000" in guards.work_problem(world_size=1024, num_units=81, accumulation=100, all_ranks=True)

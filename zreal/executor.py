@@ -1,0 +1,192 @@
+"""Trains with our own Programs: real buffers, real autograd, and real collectives in exactly the Program's order.
+
+It has no prefetch logic: what is gathered, freed or reduced, and when, stands in the Program. A Program that computes
+on a unit which is not there, or that does not fit the model's modules, is a ProgramError. Each module's backward is
+entered from a hook on its output, so autograd runs whole and frees as it does in eager training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from zreal import modules
+from zreal.flat import FlatRank
+from zreal.meters import MemoryMeter
+from zreal.observer import device_mesh
+from zreal.recorder import CollectiveRecorder
+from zreal.replicated import ReplicatedRank
+from zsim.errors import ProgramError
+from zsim.model import ROOT
+from zsim.program import Op, Program, RankProgram
+from zsim.run import MemoryRecord, PhaseRecord, RankRun
+from zsim.scenario import Scenario
+
+Rank = FlatRank | ReplicatedRank
+RANKS: dict[str, Callable[[Scenario, modules.Model, dist.ProcessGroup], Rank]] = {
+    "ddp": ReplicatedRank,
+    "zero1": FlatRank,
+    "zero2": FlatRank,
+    "zero3": FlatRank,
+}
+"""What holds a rank's memory, by strategy."""
+
+MicroBatch = tuple[Tensor, Tensor]
+
+
+@dataclass(slots=True)
+class Execution:
+    """What one rank did: its record, its mean loss of each step, and every whole parameter after the last."""
+
+    run: RankRun
+    losses: list[float]
+    parameters: dict[str, Tensor]
+
+
+def execute(
+    scenario: Scenario,
+    program: Program,
+    *,
+    rank: int,
+    steps: int = 3,
+    device: str = "cpu",
+    progress: Callable[[str], None] = lambda _: None,
+) -> Execution:
+    """Train `steps` steps (at least 2) by `program` on this rank. The process group must exist."""
+    mesh, groups = device_mesh(scenario, device=device)
+    recorder = CollectiveRecorder(groups, world_size=scenario.world_size)
+    meter = MemoryMeter()
+    ops = program.of_rank(rank)
+    phases: dict[str, PhaseRecord] = {}
+    losses: list[float] = []
+    with meter, recorder:
+        with meter.span() as span:
+            trainer = _construct(scenario, ops, mesh.get_group(), device=device)
+        phases["construction"] = PhaseRecord(collectives=recorder.take(), memory=_record(span))
+        for step in range(steps):
+            progress(f"step {step}")
+            with meter.looking_away():
+                batches = _batches(scenario, rank=rank, step=step, device=device)
+            with meter.span() as span:
+                trainer.rank.begin(first=step == 0)
+                losses.append(trainer.step(ops.first if step == 0 else ops.steady, batches))
+            phase = PhaseRecord(collectives=recorder.take(), memory=_record(span))
+            phases |= {name: phase for name, at in (("first", 0), ("steady", steps - 1)) if at == step}
+    return Execution(RankRun(rank=rank, phases=phases), losses, trainer.rank.parameters())
+
+
+def _record(span: dict[str, int]) -> MemoryRecord:
+    return MemoryRecord(start_bytes=span["start"], peak_bytes=span["peak"], end_bytes=span["end"])
+
+
+def _construct(scenario: Scenario, ops: RankProgram, group: dist.ProcessGroup, *, device: str) -> Trainer:
+    model = modules.build(scenario.model, seed=scenario.seed, dtype=scenario.precision.parameters).to(device)
+    rank = RANKS[scenario.strategy](scenario, model, group)
+    with torch.no_grad():
+        for op in ops.construction:
+            rank.construct(op)
+    return Trainer(scenario, rank)
+
+
+def _batches(scenario: Scenario, *, rank: int, step: int, device: str) -> list[MicroBatch]:
+    batches = (
+        modules.inputs(
+            scenario.model,
+            scenario.batch,
+            seed=scenario.seed,
+            rank=rank,
+            step=step,
+            micro_batch=micro_batch,
+            dtype=scenario.precision.parameters,
+        )
+        for micro_batch in range(scenario.batch.accumulation)
+    )
+    return [(x.to(device), targets.to(device)) for x, targets in batches]
+
+
+@dataclass(slots=True)
+class Trainer:
+    """Walks the ops of a step. `_cursor` is the op that is carried out; hooks in autograd move it through backward."""
+
+    scenario: Scenario
+    rank: Rank
+    _ops: tuple[Op, ...] = ()
+    _cursor: int = 0
+    _forwards: int = 0
+    _backwards: int = 0
+    _value: Tensor | None = None
+    _losses: list[float] = field(default_factory=list)
+
+    def step(self, ops: tuple[Op, ...], batches: list[MicroBatch]) -> float:
+        """Carry out every op of one step; returns this rank's mean loss."""
+        self._ops, self._cursor, self._losses = ops, 0, []
+        while self._cursor < len(ops):
+            op = ops[self._cursor]
+            if op.kind == "forward":
+                self._forward(op, batches[op.micro_batch])
+            elif op.kind == "backward":
+                self._backward(op)
+            else:
+                self._perform(op)
+            self._cursor += 1
+        return sum(self._losses) / len(self._losses)
+
+    def _perform(self, op: Op) -> None:
+        last = op.micro_batch == self.scenario.batch.accumulation - 1
+        with torch.no_grad():
+            self.rank.perform(op, last_micro_batch=last)
+
+    def _forward(self, op: Op, batch: MicroBatch) -> None:
+        """Run the next module of the model; all but the last hand over to its backward by a hook on its output."""
+        specs = self.scenario.model.modules
+        spec, model = specs[self._forwards], self.rank.model
+        self._check(op, spec.unit)
+        self.rank.enter(spec, backward=False)
+        if self._value is None:
+            self._value = batch[0]
+        if spec.unit == ROOT:
+            self._value = modules.interpret(spec, self._value, batch[1], model)
+        else:
+            block = sum(module.unit != ROOT for module in specs[: self._forwards])
+            self._value = model.blocks[block](self._value)
+        self._forwards += 1
+        if self._forwards < len(specs):
+            self._value.register_hook(self._between)
+        else:
+            self._forwards = 0
+
+    def _backward(self, op: Op) -> None:
+        """Backward of the whole micro-batch, from its first backward op to its last; ranks' losses are averaged."""
+        loss, self._value = self._value, None
+        if loss is None:
+            raise ProgramError(where=f"op {op.index}", expected="every module's forward first", found="a backward")
+        self._backwards = len(self.scenario.model.modules)
+        self._enter_backward(op)
+        torch.autograd.backward(loss, torch.full_like(loss, 1 / self.rank.process_group.size()))
+        self._losses.append(loss.item())
+        if self._backwards:
+            raise ProgramError(where="backward", expected="every module's backward", found=f"{self._backwards} missing")
+
+    def _between(self, _: Tensor) -> None:
+        """Between two modules' backwards: carry out the Program's ops up to the next backward, and enter it."""
+        self._cursor += 1
+        while self._cursor < len(self._ops) and self._ops[self._cursor].kind != "backward":
+            self._perform(self._ops[self._cursor])
+            self._cursor += 1
+        if self._cursor == len(self._ops):
+            raise ProgramError(where="backward", expected=f"{self._backwards} more backward ops", found="none")
+        self._enter_backward(self._ops[self._cursor])
+
+    def _enter_backward(self, op: Op) -> None:
+        self._backwards -= 1
+        spec = self.scenario.model.modules[self._backwards]
+        self._check(op, spec.unit)
+        self.rank.enter(spec, backward=True)
+
+    def _check(self, op: Op, unit: str) -> None:
+        if op.unit != unit:
+            raise ProgramError(where=f"op {op.index}: {op.kind}", expected=f"unit {unit}", found=op.unit)

@@ -1,0 +1,217 @@
+"""One rank's real memory under zero1, zero2 and zero3: flat buffers, freed and gathered again as the Program says.
+
+Buffers bear the names that the Program gives them. Each op is carried out by its kind and the buffers it allocates and
+frees; when it is carried out is the executor's business, which reads it from the Program too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from zreal.modules import DTYPES, Model
+from zreal.optimizers import make_optimizer
+from zsim.errors import ProgramError
+from zsim.model import Module
+from zsim.program import Alloc, Free, Op
+from zsim.scenario import Scenario
+from zsim.strategies.building import MASTER_DTYPE, FlatGroup, flat_groups, used_parameters
+
+MASTER = DTYPES[MASTER_DTYPE]
+
+
+@dataclass(slots=True)
+class FlatRank:
+    """The model of one rank, its param groups as flat buffers, and the optimizer of its shards."""
+
+    scenario: Scenario
+    model: Model
+    process_group: dist.ProcessGroup
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    _groups: dict[str, FlatGroup] = field(default_factory=dict)
+    _stepped: dict[str, Tensor] = field(default_factory=dict)
+    _optimizer: torch.optim.Optimizer | None = None
+
+    def __post_init__(self) -> None:
+        groups = flat_groups(
+            self.scenario.model.units,
+            granularity=self.scenario.options.granularity,
+            num_shards=self.process_group.size(),
+            dtype=self.scenario.precision.parameters,
+        )
+        self._groups = {group.fqn: group for group in groups}
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of parameters and kept gradients."""
+        return DTYPES[self.scenario.precision.parameters]
+
+    def begin(self, *, first: bool) -> None:
+        """A step begins; nothing changes between steps."""
+
+    def construct(self, op: Op) -> None:
+        """Make a group's flat buffer, or free it where only the shard is kept; the model itself exists already."""
+        if op.kind == "copy":
+            self._flatten(op)
+        elif op.kind == "free":
+            self._free(op)
+
+    def _flatten(self, op: Op) -> None:
+        group = self._groups[op.unit]
+        flat = torch.zeros(group.layout.padded_numel, dtype=self.dtype, device=self._device)
+        for parameter, view in self._views(group, flat):
+            view.copy_(parameter.data)
+            parameter.data = view
+        made = _allocated(op)
+        if f"{op.unit}:unsharded" in made:
+            self.buffers[f"{op.unit}:unsharded"] = flat
+            self.buffers[f"{op.unit}:parameters"] = self._own(op.unit, flat).clone()
+        else:
+            self.buffers[f"{op.unit}:parameters"] = flat
+        shard = self._shard(op.unit)
+        self._stepped[op.unit] = shard
+        if f"{op.unit}:master" in made:
+            self._stepped[op.unit] = self.buffers[f"{op.unit}:master"] = shard.to(MASTER)
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def _views(self, group: FlatGroup, flat: Tensor) -> list[tuple[nn.Parameter, Tensor]]:
+        """Each parameter of `group` with its place in `flat`."""
+        pieces = torch.split(flat[: group.layout.numel], list(group.layout.numels))
+        return [
+            (self.model.get_parameter(p.fqn), piece.view(p.shape))
+            for p, piece in zip(group.group.parameters, pieces, strict=True)
+        ]
+
+    def _own(self, unit: str, full: Tensor) -> Tensor:
+        """This rank's slice of a whole buffer."""
+        size = self._groups[unit].layout.shard_numel
+        return full.narrow(0, self.process_group.rank() * size, size)
+
+    def _shard(self, unit: str) -> Tensor:
+        """This rank's parameters: a buffer of its own where they are sharded, else a slice of the whole."""
+        kept = self.buffers[f"{unit}:parameters"]
+        return kept if kept.numel() == self._groups[unit].layout.shard_numel else self._own(unit, kept)
+
+    def enter(self, module: Module, *, backward: bool) -> None:
+        """Before `module` computes: ProgramError if a parameter is not there; backward makes missing gradients."""
+        used = set(used_parameters(module))
+        for unit, group in self._groups.items():
+            if not any(parameter.fqn in used for parameter in group.group.parameters):
+                continue
+            full = self.buffers.get(f"{unit}:unsharded", self.buffers[f"{unit}:parameters"])
+            if group.layout.numel and full.untyped_storage().size() == 0:
+                raise ProgramError(
+                    where=f"{'backward' if backward else 'forward'} of {module.fqn}",
+                    expected=f"{unit} to be unsharded",
+                    found="it sharded",
+                    remedy="the Program must all-gather it first",
+                )
+            if backward and f"{unit}:gradients" not in self.buffers:
+                flat = torch.zeros_like(full)
+                self.buffers[f"{unit}:gradients"] = flat
+                for parameter, view in self._views(group, flat):
+                    parameter.grad = view
+
+    def perform(self, op: Op, *, last_micro_batch: bool) -> None:
+        """Carry out one op that is not compute."""
+        match op.kind:
+            case "all_gather":
+                self._all_gather(op)
+            case "copy":
+                source = self.buffers[f"{op.unit}:gradients"]
+                self.buffers[f"{op.unit}:reduce_input"] = source.to(DTYPES[self.scenario.precision.reduce])
+            case "all_reduce" | "reduce_scatter" if not _allocated(op):
+                self._reduce_in_place(op, last_micro_batch=last_micro_batch)
+            case "reduce_scatter":
+                self._reduce_scatter(op)
+            case "free":
+                self._free(op)
+            case "optimizer":
+                self._step()
+            case _:
+                raise ProgramError(where=f"op {op.index}", expected="an op of zero1, zero2 or zero3", found=op.kind)
+
+    def _all_gather(self, op: Op) -> None:
+        full = self.buffers.get(f"{op.unit}:unsharded", self.buffers[f"{op.unit}:parameters"])
+        full.untyped_storage().resize_(full.numel() * full.element_size())
+        dist.all_gather_into_tensor(full, self._shard(op.unit), group=self.process_group)
+
+    def _reduce_in_place(self, op: Op, *, last_micro_batch: bool) -> None:
+        """Sum over ranks. Where more micro-batches follow, each rank goes on with its own slice of the sum alone."""
+        gradients = self.buffers[f"{op.unit}:gradients"]
+        buffer = self.buffers.pop(f"{op.unit}:reduce_input", gradients)
+        own = self._own(op.unit, buffer)
+        if op.kind == "all_reduce":
+            dist.all_reduce(buffer, group=self.process_group)
+        else:
+            dist.reduce_scatter_tensor(own, buffer, group=self.process_group)
+        if buffer is not gradients:
+            gradients.copy_(buffer)
+        if not last_micro_batch:
+            start = self.process_group.rank() * own.numel()
+            gradients[:start].zero_()
+            gradients[start + own.numel() :].zero_()
+
+    def _reduce_scatter(self, op: Op) -> None:
+        """Sum over ranks into the gradient shard, or into a buffer that is added to it."""
+        made, unit = _allocated(op), op.unit
+        source = self.buffers.pop(f"{unit}:reduce_input", self.buffers[f"{unit}:gradients"])
+        output = source.new_empty(self._groups[unit].layout.shard_numel)
+        dist.reduce_scatter_tensor(output, source, group=self.process_group)
+        del source
+        if f"{unit}:reduce_output" not in made:
+            self.buffers[f"{unit}:gradient_shard"] = output
+        elif f"{unit}:gradient_shard" in made:
+            self.buffers[f"{unit}:gradient_shard"] = output.to(self.dtype, copy=True)
+        else:
+            self.buffers[f"{unit}:gradient_shard"].add_(output)
+
+    def _free(self, op: Op) -> None:
+        """Free what the Program frees: gathered parameters keep their place but no memory, gradients go."""
+        for event in op.memory:
+            if isinstance(event, Free):
+                unit, what = event.buffer.rsplit(":", 1)
+                if what == "unsharded":
+                    self.buffers[event.buffer].untyped_storage().resize_(0)
+                    continue
+                del self.buffers[event.buffer]
+                if what == "gradients":
+                    for parameter in self._groups[unit].group.parameters:
+                        self.model.get_parameter(parameter.fqn).grad = None
+
+    def _step(self) -> None:
+        """The optimizer's step on this rank's shards; stepped master copies are cast into the parameters."""
+        for unit, tensor in self._stepped.items():
+            shard = self.buffers.get(f"{unit}:gradient_shard")
+            gradient = self._own(unit, self.buffers[f"{unit}:gradients"]) if shard is None else shard
+            tensor.grad = gradient.to(tensor.dtype)
+        if self._optimizer is None:
+            self._optimizer = make_optimizer(self.scenario.optimizer, list(self._stepped.values()))
+        self._optimizer.step()
+        for unit, tensor in self._stepped.items():
+            tensor.grad = None
+            if f"{unit}:master" in self.buffers:
+                self._shard(unit).copy_(tensor)
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Every whole parameter, in the dtype that is stepped, gathered from the ranks; for parity."""
+        whole: dict[str, Tensor] = {}
+        for unit, group in self._groups.items():
+            shard = self._stepped[unit]
+            full = shard.new_empty(group.layout.padded_numel)
+            dist.all_gather_into_tensor(full, shard, group=self.process_group)
+            whole |= {
+                parameter.fqn: view.clone()
+                for parameter, (_, view) in zip(group.group.parameters, self._views(group, full), strict=True)
+            }
+        return whole
+
+
+def _allocated(op: Op) -> set[str]:
+    return {event.buffer for event in op.memory if isinstance(event, Alloc)}

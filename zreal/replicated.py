@@ -1,0 +1,168 @@
+"""One rank's real memory under our ddp Program: whole parameters, gradients averaged in buckets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from zreal.modules import DTYPES, Model
+from zreal.optimizers import make_optimizer
+from zsim import tape
+from zsim.errors import ProgramError
+from zsim.model import Module, Parameter
+from zsim.program import Op
+from zsim.scenario import Scenario
+from zsim.strategies import ddp, replicated
+from zsim.strategies.building import MASTER_DTYPE, named_parameters
+from zsim.training import Training
+
+MASTER = DTYPES[MASTER_DTYPE]
+
+
+@dataclass(slots=True)
+class ReplicatedRank:
+    """The model of one rank, the buckets that its gradients are averaged in, and its optimizer of everything."""
+
+    scenario: Scenario
+    model: Model
+    process_group: dist.ProcessGroup
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    _buckets: tuple[tuple[Parameter, ...], ...] = ()
+    _stepped: dict[str, Tensor] = field(default_factory=dict)
+    _optimizer: torch.optim.Optimizer | None = None
+
+    def __post_init__(self) -> None:
+        self._buckets = (replicated.ready_order(self._training),)
+        self._stepped = {p.fqn: self.model.get_parameter(p.fqn).data for p in named_parameters(self.scenario.model)}
+
+    @property
+    def _training(self) -> Training:
+        scenario = self.scenario
+        lowered = tape.lower(scenario.model, batch=scenario.batch, dtype=scenario.precision.parameters)
+        return Training(model=scenario.model, modules=lowered, batch=scenario.batch, precision=scenario.precision)
+
+    def begin(self, *, first: bool) -> None:
+        """A step begins: after the first one, gradients are reduced in the rebuilt buckets."""
+        if not first:
+            self._buckets = ddp.buckets(self._training, self.scenario.options)
+
+    def construct(self, op: Op) -> None:
+        """Check and broadcast parameters, make the bucket and the master copies, as the Program says."""
+        match op.kind:
+            case "all_gather":
+                mine = torch.full((1,), len(self._stepped))
+                everyone = mine.new_empty(self.process_group.size())
+                dist.all_gather_into_tensor(everyone, mine, group=self.process_group)
+            case "broadcast":
+                self._broadcast(op)
+            case "alloc" if op.unit == "buckets":
+                self.buffers["buckets"] = torch.empty(self._numel, dtype=self._dtype, device=self._device)
+            case "copy":
+                self._stepped[op.unit] = self._stepped[op.unit].to(MASTER)
+
+    @property
+    def _numel(self) -> int:
+        return self.scenario.model.num_parameters
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return DTYPES[self.scenario.precision.parameters]
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def _broadcast(self, op: Op) -> None:
+        """Rank 0's parameters in one piece; other broadcasts (shapes, bucket order) carry integers of that size."""
+        if op.unit != "parameters":
+            width = torch.int64 if op.dtype == "int64" else torch.int32
+            dist.broadcast(torch.zeros(op.nbytes // width.itemsize, dtype=width), 0, group=self.process_group)
+            return
+        parameters = [tensor.data for tensor in self.model.parameters()]
+        joined = torch.cat([tensor.flatten() for tensor in parameters])
+        dist.broadcast(joined, dist.get_global_rank(self.process_group, 0), group=self.process_group)
+        parts = torch.split(joined, [tensor.numel() for tensor in parameters])
+        for tensor, part in zip(parameters, parts, strict=True):
+            tensor.copy_(part.view(tensor.shape))
+
+    def enter(self, module: Module, *, backward: bool) -> None:
+        """Nothing to check: every rank has every parameter."""
+
+    def perform(self, op: Op, *, last_micro_batch: bool) -> None:
+        """Carry out one op that is not compute."""
+        match op.kind:
+            case "alloc" | "broadcast":
+                self._rebuild(op)
+            case "copy" if op.unit == "buckets":
+                self._copy_back()
+            case "copy":
+                self._fill(op)
+            case "all_reduce":
+                dist.all_reduce(self._reduced(op.unit), group=self.process_group)
+                self._uncast(op.unit)
+            case "optimizer":
+                self._step()
+            case "free":
+                for parameter in self.model.parameters():
+                    parameter.grad = None
+            case _:
+                raise ProgramError(where=f"op {op.index}", expected="an op of ddp", found=op.kind)
+
+    def _rebuild(self, op: Op) -> None:
+        if op.kind == "broadcast":
+            self._broadcast(op)
+            return
+        del self.buffers["buckets"]
+        self._buckets = ddp.buckets(self._training, self.scenario.options)
+        self.buffers["buckets"] = torch.empty(self._numel, dtype=self._dtype, device=self._device)
+
+    def _bucket(self, unit: str) -> Tensor:
+        number = int(unit.rsplit(".", 1)[1])
+        sizes = [sum(parameter.numel for parameter in bucket) for bucket in self._buckets]
+        return torch.split(self.buffers["buckets"], sizes)[number]
+
+    def _reduced(self, unit: str) -> Tensor:
+        return self.buffers.get(f"{unit}:cast", self._bucket(unit))
+
+    def _parts(self, unit: str) -> list[tuple[nn.Parameter, Tensor]]:
+        bucket = self._buckets[int(unit.rsplit(".", 1)[1])]
+        pieces = torch.split(self._bucket(unit), [parameter.numel for parameter in bucket])
+        return [(self.model.get_parameter(p.fqn), piece.view(p.shape)) for p, piece in zip(bucket, pieces, strict=True)]
+
+    def _fill(self, op: Op) -> None:
+        for parameter, part in self._parts(op.unit):
+            part.copy_(parameter.grad if parameter.grad is not None else torch.zeros_like(parameter))
+        reduce = DTYPES[self.scenario.precision.reduce]
+        if reduce != self._dtype:
+            self.buffers[f"{op.unit}:cast"] = self._bucket(op.unit).to(reduce)
+
+    def _uncast(self, unit: str) -> None:
+        cast = self.buffers.pop(f"{unit}:cast", None)
+        if cast is not None:
+            self._bucket(unit).copy_(cast)
+
+    def _copy_back(self) -> None:
+        for number in range(len(self._buckets)):
+            for parameter, part in self._parts(f"bucket.{number}"):
+                if parameter.grad is not None:
+                    parameter.grad.copy_(part)
+
+    def _step(self) -> None:
+        for fqn, tensor in self._stepped.items():
+            gradient = self.model.get_parameter(fqn).grad
+            tensor.grad = None if gradient is None else gradient.to(tensor.dtype)
+        if self._optimizer is None:
+            self._optimizer = make_optimizer(self.scenario.optimizer, list(self._stepped.values()))
+        self._optimizer.step()
+        for fqn, tensor in self._stepped.items():
+            tensor.grad = None
+            parameter = self.model.get_parameter(fqn).data
+            if tensor.dtype != parameter.dtype:
+                parameter.copy_(tensor)
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Every parameter, in the dtype that is stepped."""
+        return {fqn: tensor.clone() for fqn, tensor in self._stepped.items()}
