@@ -27,7 +27,7 @@ from zsim.run import MemoryRecord, PhaseRecord, RankRun
 from zsim.scenario import Scenario
 
 Rank = FlatRank | ReplicatedRank
-RANKS: dict[str, Callable[[Scenario, modules.Model, dist.ProcessGroup], Rank]] = {
+RANKS: dict[str, type[FlatRank] | type[ReplicatedRank]] = {
     "ddp": ReplicatedRank,
     "zero1": FlatRank,
     "zero2": FlatRank,
@@ -58,17 +58,16 @@ def execute(
 ) -> Execution:
     """Train `steps` steps (at least 2) by `program` on this rank. The process group must exist."""
     mesh, groups = device_mesh(scenario, device=device)
-    recorder = CollectiveRecorder(groups, world_size=scenario.world_size)
+    recorder = CollectiveRecorder(groups, world_size=scenario.world_size, progress=progress)
     meter = MemoryMeter()
     ops = program.of_rank(rank)
     phases: dict[str, PhaseRecord] = {}
     losses: list[float] = []
     with meter, recorder:
         with meter.span() as span:
-            trainer = _construct(scenario, ops, mesh.get_group(), device=device)
+            trainer = _construct(scenario, ops, mesh.get_group(), meter, device=device)
         phases["construction"] = PhaseRecord(collectives=recorder.take(), memory=_record(span))
         for step in range(steps):
-            progress(f"step {step}")
             with meter.looking_away():
                 batches = _batches(scenario, rank=rank, step=step, device=device)
             with meter.span() as span:
@@ -83,9 +82,11 @@ def _record(span: dict[str, int]) -> MemoryRecord:
     return MemoryRecord(start_bytes=span["start"], peak_bytes=span["peak"], end_bytes=span["end"])
 
 
-def _construct(scenario: Scenario, ops: RankProgram, group: dist.ProcessGroup, *, device: str) -> Trainer:
+def _construct(
+    scenario: Scenario, ops: RankProgram, group: dist.ProcessGroup, meter: MemoryMeter, *, device: str
+) -> Trainer:
     model = modules.build(scenario.model, seed=scenario.seed, dtype=scenario.precision.parameters).to(device)
-    rank = RANKS[scenario.strategy](scenario, model, group)
+    rank = RANKS[scenario.strategy](scenario, model, group, meter.looking_away)
     with torch.no_grad():
         for op in ops.construction:
             rank.construct(op)
@@ -166,7 +167,7 @@ class Trainer:
             raise ProgramError(where=f"op {op.index}", expected="every module's forward first", found="a backward")
         self._backwards = len(self.scenario.model.modules)
         self._enter_backward(op)
-        torch.autograd.backward(loss, torch.full_like(loss, 1 / self.rank.process_group.size()))
+        torch.autograd.backward(loss, torch.full_like(loss, self.rank.gradient_scale))
         self._losses.append(loss.item())
         if self._backwards:
             raise ProgramError(where="backward", expected="every module's backward", found=f"{self._backwards} missing")

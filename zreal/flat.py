@@ -6,6 +6,8 @@ frees; when it is carried out is the executor's business, which reads it from th
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -30,6 +32,8 @@ class FlatRank:
     scenario: Scenario
     model: Model
     process_group: dist.ProcessGroup
+    looking_away: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Around collectives: copies that the backend makes inside (gloo's reduce-scatter does) are not the strategy's."""
     buffers: dict[str, Tensor] = field(default_factory=dict)
     _groups: dict[str, FlatGroup] = field(default_factory=dict)
     _stepped: dict[str, Tensor] = field(default_factory=dict)
@@ -48,6 +52,11 @@ class FlatRank:
     def dtype(self) -> torch.dtype:
         """The dtype of parameters and kept gradients."""
         return DTYPES[self.scenario.precision.parameters]
+
+    @property
+    def gradient_scale(self) -> float:
+        """What the loss's gradient begins with: each rank's share of the mean, as reductions sum."""
+        return 1 / self.process_group.size()
 
     def begin(self, *, first: bool) -> None:
         """A step begins; nothing changes between steps."""
@@ -147,12 +156,14 @@ class FlatRank:
         gradients = self.buffers[f"{op.unit}:gradients"]
         buffer = self.buffers.pop(f"{op.unit}:reduce_input", gradients)
         own = self._own(op.unit, buffer)
-        if op.kind == "all_reduce":
-            dist.all_reduce(buffer, group=self.process_group)
-        else:
-            dist.reduce_scatter_tensor(own, buffer, group=self.process_group)
+        with self.looking_away():
+            if op.kind == "all_reduce":
+                dist.all_reduce(buffer, group=self.process_group)
+            else:
+                dist.reduce_scatter_tensor(own, buffer, group=self.process_group)
         if buffer is not gradients:
             gradients.copy_(buffer)
+            release(buffer)
         if not last_micro_batch:
             start = self.process_group.rank() * own.numel()
             gradients[:start].zero_()
@@ -163,24 +174,27 @@ class FlatRank:
         made, unit = _allocated(op), op.unit
         source = self.buffers.pop(f"{unit}:reduce_input", self.buffers[f"{unit}:gradients"])
         output = source.new_empty(self._groups[unit].layout.shard_numel)
-        dist.reduce_scatter_tensor(output, source, group=self.process_group)
-        del source
+        with self.looking_away():
+            dist.reduce_scatter_tensor(output, source, group=self.process_group)
+        if source is not self.buffers[f"{unit}:gradients"]:
+            release(source)
         if f"{unit}:reduce_output" not in made:
             self.buffers[f"{unit}:gradient_shard"] = output
-        elif f"{unit}:gradient_shard" in made:
+            return
+        if f"{unit}:gradient_shard" in made:
             self.buffers[f"{unit}:gradient_shard"] = output.to(self.dtype, copy=True)
         else:
             self.buffers[f"{unit}:gradient_shard"].add_(output)
+        release(output)
 
     def _free(self, op: Op) -> None:
         """Free what the Program frees: gathered parameters keep their place but no memory, gradients go."""
         for event in op.memory:
             if isinstance(event, Free):
                 unit, what = event.buffer.rsplit(":", 1)
-                if what == "unsharded":
-                    self.buffers[event.buffer].untyped_storage().resize_(0)
-                    continue
-                del self.buffers[event.buffer]
+                release(self.buffers[event.buffer])
+                if what != "unsharded":
+                    del self.buffers[event.buffer]
                 if what == "gradients":
                     for parameter in self._groups[unit].group.parameters:
                         self.model.get_parameter(parameter.fqn).grad = None
@@ -211,6 +225,11 @@ class FlatRank:
                 for parameter, (_, view) in zip(group.group.parameters, self._views(group, full), strict=True)
             }
         return whole
+
+
+def release(tensor: Tensor) -> None:
+    """Free a tensor's memory now; waiting for its last reference would wait for gloo's threads to drop theirs."""
+    tensor.untyped_storage().resize_(0)
 
 
 def _allocated(op: Op) -> set[str]:

@@ -35,7 +35,6 @@ class Stretch(nn.Module):
     def __init__(self, module: Module) -> None:
         super().__init__()
         self.spec = module
-        self.last_use = {value: op for op in module.operators for value in op.inputs}
 
     def parameter(self, fqn: str) -> Tensor | None:
         """The parameter called `fqn` in the whole model, None for ""."""
@@ -54,7 +53,7 @@ def interpret(module: Module, x: Tensor, targets: Tensor | None, owner: Stretch 
     last_use = {value: op for op in module.operators for value in op.inputs}
     for op in module.operators:
         values[op.output] = apply(op, values, owner)
-        for value in set(op.inputs):
+        for value in dict.fromkeys(op.inputs):
             if last_use[value] is op:
                 del values[value]
     return values[module.operators[-1].output]

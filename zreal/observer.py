@@ -54,7 +54,7 @@ def observe(
     """Train `scenario.steps` steps (at least 3) of the real subject on this rank. The process group must exist."""
     steps = max(3, scenario.steps)
     mesh, groups = device_mesh(scenario, device=device)
-    recorder = CollectiveRecorder(groups, world_size=scenario.world_size)
+    recorder = CollectiveRecorder(groups, world_size=scenario.world_size, progress=progress)
     meter = MemoryMeter()
     phases: dict[str, PhaseRecord] = {}
     losses: list[float] = []
@@ -64,7 +64,6 @@ def observe(
             subject = SUBJECTS[scenario.strategy](scenario, model, mesh)
         phases["construction"] = PhaseRecord(collectives=recorder.take(), memory=_record(span))
         for step in range(steps):
-            progress(f"step {step}")
             batches = _batches(scenario, meter, rank=rank, step=step, dtype=subject.dtype, device=device)
             with meter.span() as span:
                 losses.append(_train_step(scenario, subject, batches))

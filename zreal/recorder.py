@@ -6,7 +6,7 @@ all-gather, the input of a reduce-scatter, the tensors of an all-reduce or broad
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,12 +42,23 @@ class GroupName:
 
 
 class CollectiveRecorder(TorchDispatchMode):
-    """Records every collective while active. `groups` maps c10d group names to mesh axes; others are called "world"."""
+    """Records every collective while active. `groups` maps c10d group names to mesh axes; others are called "world".
 
-    def __init__(self, groups: Mapping[str, GroupName], *, world_size: int) -> None:
+    `progress` is told of each collective before it is issued, so that a rank that hangs in one can be named with it.
+    """
+
+    def __init__(
+        self,
+        groups: Mapping[str, GroupName],
+        *,
+        world_size: int,
+        progress: Callable[[str], None] = lambda _: None,
+    ) -> None:
         super().__init__()
         self.records: list[CollectiveRecord] = []
         self._groups = groups
+        self._progress = progress
+        self._issued = 0
         self._world = GroupName("world", world_size)
 
     def take(self) -> tuple[CollectiveRecord, ...]:
@@ -75,9 +86,10 @@ class CollectiveRecorder(TorchDispatchMode):
             )
         op, place = _OPS[name]
         group = self._groups.get(torch_private.group_name(arguments), self._world)
-        self.records.append(
-            CollectiveRecord(op=op, nbytes=_nbytes(arguments[place]), group=group.axis, group_size=group.size)
-        )
+        nbytes = _nbytes(arguments[place])
+        self._progress(f"{op} #{self._issued} of {nbytes:,} B over {group.axis}")
+        self._issued += 1
+        self.records.append(CollectiveRecord(op=op, nbytes=nbytes, group=group.axis, group_size=group.size))
 
 
 def _nbytes(value: Any) -> int:

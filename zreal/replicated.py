@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -29,6 +31,8 @@ class ReplicatedRank:
     scenario: Scenario
     model: Model
     process_group: dist.ProcessGroup
+    looking_away: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Around collectives: copies that the backend makes inside are not the strategy's."""
     buffers: dict[str, Tensor] = field(default_factory=dict)
     _buckets: tuple[tuple[Parameter, ...], ...] = ()
     _stepped: dict[str, Tensor] = field(default_factory=dict)
@@ -43,6 +47,11 @@ class ReplicatedRank:
         scenario = self.scenario
         lowered = tape.lower(scenario.model, batch=scenario.batch, dtype=scenario.precision.parameters)
         return Training(model=scenario.model, modules=lowered, batch=scenario.batch, precision=scenario.precision)
+
+    @property
+    def gradient_scale(self) -> float:
+        """What the loss's gradient begins with: buckets are divided by the number of ranks, as torch does."""
+        return 1.0
 
     def begin(self, *, first: bool) -> None:
         """A step begins: after the first one, gradients are reduced in the rebuilt buckets."""
@@ -101,7 +110,9 @@ class ReplicatedRank:
             case "copy":
                 self._fill(op)
             case "all_reduce":
-                dist.all_reduce(self._reduced(op.unit), group=self.process_group)
+                bucket = self._reduced(op.unit).div_(self.process_group.size())
+                with self.looking_away():
+                    dist.all_reduce(bucket, group=self.process_group)
                 self._uncast(op.unit)
             case "optimizer":
                 self._step()
@@ -143,6 +154,7 @@ class ReplicatedRank:
         cast = self.buffers.pop(f"{unit}:cast", None)
         if cast is not None:
             self._bucket(unit).copy_(cast)
+            cast.untyped_storage().resize_(0)
 
     def _copy_back(self) -> None:
         for number in range(len(self._buckets)):

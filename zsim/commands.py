@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from zsim import backends, compare, plan, report, saved
+from zsim import backends, compare, plan, report, saved, trace
 from zsim.errors import ScenarioError, ZsimError
 from zsim.run import Backend, Capabilities, Run, RunOptions
 from zsim.scenario import Scenario, load
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
         if options.save:
             saved.save(found, _place(options.save, scenario, several, ".json"))
         if options.trace:
-            _write_trace(found, _place(options.trace, scenario, several, ".trace.json.gz"))
+            trace.write(found, _place(options.trace, scenario, several, ".trace.json.gz"))
         reports.append(report.of_run(found, scenario))
     report.print_runs(reports, as_json=options.json, several=several)
     return 0 if all(one.ok for one in reports) else 1

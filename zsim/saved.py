@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from zsim.errors import ZsimError
 from zsim.run import SCHEMA_VERSION, Run
+
+Part = TypeVar("Part")
 
 MAX_SAVED_BYTES = 4 * 1024**3
 
@@ -52,6 +54,17 @@ def load(path: Path) -> Run:
         raise _not_a_run(path, f"a damaged one ({str(error)[:120]})") from None
     assert isinstance(run, Run)
     return run
+
+
+def as_table(value: Any) -> Any:
+    """A Run, or a part of one, as plain dicts, lists and numbers, as `dump` writes them."""
+    return _plain(value)
+
+
+def from_table(kind: type[Part], table: Any) -> Part:
+    """The `kind` (Run, RankRun …) that `as_table` made; TypeError, ValueError or KeyError for anything else."""
+    value: Part = _typed(kind, table)
+    return value
 
 
 def _not_a_run(path: Path, found: str) -> SavedRunError:

@@ -56,6 +56,7 @@ class Scenario:
     seed: int
     expect: tuple[Expectation, ...]
     text: str
+    folder: str
 
     @property
     def world_size(self) -> int:
@@ -132,6 +133,7 @@ def _assemble(table: ScenarioTable, strategy: Any, *, where: str, text: str, fol
         seed=table.seed,
         expect=tuple(item for item in expect if item is not None),
         text=text,
+        folder=str(folder or "."),
     )
 
 

@@ -62,8 +62,8 @@ def test_two_swapped_collectives_are_shown_in_their_context():
     assert statuses(checks)["collective order"] == "failed"
     assert named(checks, "collective order").detail.splitlines() == [
         "rank 0, first phase, first difference at collective 0:",
-        ">    0 predicted reduce_scatter 512 B dp_shard(2)              measured all_gather 1,024 B dp_shard(2)",
-        "     1 predicted all_gather 1,024 B dp_shard(2)                measured reduce_scatter 512 B dp_shard(2)",
+        ">    0 predicted reduce_scatter 512 B dp_shard(2)             measured all_gather 1,024 B dp_shard(2)",
+        "     1 predicted all_gather 1,024 B dp_shard(2)               measured reduce_scatter 512 B dp_shard(2)",
     ]
     assert not agrees(checks)
 

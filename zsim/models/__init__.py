@@ -55,7 +55,7 @@ def preset(name: str) -> Preset:
         near = difflib.get_close_matches(name, presets(), n=1)
         hint = f", did you mean {near[0]}?" if near else "; `zsim list models` names them"
         raise ScenarioError((f'model.preset: unknown model "{name[:60]}"{hint}',))
-    table = tomllib.loads((files("zsim") / "presets" / "models" / f"{name}.toml").read_text())
+    table = tomllib.loads((files("zsim") / "presets" / "models" / f"{name}.toml").read_text(encoding="utf-8"))
     family, source = table.pop("family"), table.pop("source")
     if "dims" in table:
         table["dims"] = tuple(table["dims"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from zsim.errors import ScenarioError
 from zsim.model import ROOT, ModelSpec, Module, ParamGroup
 from zsim.models.layers import cross_entropy, elementwise, linear, norm, parameters_of
 from zsim.operators import Operator
@@ -85,7 +86,9 @@ def _embed(sizes: GptSizes, sequence_length: int) -> Module:
 
 
 def build(sizes: GptSizes, *, name: str, sequence_length: int) -> ModelSpec:
-    """The ModelSpec; tokens in, mean cross-entropy out."""
+    """The ModelSpec; tokens in, mean cross-entropy out. ScenarioError when the heads do not divide hidden_size."""
+    if sizes.num_heads < 1 or sizes.hidden_size % sizes.num_heads:
+        raise ScenarioError((f"model: {sizes.num_heads} heads do not divide a hidden size of {sizes.hidden_size}",))
     head_linear = Operator(
         kind="linear",
         name="lm_head",

@@ -18,11 +18,18 @@ MAX_LAYERS = 4096
 
 def load(path: str, *, folder: Path | None, sequence_length: int) -> ModelSpec:
     """The model of the config at `path`, relative to the scenario's `folder`; ScenarioError when of no known kind."""
-    config = _read((folder or Path()) / path, path)
+    return from_config(_read((folder or Path()) / path, path), where=path, sequence_length=sequence_length)
+
+
+def from_config(config: Mapping[str, Any], *, where: str = "config.json", sequence_length: int = 1) -> ModelSpec:
+    """The model of a parsed config.json; ScenarioError, naming `where` and the key, when it is none of the known kinds.
+
+    Dropout is ignored, and parameters that Hugging Face fuses (gpt2's c_attn) are separate here: counts are equal.
+    """
     kind = config.get("model_type")
-    if kind not in KINDS:
-        raise _problem(path, "model_type", f"one of {', '.join(KINDS)}", kind)
-    return KINDS[kind](_Config(path, config), sequence_length)
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise _problem(where, "model_type", f"one of {', '.join(KINDS)}", kind)
+    return KINDS[kind](_Config(where, config), sequence_length)
 
 
 def _problem(path: str, key: str, expected: str, found: object) -> ScenarioError:
@@ -70,8 +77,15 @@ class _Config:
         if self.flag(key, False):
             raise _problem(self.path, key, "false (no family has it)", True)
 
+    def refuse_window(self, sequence_length: int) -> None:
+        """ScenarioError when attention looks back less far than a sequence is long, which no family does."""
+        window = self.size("sliding_window", sequence_length)
+        if window < sequence_length:
+            raise _problem(self.path, "sliding_window", f"at least the sequence length, {sequence_length}", window)
+
 
 def _gpt2(config: _Config, sequence_length: int) -> ModelSpec:
+    config.refuse("add_cross_attention")
     sizes = gpt.GptSizes(
         num_layers=config.size("n_layer", most=MAX_LAYERS),
         hidden_size=config.size("n_embd"),
@@ -94,7 +108,7 @@ def _llama(config: _Config, sequence_length: int, *, name: str = "llama", qkv_bi
         hidden_size=config.size("hidden_size"),
         num_heads=heads,
         num_kv_heads=config.size("num_key_value_heads", heads),
-        head_dim=config.size("head_dim", max(1, config.size("hidden_size") // heads)),
+        head_dim=config.size("head_dim", 0),
         feed_forward=config.size("intermediate_size"),
         vocabulary=config.size("vocab_size"),
         qkv_bias=qkv_bias,
@@ -104,10 +118,13 @@ def _llama(config: _Config, sequence_length: int, *, name: str = "llama", qkv_bi
 
 
 def _mistral(config: _Config, sequence_length: int) -> ModelSpec:
+    config.refuse_window(sequence_length)
     return _llama(config, sequence_length, name="mistral")
 
 
 def _qwen2(config: _Config, sequence_length: int) -> ModelSpec:
+    if config.flag("use_sliding_window", False):
+        config.refuse_window(sequence_length)
     return _llama(config, sequence_length, name="qwen2", qkv_bias=True)
 
 

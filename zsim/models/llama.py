@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from zsim.errors import ScenarioError
 from zsim.model import ROOT, ModelSpec, Module, ParamGroup
 from zsim.models.layers import cross_entropy, elementwise, linear, norm, parameters_of
 from zsim.operators import Operator
@@ -79,7 +80,9 @@ def _block(sizes: LlamaSizes, index: int) -> Module:
 
 
 def build(sizes: LlamaSizes, *, name: str, sequence_length: int) -> ModelSpec:
-    """The ModelSpec; tokens in, mean cross-entropy out."""
+    """The ModelSpec; tokens in, mean cross-entropy out. ScenarioError when open head sizes do not divide hidden_size."""
+    if sizes.num_heads < 1 or (not sizes.head_dim and sizes.hidden_size % sizes.num_heads):
+        raise ScenarioError((f"model: {sizes.num_heads} heads do not divide a hidden size of {sizes.hidden_size}",))
     embed = Module(
         fqn="embed",
         unit=ROOT,

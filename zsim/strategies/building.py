@@ -65,6 +65,11 @@ def used_parameters(module: Module) -> tuple[str, ...]:
     return tuple(dict.fromkeys(fqn for op in module.operators for fqn in (op.weight, op.bias) if fqn))
 
 
+def late_weights(model: ModelSpec) -> frozenset[str]:
+    """Weights of linears with a bias: a further node transposes their gradient, so the bias's is added first."""
+    return frozenset(op.weight for m in model.modules for op in m.operators if op.kind == "linear" and op.bias)
+
+
 def named_parameters(model: ModelSpec) -> tuple[Parameter, ...]:
     """The parameters in the order of the real module's `named_parameters()`: the blocks', then the root's own."""
     units = sorted(model.units, key=lambda unit: unit.fqn == ROOT)

@@ -16,7 +16,15 @@ from zsim.mesh import Mesh
 from zsim.model import ROOT
 from zsim.program import Alloc, Free, Kernel, MemoryEvent, MemoryKind
 from zsim.sharding import Granularity
-from zsim.strategies.building import MASTER_DTYPE, FlatGroup, Step, copy_kernel, flat_groups, used_parameters
+from zsim.strategies.building import (
+    MASTER_DTYPE,
+    FlatGroup,
+    Step,
+    copy_kernel,
+    flat_groups,
+    late_weights,
+    used_parameters,
+)
 from zsim.training import DTYPE_NBYTES, LoweredModule, ParameterGradient, Training
 
 AXIS = "dp_shard"
@@ -70,6 +78,11 @@ class FlatModel:
         """How many gradients autograd makes of each parameter in one backward; more than one where it is tied."""
         events = (event for module in self.training.modules for event in module.backward.memory)
         return Counter(event.fqn for event in events if isinstance(event, ParameterGradient))
+
+    @cached_property
+    def late(self) -> frozenset[str]:
+        """Weights whose gradients are added after their bias's."""
+        return late_weights(self.training.model)
 
     @cached_property
     def numels(self) -> dict[str, int]:
@@ -189,11 +202,18 @@ class FlatStep:
             if group.fqn not in self._gradients:
                 self._gradients.add(group.fqn)
                 yield Alloc(f"{group.fqn}:gradients", self.gradient_kind, self.model.full_nbytes(group))
+        deferred: list[MemoryEvent] = []
         for event in module.backward.memory:
-            if isinstance(event, ParameterGradient):
-                yield from self._born(event.fqn)
-            else:
+            if not isinstance(event, ParameterGradient):
                 yield event
+                continue
+            made, *freed = self._born(event.fqn)
+            yield made
+            if event.fqn in self.model.late:
+                deferred = freed
+            else:
+                yield from (*freed, *deferred)
+                deferred = []
 
     def _born(self, fqn: str) -> Iterator[MemoryEvent]:
         """A gradient is made apart; the last of a parameter's gradients lets all of them be added and freed."""

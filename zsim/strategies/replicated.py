@@ -10,7 +10,7 @@ from functools import cached_property
 from zsim import optimizers
 from zsim.model import ROOT, Parameter
 from zsim.program import Alloc, Free, Kernel, MemoryEvent
-from zsim.strategies.building import MASTER_DTYPE, Step, copy_kernel, named_parameters
+from zsim.strategies.building import MASTER_DTYPE, Step, copy_kernel, late_weights, named_parameters
 from zsim.training import DTYPE_NBYTES, LoweredModule, ParameterGradient, Training
 
 AXIS = "dp_replicate"
@@ -26,7 +26,7 @@ def ready_order(training: Training) -> Bucket:
     Of a linear the bias is ready before the weight, whose gradient is transposed by a further node.
     """
     parameters = {parameter.fqn: parameter for parameter in training.model.parameters}
-    late = {op.weight for m in training.model.modules for op in m.operators if op.kind == "linear" and op.bias}
+    late = late_weights(training.model)
     events = [e.fqn for m in training.modules[::-1] for e in m.backward.memory if isinstance(e, ParameterGradient)]
     ready = {fqn: place + (1.5 if fqn in late else 0) for place, fqn in enumerate(events)}
     return tuple(parameters[fqn] for fqn in sorted(ready, key=lambda fqn: ready[fqn]))
@@ -179,12 +179,20 @@ class ReplicatedStep:
 
     def _backward_memory(self, module: LoweredModule, *, into_buckets: bool) -> Iterator[MemoryEvent]:
         numels = {parameter.fqn: parameter.numel for parameter in self.model.training.model.parameters}
+        late = late_weights(self.model.training.model)
+        deferred: list[MemoryEvent] = []
         for event in module.backward.memory:
-            if isinstance(event, ParameterGradient):
-                nbytes = numels[event.fqn] * DTYPE_NBYTES[self.model.dtype]
-                yield from self._born(event.fqn, nbytes, into_buckets=into_buckets)
-            else:
+            if not isinstance(event, ParameterGradient):
                 yield event
+                continue
+            nbytes = numels[event.fqn] * DTYPE_NBYTES[self.model.dtype]
+            events = list(self._born(event.fqn, nbytes, into_buckets=into_buckets))
+            if event.fqn in late:
+                yield events[0]
+                deferred = events[1:]
+            else:
+                yield from (*events, *deferred)
+                deferred = []
 
     def _born(self, fqn: str, nbytes: int, *, into_buckets: bool) -> Iterator[MemoryEvent]:
         """A first gradient is kept; later ones, of more micro-batches or a tied parameter, are added to it."""

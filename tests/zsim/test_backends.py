@@ -1,0 +1,113 @@
+"""Backends are found by entry point, listed without importing them, and say how to get them when they are missing."""
+
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from zsim import backends, scenario
+from zsim.errors import BackendUnavailableError
+from zsim.hardware import load_cluster
+from zsim.program import MEMORY_KINDS, PHASES
+from zsim.run import RunOptions
+from zsim.simulator import WorkError, group_size
+from zsim.mesh import Mesh
+
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
+
+
+def load(name: str) -> scenario.Scenario:
+    return scenario.load(SCENARIOS / f"{name}.toml")
+
+
+def simulated(name: str, *, device: str | None = None, **options):
+    return backends.SimBackend(device).run(load(name), options=RunOptions(**options))
+
+
+def offer(monkeypatch, **named: str):
+    entries = [EntryPoint(name=name, value=value, group=backends.GROUP) for name, value in named.items()]
+    monkeypatch.setattr(backends, "entry_points", lambda group: entries)
+
+
+def test_the_simulator_is_found_even_where_nothing_is_installed(monkeypatch):
+    offer(monkeypatch)
+    assert backends.names() == {"sim": "zsim.backends:SimBackend"}
+    assert backends.find("sim").name == "sim"
+
+
+def test_anybodys_package_can_add_a_backend(monkeypatch):
+    offer(monkeypatch, mine="zsim.backends:SimBackend")
+    assert list(backends.names()) == ["mine", "sim"]
+    assert isinstance(backends.find("mine"), backends.SimBackend)
+
+
+def test_a_backend_that_does_not_import_says_how_to_install_it(monkeypatch):
+    offer(monkeypatch, gloo="a_package_that_is_not_there.backends:GlooBackend")
+    with pytest.raises(BackendUnavailableError) as caught:
+        backends.find("gloo")
+    assert caught.value.exit_code == 3
+    assert str(caught.value) == (
+        "backend gloo: expected its package to be importable, found no a_package_that_is_not_there; "
+        "pip install 'zsim[real]'"
+    )
+
+
+def test_listing_imports_no_backend(monkeypatch):
+    offer(monkeypatch, broken="a_package_that_is_not_there:Backend")
+    assert backends.names()["broken"] == "a_package_that_is_not_there:Backend"
+
+
+def test_an_unknown_backend_is_bad_usage_with_a_suggestion(monkeypatch):
+    offer(monkeypatch, gloo="x:y")
+    with pytest.raises(backends.UnknownBackendError, match=r"expected one of gloo, sim, found glo; did you mean gloo\?"):
+        backends.find("glo")
+
+
+def test_a_simulated_run_has_every_phase_with_memory_and_collectives():
+    run = simulated("parity/fsdp2-gpt-4")
+    (rank, *_) = run.ranks
+    assert tuple(rank.phases) == PHASES
+    assert sum(rank.stands_for for rank in run.ranks) == run.world_size == 4
+    steady = rank.phases["steady"]
+    assert [record.op for record in steady.collectives].count("all_gather") == 9
+    assert tuple(steady.memory.by_kind) == MEMORY_KINDS
+    assert sum(steady.memory.by_kind.values()) == steady.memory.peak_bytes
+    assert steady.memory.start_bytes == steady.memory.end_bytes
+
+
+def test_all_ranks_unfold_to_what_the_folded_ones_stand_for():
+    folded, whole = simulated("parity/fsdp2-uneven-4"), simulated("parity/fsdp2-uneven-4", all_ranks=True)
+    assert [rank.rank for rank in whole.ranks] == [0, 1, 2, 3]
+    assert [rank.stands_for for rank in whole.ranks] == [1, 1, 1, 1]
+    by_rank = {rank.rank: rank for rank in whole.ranks}
+    for rank in folded.ranks:
+        assert rank.phases == by_rank[rank.rank].phases
+
+
+def test_only_the_ranks_asked_for_are_returned():
+    assert [rank.rank for rank in simulated("scale/fsdp2-gpt-1024", ranks=(1023, 0)).ranks] == [0, 1023]
+
+
+def test_the_same_scenario_gives_the_same_run():
+    assert simulated("parity/hsdp-gpt-2x2") == simulated("parity/hsdp-gpt-2x2")
+
+
+def test_another_device_replaces_the_cluster_and_says_so():
+    run = simulated("published/llama-3-8b-8-h100", device="cpu")
+    assert (run.provenance["cluster"], run.provenance["device"]) == ("cpu-gloo", "cpu")
+
+
+def test_the_default_clusters_exist():
+    for kind, name in (("cpu", "cpu-gloo"), ("cuda", "dgx-h100")):
+        assert load_cluster(name).kind == kind
+
+
+def test_all_ranks_of_too_large_a_scenario_are_refused(monkeypatch):
+    monkeypatch.setattr("zsim.guards.MAX_WORK_ALL_RANKS", 10)
+    with pytest.raises(WorkError, match="take fewer of one of them"):
+        simulated("parity/fsdp2-gpt-4", all_ranks=True)
+
+
+@pytest.mark.parametrize(("group", "size"), [("world", 8), ("dp_shard", 4), ("dp_replicate", 2), ("dp_shard:2", 2)])
+def test_a_group_is_an_axis_or_a_part_of_one(group, size):
+    assert group_size(group, Mesh(dp_replicate=2, dp_shard=4)) == size

@@ -1,0 +1,223 @@
+"""The command line: exit codes, one JSON object on standard output, words instead of tracebacks."""
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from zsim import backends, saved
+from zsim.cli import main
+from zsim.run import Capabilities, Numerics, RankRun, Run, RunOptions
+from zsim.scenario import Scenario
+
+ROOT = Path(__file__).parents[2]
+FSDP2 = str(ROOT / "scenarios/parity/fsdp2-mlp-4.toml")
+ZERO3 = str(ROOT / "scenarios/parity/zero3-mlp-4.toml")
+RUN_KEYS = {
+    "schema_version",
+    "scenario",
+    "backend",
+    "world_size",
+    "step_time_ns",
+    "tokens_per_second_per_gpu",
+    "mfu",
+    "compute_ns",
+    "communication_ns",
+    "exposed_communication_ns",
+    "bytes_sent_per_rank",
+    "collectives",
+    "step_time_band_ns",
+    "peak_memory_bytes",
+    "peak_first_step_bytes",
+    "peak_memory_by_kind",
+    "expectations",
+    "provenance",
+}
+
+
+class Echo:
+    """A backend that measures what the simulator predicts, with numerics, and `extra` bytes more at the steady peak."""
+
+    name = "echo"
+    extra = 0
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities(memory=True, numerics=True, time=False, device="cpu")
+
+    def run(self, scenario: Scenario, *, options: RunOptions) -> Run:
+        run = backends.SimBackend("cpu").run(scenario, options=options)
+        return replace(run, backend=self.name, interpreter="observer", ranks=tuple(map(self.measured, run.ranks)))
+
+    def measured(self, rank: RankRun) -> RankRun:
+        steady = rank.phases["steady"]
+        memory = replace(steady.memory, peak_bytes=steady.memory.peak_bytes + self.extra)
+        numerics = Numerics(losses=(1.0,), largest_relative_difference=0.0, steps=3)
+        return replace(rank, phases={**rank.phases, "steady": replace(steady, memory=memory)}, numerics=numerics)
+
+
+class Fat(Echo):
+    """A backend that measures far more memory than is predicted."""
+
+    name = "fat"
+    extra = 10**9
+
+
+@pytest.fixture(autouse=True)
+def offered(monkeypatch):
+    """The backends of this file, and one whose package is missing."""
+    values = {"echo": f"{__name__}:Echo", "fat": f"{__name__}:Fat", "gone": "a_package_that_is_not_there:Backend"}
+    entries = [EntryPoint(name=name, value=value, group=backends.GROUP) for name, value in values.items()]
+    monkeypatch.setattr(backends, "entry_points", lambda group: entries)
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[Echo.__module__])
+
+
+def output(capsys, *arguments: str, code: int = 0):
+    """The one JSON object that the command prints on standard output."""
+    assert main([*arguments, "--json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+def test_run_prints_one_object_with_the_stable_keys(capsys):
+    found = output(capsys, "run", ZERO3)
+    assert set(found) >= RUN_KEYS
+    assert (found["scenario"], found["backend"], found["world_size"]) == ("zero3-mlp-4", "sim", 4)
+    assert found["collectives"]["all_gather"]["count"] == 8
+    assert found["expectations"][0] == {"name": "all_gathers", "expected": "8", "found": "8", "ok": True}
+    assert sum(found["peak_memory_by_kind"].values()) == found["peak_memory_bytes"]
+
+
+def test_several_scenarios_and_folders_print_runs(capsys):
+    found = output(capsys, "run", FSDP2, str(ROOT / "scenarios/memory"))
+    assert set(found) == {"schema_version", "runs"}
+    assert found["runs"][0]["scenario"] == "fsdp2-mlp-4"
+    assert len(found["runs"]) > 3
+
+
+def test_a_failed_expectation_exits_1(capsys, tmp_path):
+    file = tmp_path / "x.toml"
+    file.write_text(Path(ZERO3).read_text().replace("all_gathers = 8", "all_gathers = 9"))
+    found = output(capsys, "run", str(file), code=1)
+    assert found["expectations"][0]["ok"] is False
+    assert main(["run", str(file)]) == 1
+    assert "FAILED all_gathers: 9, found 8" in capsys.readouterr().out
+
+
+def test_validate_compares_and_exits_0_when_all_agrees(capsys):
+    found = output(capsys, "validate", FSDP2, "--against", "echo")
+    assert found["ok"] is True
+    assert [(check["name"], check["status"]) for check in found["checks"]] == [
+        ("collective order", "ok"),
+        ("bytes", "ok"),
+        ("peak memory, construction", "ok"),
+        ("peak memory, first", "ok"),
+        ("peak memory, steady", "ok"),
+        ("numerics", "ok"),
+        ("step time", "unsupported"),
+    ]
+    assert set(found["checks"][0]) == {"name", "status", "predicted", "measured", "relative_error", "detail"}
+
+
+def test_validate_prints_how_exactly_each_thing_agrees(capsys):
+    assert main(["validate", FSDP2, "--against", "echo"]) == 0
+    text = capsys.readouterr().out
+    assert "exact    " in text
+    assert text.endswith("  agrees\n")
+
+
+@pytest.mark.quality
+def test_validate_exits_1_when_memory_differs(capsys):
+    found = output(capsys, "validate", FSDP2, "--against", "fat", code=1)
+    assert [check["name"] for check in found["checks"] if check["status"] == "failed"] == ["peak memory, steady"]
+
+
+def test_validate_says_that_it_replaced_the_cluster(capsys):
+    scenario = str(ROOT / "scenarios/published/llama-3-8b-8-h100.toml")
+    assert "dgx-h100 replaced" in output(capsys, "validate", scenario, "--against", "echo")["replaced"]
+
+
+def test_saved_runs_compare(capsys, tmp_path):
+    assert main(["run", FSDP2, "--save", str(tmp_path / "a.json")]) == 0
+    assert main(["run", FSDP2, "--backend", "echo", "--save", str(tmp_path / "b.json")]) == 0
+    capsys.readouterr()
+    assert output(capsys, "compare", str(tmp_path / "a.json"), str(tmp_path / "b.json"))["ok"] is True
+    assert saved.load(tmp_path / "b.json").provenance["sees"] == "memory numerics"
+
+
+def test_several_runs_are_saved_into_a_folder(tmp_path):
+    assert main(["run", FSDP2, ZERO3, "--save", str(tmp_path / "runs")]) == 0
+    assert sorted(file.name for file in (tmp_path / "runs").iterdir()) == ["fsdp2-mlp-4.json", "zero3-mlp-4.json"]
+
+
+def test_a_trace_is_written(tmp_path):
+    assert main(["run", FSDP2, "--trace", str(tmp_path / "t.json")]) == 0
+    assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+
+
+@pytest.mark.parametrize("what", ["models", "clusters", "strategies", "backends"])
+def test_list_names_what_there_is(capsys, what):
+    found = output(capsys, "list", what)
+    assert all(set(row) == {"name", "about"} for row in found[what])
+    assert found[what]
+
+
+def test_list_scenarios_describes_those_below_the_folder(capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    names = {row["name"] for row in output(capsys, "list")["scenarios"]}
+    assert "scenarios/parity/zero3-mlp-4.toml" in names
+
+
+def test_list_schema_is_the_json_schema(capsys):
+    assert main(["list", "schema"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads((ROOT / "scenarios/schema.json").read_text())
+
+
+def test_show_prints_the_mesh_and_the_memory(capsys):
+    assert main(["show", ZERO3, "--memory"]) == 0
+    text = capsys.readouterr().out
+    assert "dp_shard=4" in text
+    assert "peak" in text
+    assert output(capsys, "show", ZERO3, "--memory")["memory"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ([], 2, "usage"),
+        (["rnu", FSDP2], 2, "invalid choice"),
+        (["run"], 2, "SCENARIO"),
+        (["run", "none.toml"], 2, "none.toml: no such file"),
+        (["run", FSDP2, "--backend", "ech"], 2, "did you mean echo?"),
+        (["run", FSDP2, "--backend", "gone"], 3, "pip install 'zsim[real]'"),
+        (["validate", FSDP2, "--against", "sim"], 2, "expected a backend that runs for real, found sim"),
+        (["run", FSDP2, "--ranks", "0,9"], 2, "expected ranks 0 to 3 of fsdp2-mlp-4, found 9"),
+        (["run", FSDP2, "--ranks", "a"], 2, "expected ranks as 0,7"),
+        (["run", FSDP2, "--timeout", "nan"], 2, "expected seconds"),
+        (["compare", "none.json", "none.json"], 2, "none.json: expected a saved Run"),
+        (["show", "none.toml"], 2, "none.toml: no such file"),
+        (["list", "wishes"], 2, "invalid choice"),
+    ],
+)
+def test_bad_usage_is_answered_in_words(capsys, arguments, code, words):
+    assert main(arguments) == code
+    assert words in capsys.readouterr().err
+
+
+def test_errors_are_one_json_object_as_well(capsys):
+    found = output(capsys, "run", "a.toml", "b.toml", code=2)
+    assert found["exit_code"] == 2
+    assert [problem.split(":")[0] for problem in found["error"]] == ["a.toml", "b.toml"]
+
+
+def test_help_takes_less_than_200_ms():
+    command = [sys.executable, "-m", "zsim", "--help"]
+    times = []
+    for _ in range(5):
+        began = time.perf_counter()
+        subprocess.run(command, check=True, capture_output=True)
+        times.append(time.perf_counter() - began)
+    assert min(times) < 0.2

@@ -1,0 +1,138 @@
+"""The work of operators: FLOPs and bytes by closed forms, and laws that hold for every operator of every preset."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zsim.eager import Call, calls
+from zsim.models import load_preset, presets
+from zsim.models.layers import linear
+from zsim.operators import Operator, OperatorKind
+from zsim.training import Batch
+
+small = st.integers(1, 64)
+
+
+def _attention(implementation: str, *, heads: int = 4, shared: int = 4, head_dim: int = 8, causal: bool = True) -> Operator:
+    return Operator(
+        kind="attention",
+        name="attn",
+        inputs=("q", "k", "v"),
+        output="mixed",
+        num_heads=heads,
+        num_kv_heads=shared,
+        head_dim=head_dim,
+        implementation=implementation,
+        causal=causal,
+    )
+
+
+def _flops(made: tuple[Call, ...]) -> tuple[int, int]:
+    return sum(call.flops for call in made), sum(call.backward_flops for call in made)
+
+
+def _operators(name: str) -> list[Operator]:
+    return [op for module in load_preset(name, sequence_length=16).modules for op in module.operators]
+
+
+@given(b=small, s=small, m=small, n=small)
+def test_a_linear_is_two_flops_per_weight_and_token_and_twice_that_backward(b: int, s: int, m: int, n: int) -> None:
+    (call,) = calls(linear("fc", "x", "y", m, n), batch=Batch(micro_batch=b, sequence_length=s), dtype="float32")
+    assert call == Call(
+        operator="linear",
+        inputs=("x",),
+        output="y",
+        nbytes=4 * b * s * n,
+        saves=("x",),
+        gradients=("x", "fc.weight", "fc.bias"),
+        parameters=("fc.weight", "fc.bias"),
+        flops=2 * b * s * m * n,
+        backward_flops=4 * b * s * m * n,
+        moved=4 * (b * s * m + m * n + b * s * n),
+        backward_moved=8 * (b * s * m + m * n + b * s * n),
+    )
+
+
+@given(b=small, s=small, shared=st.integers(1, 4), group=st.integers(1, 4), d=small)
+def test_explicit_attention_is_dense_in_flops_however_the_heads_are_shared(
+    b: int, s: int, shared: int, group: int, d: int
+) -> None:
+    batch = Batch(micro_batch=b, sequence_length=s)
+    made = calls(_attention("explicit", heads=shared * group, shared=shared, head_dim=d), batch=batch, dtype="bfloat16")
+    dense = 4 * b * s * s * shared * group * d
+    assert _flops(made) == (dense, 2 * dense)
+
+
+@given(b=small, s=small, heads=st.integers(1, 8), half=small)
+def test_causal_sdpa_does_half_the_work_of_dense_sdpa_and_recomputes_the_scores_backward(
+    b: int, s: int, heads: int, half: int
+) -> None:
+    """Backward has five matmuls where forward has two (Dao 2022, FlashAttention, algorithm 4)."""
+    batch, d = Batch(micro_batch=b, sequence_length=s), 2 * half
+    causal = calls(_attention("sdpa", heads=heads, shared=heads, head_dim=d), batch=batch, dtype="float32")
+    dense = calls(_attention("sdpa", heads=heads, shared=heads, head_dim=d, causal=False), batch=batch, dtype="float32")
+    work = 4 * b * s * s * heads * d
+    assert _flops(dense) == (work, work * 5 // 2)
+    assert _flops(causal) == (work // 2, work * 5 // 4)
+
+
+def test_explicit_attention_keeps_the_probabilities_and_sdpa_does_not() -> None:
+    batch = Batch(micro_batch=2, sequence_length=128)
+    scores = 4 * 2 * 4 * 128 * 128
+    made = {name: calls(_attention(name), batch=batch, dtype="float32") for name in ("explicit", "sdpa")}
+    assert max(call.nbytes for call in made["explicit"]) == scores
+    assert [(call.nbytes, call.keeps) for call in made["sdpa"]] == [
+        (4 * 2 * 128 * 32, (("mixed.logsumexp", 4 * 2 * 128 * 4),))
+    ]
+
+
+def test_a_forward_of_a_gpt_is_two_flops_per_token_and_matmul_weight_plus_attention() -> None:
+    """Kaplan et al. 2020, table 1: 2·N per token, and 4·s·d per token and layer for causal-as-dense attention."""
+    spec, batch = load_preset("gpt-2-124m"), Batch(micro_batch=2, sequence_length=512)
+    operators = [op for module in spec.modules for op in module.operators]
+    weights = 12 * 12 * 768**2 + 50257 * 768
+    forward = 2 * 512 * (2 * weights + 12 * 4 * 512 * 768)
+    assert _flops(tuple(call for op in operators for call in calls(op, batch=batch, dtype="float32"))) == (
+        forward,
+        2 * forward,
+    )
+
+
+def test_every_kind_of_operator_is_in_some_preset() -> None:
+    kinds = {op.kind for name in ("mlp-tiny", "gpt-tiny", "llama-tiny") for op in _operators(name)}
+    assert kinds == set(get_args(OperatorKind))
+
+
+@pytest.mark.parametrize("name", presets())
+def test_only_matmuls_count_flops_and_everything_moves_bytes(name: str) -> None:
+    batch = Batch(micro_batch=1, sequence_length=16)
+    for op in _operators(name):
+        made = calls(op, batch=batch, dtype="float32")
+        assert (_flops(made)[0] > 0) == (op.kind in ("linear", "attention")), op
+        assert all(call.moved > 0 for call in made), op
+
+
+@pytest.mark.parametrize("name", ["mlp-tiny", "gpt-tiny", "llama-tiny"])
+def test_work_grows_with_the_micro_batch_and_flops_do_not_depend_on_the_dtype(name: str) -> None:
+    one, two = Batch(micro_batch=1, sequence_length=16), Batch(micro_batch=2, sequence_length=16)
+    for op in _operators(name):
+        single, double = (calls(op, batch=batch, dtype="float32") for batch in (one, two))
+        assert _flops(double) == tuple(2 * flops for flops in _flops(single))
+        assert _flops(calls(op, batch=one, dtype="bfloat16")) == _flops(single)
+        narrow = calls(op, batch=one, dtype="bfloat16")
+        assert all(half.moved <= whole.moved < half.moved * 4 for half, whole in zip(narrow, single, strict=True))
+
+
+@pytest.mark.parametrize("name", ["mlp-tiny", "gpt-tiny", "llama-tiny"])
+def test_the_last_call_makes_the_value_that_the_operator_promises(name: str) -> None:
+    for op in _operators(name):
+        made = calls(op, batch=Batch(micro_batch=1, sequence_length=16), dtype="float32")
+        assert made[-1].output == op.output
+        known = {*op.inputs}
+        for call in made:
+            assert set(call.inputs) <= known
+            known.add(call.output)

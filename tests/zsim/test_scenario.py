@@ -1,0 +1,264 @@
+"""A scenario file is read whole, or refused with every problem named by file and key."""
+
+import json
+import random
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from zsim import scenario, schema
+from zsim.errors import ScenarioError, ZsimError
+from zsim.mesh import Mesh
+from zsim.plan import plan
+from zsim.training import Batch, Optimizer, Precision
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "scenarios").rglob("*.toml"))
+WHOLE = """\
+description = "FSDP2 on four ranks"
+model = { preset = "gpt-tiny" }
+batch = { micro_batch = 2, sequence_length = 64, accumulation = 2 }
+cluster = { preset = "cpu-gloo", ranks = 4 }
+strategy = { name = "fsdp2", dp_shard = 4, reshard_after_forward = "auto", sync = "last" }
+precision = { parameters = "bf16", reduce = "fp32" }
+optimizer = { name = "sgd", implementation = "for-loop", momentum = 0.9 }
+steps = 4
+seed = 7
+
+[expect]
+all_gathers = 18
+"""
+
+
+def parse(text: str) -> scenario.Scenario:
+    return scenario.parse(text.encode(), where="x.toml", folder=ROOT)
+
+
+def problems(text: str) -> tuple[str, ...]:
+    with pytest.raises(ScenarioError) as caught:
+        parse(text)
+    return caught.value.problems
+
+
+def changed(old: str, new: str) -> str:
+    assert old in WHOLE
+    return WHOLE.replace(old, new)
+
+
+def test_a_scenario_is_read_whole():
+    found = parse(WHOLE)
+    assert found.name == "x"
+    assert found.batch == Batch(micro_batch=2, sequence_length=64, accumulation=2)
+    assert found.mesh == Mesh(dp_replicate=1, dp_shard=4)
+    assert found.precision == Precision(parameters="bfloat16", reduce="float32")
+    assert found.optimizer == Optimizer(name="sgd", implementation="for-loop", momentum=0.9)
+    assert (found.strategy, found.options.reshard_after_forward, found.sync) == ("fsdp2", "auto", "last")
+    assert (found.steps, found.seed, found.cluster.num_ranks, found.model.name) == (4, 7, 4, "gpt-tiny")
+    assert [(item.name, item.operator, item.value) for item in found.expect] == [("all_gathers", "==", 18)]
+    assert found.text == WHOLE
+
+
+def test_there_are_at_least_25_scenarios_with_names_of_their_own():
+    assert len(FILES) >= 25
+    assert len({file.stem for file in FILES}) == len(FILES)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_every_scenario_of_the_project_is_valid_and_short(file):
+    found = scenario.load(file)
+    assert found.description
+    assert found.expect
+    assert 10 <= len(file.read_text().splitlines()) <= 30
+
+
+def test_every_strategy_is_used_at_two_and_at_four_ranks():
+    used = {(found.strategy, found.world_size) for found in map(scenario.load, FILES)}
+    names = set(schema.STRATEGIES)
+    assert {(name, 4) for name in names} <= used
+    assert {(name, 2) for name in names - {"hsdp"}} <= used
+
+
+def test_the_published_schema_is_in_step():
+    assert json.loads((ROOT / "scenarios" / "schema.json").read_text()) == schema.json_schema()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "wanted"),
+    [
+        ("dp_shard = 4", "dp_shrad = 4", "x.toml: strategy.dp_shrad: unknown key, did you mean dp_shard?"),
+        ("steps = 4", "stepps = 4", "x.toml: stepps: unknown key, did you mean steps?"),
+        ("accumulation = 2", "acumulation = 2", "x.toml: batch.acumulation: unknown key, did you mean accumulation?"),
+        ("dp_shard = 4", "dp_shard = 3", "x.toml: strategy.dp_shard: dp_shard 3 = 3 ranks, but the cluster has 4"),
+        ("dp_shard = 4", "tp = 4", "x.toml: strategy.tp: tensor and pipeline parallelism are reserved words for now"),
+        ("dp_shard = 4", "pp = 4", "x.toml: strategy.pp: tensor and pipeline parallelism are reserved words for now"),
+        ('"fsdp2"', '"fsdp3"', "did you mean fsdp2?"),
+        ('"auto", sync', '"atuo", sync', "x.toml: strategy.reshard_after_forward: expected 'auto' or "),
+        ("all_gathers", "all_gather", "x.toml: expect.all_gather: unknown key, did you mean all_gathers?"),
+        ("all_gathers = 18", 'peak_memory = "<= 80G"', "x.toml: expect.peak_memory: "),
+        ('"gpt-tiny"', '"gpt-tinny"', 'unknown model "gpt-tinny", did you mean gpt-tiny?'),
+        ('"cpu-gloo"', '"cpu-glo"', 'x.toml: cluster.preset: unknown cluster "cpu-glo", did you mean cpu-gloo?'),
+        ('"gpt-tiny"', '"gpt-tiny", num_layers = 5', "x.toml: model.num_layers: expected 1 to 4"),
+        ("steps = 4", "steps = 4.5", "x.toml: steps: expected a valid integer, found '4.5'"),
+        ("steps = 4", "steps = true", "x.toml: steps: expected a valid integer, found 'True'"),
+        ("momentum = 0.9", "momentum = nan", "x.toml: optimizer.momentum: expected a finite number, found nan"),
+        ("momentum = 0.9", "momentum = 1e999", "x.toml: optimizer.momentum: expected a finite number, found inf"),
+        ("steps = 4", "steps = 0x" + "f" * 40, "x.toml: steps: expected an integer of at most 64 bits, found a longer one"),
+        ("steps = 4", "steps = " + "9" * 5000, "x.toml: not TOML: "),
+        ("steps = 4", "steps = 1\nsteps = 2", "x.toml: not TOML: "),
+        ("steps = 4", "steps = 2020-13-45", "x.toml: not TOML: "),
+        ("accumulation = 2", "accumulation = 0", "x.toml: batch.accumulation: expected greater than or equal to 1, found '0'"),
+        ('preset = "gpt-tiny"', 'family = "gpt"', "x.toml: model.sizes.num_layers: expected a value, found nothing"),
+        ('preset = "gpt-tiny"', 'family = "gtp"', "x.toml: model.family: unknown family 'gtp', did you mean gpt?"),
+        ('preset = "gpt-tiny"', "", "x.toml: model: expected one of preset, family or huggingface, found none of them"),
+        ('preset = "gpt-tiny"', 'huggingface = "none.json"', "x.toml: model.huggingface: none.json: no such file"),
+        ('preset = "gpt-tiny"', 'preset = "mlp-tiny"', "x.toml: batch.sequence_length: expected 1 for an mlp"),
+        ("sequence_length = 64", "sequence_length = 4096", "x.toml: batch.sequence_length: expected at most "),
+    ],
+)
+def test_a_bad_key_is_named_with_its_file_and_the_remedy(old, new, wanted):
+    text = changed(old, new)
+    if "at most " in wanted and "4096" in new:
+        text = text.replace("gpt-tiny", "gpt-2-124m")
+    assert any(wanted in problem for problem in problems(text)), problems(text)
+
+
+def test_all_problems_are_listed_at_once():
+    text = changed("steps = 4", "stepps = 4").replace("micro_batch", "micro_batsh").replace("dp_shard", "dp_shrad")
+    assert problems(text) == (
+        "x.toml: batch.micro_batch: expected a value, found nothing",
+        "x.toml: batch.micro_batsh: unknown key, did you mean micro_batch?",
+        "x.toml: stepps: unknown key, did you mean steps?",
+        "x.toml: strategy.dp_shrad: unknown key, did you mean dp_shard?",
+    )
+
+
+def test_an_int_for_reshard_after_forward_must_divide_the_ranks():
+    with pytest.raises(ZsimError, match="3"):
+        plan(parse(changed('"auto"', "3")), device="cpu")
+
+
+def test_an_axis_of_one_that_the_strategy_does_not_use_may_stand_there():
+    assert parse(changed("dp_shard = 4", "dp_shard = 4, dp_replicate = 1")).mesh == Mesh(dp_shard=4)
+
+
+def test_the_only_axis_is_filled_from_the_cluster():
+    assert parse(changed("dp_shard = 4, ", "")).mesh == Mesh(dp_shard=4)
+
+
+def test_too_much_work_is_refused_before_it_begins():
+    text = changed("accumulation = 2", "accumulation = 10000").replace("ranks = 4", "ranks = 4000")
+    assert "ranks × units × micro-batches" in problems(text.replace("dp_shard = 4", "dp_shard = 4000"))[0]
+
+
+def test_sizes_of_a_family_make_a_model():
+    sizes = "{ num_layers = 2, hidden_size = 8, num_heads = 2, vocabulary = 11 }"
+    found = parse(changed('preset = "gpt-tiny"', f'family = "gpt", sizes = {sizes}'))
+    assert (found.model.family, len(found.model.units)) == ("gpt", 3)
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2"])
+def test_a_hugging_face_config_makes_a_model(tmp_path, kind):
+    config = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 16}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": kind, "vocab_size": 11}))
+    text = changed('preset = "gpt-tiny"', 'huggingface = "config.json"')
+    found = scenario.parse(text.encode(), where="x.toml", folder=tmp_path)
+    blocks = 2 * (2 * 8 + 4 * 8 * 8 + 3 * 8 * 16 + (3 * 8 if kind == "qwen2" else 0))
+    assert found.model.num_parameters == 2 * 11 * 8 + 8 + blocks
+
+
+@pytest.mark.parametrize("name", ["missing.toml", ".", "\0.toml"])
+def test_a_path_that_is_no_file_is_refused(name):
+    with pytest.raises(ScenarioError):
+        scenario.load(name)
+
+
+def test_a_link_to_a_scenario_is_read(tmp_path):
+    (tmp_path / "link.toml").symlink_to(FILES[0])
+    assert scenario.load(tmp_path / "link.toml").name == "link"
+
+
+def damage(text: str, rng: random.Random) -> bytes:
+    """One to four random changes: bytes cut, doubled, replaced, lines swapped, numbers grown, words of TOML put in."""
+    data = bytearray(text.encode())
+    for _ in range(rng.randint(1, 4)):
+        place = rng.randrange(len(data) + 1)
+        length = rng.choice([1, 1, 2, 5, 20])
+        change = rng.randrange(7)
+        if change == 0:
+            del data[place : place + length]
+        elif change == 1:
+            data[place:place] = data[place : place + length] * rng.choice([1, 2, 50])
+        elif change == 2:
+            data[place : place + 1] = bytes([rng.randrange(256)])
+        elif change == 3:
+            data[place:place] = rng.choice(WORDS)
+        elif change == 4:
+            digits = [i for i, byte in enumerate(data) if 48 <= byte <= 57]
+            if digits:
+                data[rng.choice(digits) : rng.choice(digits)] = str(rng.randint(-1, 10**6)).encode()
+        elif change == 5:
+            lines = data.split(b"\n")
+            rng.shuffle(lines)
+            data = bytearray(b"\n".join(lines))
+        else:
+            other = rng.choice(TEXTS).encode()
+            start = rng.randrange(len(other))
+            data[place : place + length] = other[start : start + length]
+        if not data:
+            break
+    return bytes(data)
+
+
+WORDS = [b'"', b"'", b"[", b"]", b"{", b"}", b"=", b".", b"\n", b"[[a]]", b"nan", b"-inf", b"true", b"[expect]", b"#"]
+WORDS += [b"1979-05-27", b"0x7fffffffffffffff", b"1e400", b"a.b.c.d = 1\n", b'"""', b"\\u0000", b"tp = 2, ", b"\xff"]
+TEXTS = [file.read_text() for file in FILES]
+
+
+def test_ten_thousand_damaged_scenarios_are_read_or_refused_in_words():
+    """Each damaged copy is a valid scenario or a ScenarioError whose every line names the file; the slowest is quick."""
+    rng = random.Random(20)
+    refused = slowest = 0
+    for i in range(10_000):
+        data = damage(TEXTS[i % len(TEXTS)], rng)
+        began = time.perf_counter()
+        try:
+            scenario.parse(data, where="x.toml", folder=ROOT)
+        except ScenarioError as error:
+            refused += 1
+            assert error.problems
+            assert all(problem.startswith("x.toml: ") for problem in error.problems), data
+        slowest = max(slowest, time.perf_counter() - began)
+    assert refused > 5_000
+    assert slowest < 10
+
+
+def test_damage_that_survives_reading_still_plans_or_is_refused():
+    rng = random.Random(21)
+    planned = 0
+    for i in range(300):
+        text = TEXTS[i % len(TEXTS)]
+        digits = [place for place, letter in enumerate(text) if letter.isdigit() and place < text.index("optimizer =")]
+        place = rng.choice(digits)
+        damaged = text[:place] + str(rng.randrange(10)) + text[place + 1 :]
+        try:
+            found = scenario.parse(damaged.encode(), where="x.toml", folder=ROOT)
+            if found.world_size * len(found.model.units) < 500:
+                plan(found, device="cpu")
+                planned += 1
+        except ZsimError as error:
+            assert str(error)
+    assert planned > 30
+
+
+def test_a_damaged_file_is_still_toml_sometimes():
+    """The meta-test: the damage is neither so light that all survive nor so heavy that nothing parses."""
+    rng, parsed = random.Random(22), 0
+    for i in range(500):
+        try:
+            tomllib.loads(damage(TEXTS[i % len(TEXTS)], rng).decode())
+            parsed += 1
+        except ValueError:
+            pass
+    assert 25 < parsed < 475

@@ -1,0 +1,122 @@
+"""The real backends that this project offers through the entry-point group `zsim.backends`: fake, gloo and nccl.
+
+Importing this module loads no torch; making a backend does, and says how to install it when it is not there.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from zsim.errors import BackendUnavailableError
+from zsim.run import Capabilities, RankRun, Run, RunOptions
+from zsim.saved import from_table
+from zsim.scenario import Scenario
+
+MAX_PROCESSES = 64
+
+
+def _require_torch(name: str) -> None:
+    if find_spec("torch") is None:
+        raise BackendUnavailableError(
+            where=f"backend {name}",
+            expected="torch >=2.11,<2.14",
+            found="no torch",
+            remedy="pip install 'zsim[real]'",
+        )
+
+
+class FakeBackend:
+    """One process stands for any rank of any world: real memory and order, collectives that move nothing."""
+
+    name = "fake"
+
+    def capabilities(self) -> Capabilities:
+        """Memory on this CPU; no numerics and no time."""
+        _require_torch(self.name)
+        return Capabilities(memory=True, numerics=False, time=False, device="cpu")
+
+    def run(self, scenario: Scenario, *, options: RunOptions) -> Run:
+        """The Run of `options.ranks`, first and last by default."""
+        _require_torch(self.name)
+        from zreal import worker
+
+        interpreter = worker.interpreter_of(scenario, options.interpreter)
+        ranks = options.ranks or tuple(dict.fromkeys((0, scenario.world_size - 1)))
+        if options.all_ranks:
+            ranks = tuple(range(scenario.world_size))
+        return Run(
+            scenario=scenario.name,
+            backend=self.name,
+            interpreter=interpreter,
+            world_size=scenario.world_size,
+            ranks=tuple(worker.fake_rank(scenario, rank=rank, interpreter=interpreter) for rank in ranks),
+            provenance=worker.provenance(scenario, device="cpu"),
+        )
+
+
+class GlooBackend:
+    """As many processes as ranks on this machine, real gloo collectives between them."""
+
+    name = "gloo"
+    device = "cpu"
+
+    def capabilities(self) -> Capabilities:
+        """Memory and numerics; time only once this machine is calibrated."""
+        _require_torch(self.name)
+        return Capabilities(memory=True, numerics=True, time=False, device=self.device)
+
+    def run(self, scenario: Scenario, *, options: RunOptions) -> Run:
+        """The Run of every rank; LaunchError, with what the others reported, when one fails."""
+        _require_torch(self.name)
+        if scenario.world_size > MAX_PROCESSES:
+            raise BackendUnavailableError(
+                where=f"backend {self.name}",
+                expected=f"at most {MAX_PROCESSES} ranks on one machine",
+                found=f"{scenario.world_size}",
+                remedy="use --backend fake, or torchrun -m zreal.worker on a cluster",
+            )
+        from zreal import launch, worker
+
+        interpreter = worker.interpreter_of(scenario, options.interpreter)
+        job: dict[str, Any] = {
+            "text": scenario.text,
+            "where": f"{scenario.name}.toml",
+            "folder": str(Path(scenario.folder).resolve()),
+            "device": self.device,
+            "interpreter": interpreter,
+            "timeout_s": options.timeout_s,
+        }
+        tables = launch.launch(
+            "zreal.worker:gloo_rank", job, world_size=scenario.world_size, timeout_s=options.timeout_s
+        )
+        return Run(
+            scenario=scenario.name,
+            backend=self.name,
+            interpreter=interpreter,
+            world_size=scenario.world_size,
+            ranks=tuple(from_table(RankRun, table) for table in tables),
+            provenance=worker.provenance(scenario, device=self.device),
+        )
+
+
+class NcclBackend(GlooBackend):
+    """The same ranks on this machine's CUDA devices."""
+
+    name = "nccl"
+    device = "cuda"
+
+    def capabilities(self) -> Capabilities:
+        """As gloo; BackendUnavailableError where there is no CUDA device."""
+        _require_torch(self.name)
+        import torch
+
+        if not torch.cuda.is_available():
+            raise BackendUnavailableError(
+                where="backend nccl",
+                expected="a CUDA device and a CUDA build of torch",
+                found=f"torch {torch.__version__} without a device",
+                remedy="use --backend gloo or fake here",
+            )
+        return Capabilities(memory=True, numerics=True, time=False, device=self.device)

@@ -1,0 +1,228 @@
+"""Starts ranks as processes, watches every one of them, and leaves none behind.
+
+Ranks are forked from a server that has torch loaded already, so a launch costs a tenth of a second. The controller holds
+the rendezvous store and one pipe per rank; it waits on every rank's exit, names the first that died, raised or hung
+together with its last collective, and ends the others. A rank ends itself when its controller is gone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from zsim.errors import RankError
+
+PRELOAD = ["torch", "torch.distributed", "torch.distributed.fsdp", "zreal.worker"]
+PROGRESS_BYTES = 200
+GRACE_S = 1.0
+"""How long siblings may still report after the first rank failed."""
+
+
+@dataclass(slots=True)
+class _Rank:
+    """One rank as the controller sees it."""
+
+    rank: int
+    process: Any
+    pipe: Connection
+    progress: Any
+    result: Any = None
+    error: str = ""
+    ended_at: float = 0.0
+    done: bool = False
+
+    @property
+    def last(self) -> str:
+        """The last collective that the rank said it was entering."""
+        text = bytes(self.progress).split(b"\0", 1)[0].decode(errors="replace")
+        return text or "no collective yet"
+
+    def receive(self) -> None:
+        """Take the rank's report, if it sent one."""
+        try:
+            if not self.pipe.poll():
+                return
+            message = json.loads(self.pipe.recv_bytes())
+        except (EOFError, OSError):
+            return
+        self.done = "result" in message
+        self.result, self.error = message.get("result"), message.get("error", "")
+
+
+class LaunchError(RankError):
+    """A rank that failed; `results` holds what the others had reported by then, by rank."""
+
+    def __init__(self, *, where: str, expected: str, found: str, remedy: str = "", results: dict[int, Any]) -> None:
+        super().__init__(where=where, expected=expected, found=found, remedy=remedy)
+        self.results = results
+
+
+def launch(
+    target: str,
+    arguments: dict[str, Any],
+    *,
+    world_size: int,
+    timeout_s: float = 120.0,
+    cores: int | None = None,
+) -> list[Any]:
+    """Run `target` ("module:function") on every rank and return what each returned, by rank.
+
+    The function is called with `arguments`, `rank`, `world_size`, `port` (of the store at 127.0.0.1) and `progress`; what it
+    returns must be JSON. RankError when any rank fails, or when not all are done after `timeout_s` seconds.
+    """
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    os.environ.setdefault("OMP_NUM_THREADS", str(cores or 1))
+    ranks = [
+        _start(context, target, json.dumps(arguments), rank=rank, world_size=world_size, port=store.port)
+        for rank in range(world_size)
+    ]
+    try:
+        _supervise(ranks, deadline=time.monotonic() + timeout_s, timeout_s=timeout_s)
+    finally:
+        _end(ranks)
+        del store
+    return [rank.result for rank in ranks]
+
+
+def _start(context: Any, target: str, arguments: str, *, rank: int, world_size: int, port: int) -> _Rank:
+    receiver, sender = context.Pipe(duplex=False)
+    progress = context.RawArray(ctypes.c_char, PROGRESS_BYTES)
+    process = context.Process(
+        target=_rank_main, args=(target, arguments, rank, world_size, port, sender, progress), name=f"rank {rank}"
+    )
+    process.start()
+    sender.close()
+    return _Rank(rank=rank, process=process, pipe=receiver, progress=progress)
+
+
+def _supervise(ranks: list[_Rank], *, deadline: float, timeout_s: float) -> None:
+    waiting = list(ranks)
+    failed_at = 0.0
+    while waiting:
+        now = time.monotonic()
+        limit = min(deadline, failed_at + GRACE_S) if failed_at else deadline
+        if now >= limit:
+            break
+        wait([rank.process.sentinel for rank in waiting] + [rank.pipe for rank in waiting], timeout=limit - now)
+        for rank in list(waiting):
+            rank.receive()
+            if rank.done or rank.error or rank.process.exitcode is not None:
+                rank.process.join(0.5 if rank.done or rank.error else 0)
+                rank.receive()
+                rank.ended_at = time.monotonic()
+                waiting.remove(rank)
+                failed_at = failed_at or (0.0 if rank.done else rank.ended_at)
+    bad = [rank for rank in ranks if not rank.done]
+    if bad:
+        raise _verdict(ranks, bad, timeout_s)
+
+
+def _verdict(ranks: list[_Rank], bad: list[_Rank], timeout_s: float) -> LaunchError:
+    """The first to die of its own is the headline; a lost connection to it is a consequence."""
+    died = [rank for rank in bad if rank.ended_at and not rank.error]
+    raised = [rank for rank in bad if rank.error]
+    results = {rank.rank: rank.result for rank in ranks if rank.done}
+    if not died and not raised:
+        return _hang(ranks, timeout_s, results)
+    roots = died or [rank for rank in raised if not _is_consequence(rank.error)] or raised
+    first = min(roots, key=lambda rank: rank.ended_at)
+    others = [rank.rank for rank in bad if rank is not first]
+    consequence = f"; ranks {others} were stopped or failed after it" if others else ""
+    return LaunchError(
+        where=f"rank {first.rank}",
+        expected="every rank to finish",
+        found=f"{_cause(first)}, last collective: {first.last}{consequence}",
+        remedy="ranks that had finished keep their results, marked incomplete" if results else "",
+        results=results,
+    )
+
+
+def _is_consequence(error: str) -> bool:
+    return any(word in error for word in ("Connection closed", "Connection reset", "Broken pipe", "Read error", "Timed out"))
+
+
+def _cause(rank: _Rank) -> str:
+    if rank.error:
+        lines = rank.error.strip().splitlines()
+        return f"{lines[-1][:300]} ({lines[-3].strip() if len(lines) > 2 else ''})"
+    code = rank.process.exitcode
+    if code is not None and code < 0:
+        hint = " (often the system's out-of-memory killer)" if -code == signal.SIGKILL else ""
+        return f"killed by {signal.Signals(-code).name}{hint}"
+    return f"exited with code {code} without a result"
+
+
+def _hang(ranks: list[_Rank], timeout_s: float, results: dict[int, Any]) -> LaunchError:
+    """A roll-call: ranks grouped by their last collective, the fewest first, for they are the likely culprits."""
+    groups: dict[str, list[int]] = {}
+    for rank in ranks:
+        groups.setdefault("finished" if rank.done else rank.last, []).append(rank.rank)
+    stuck = sorted((item for item in groups.items() if item[0] != "finished"), key=lambda item: len(item[1]))
+    roll = "; ".join(f"ranks {members} at {last}" for last, members in [*stuck, *(i for i in groups.items() if i[0] == "finished")])
+    return LaunchError(
+        where=f"rank {stuck[0][1][0]}",
+        expected=f"every rank to finish within {timeout_s:g} s",
+        found=f"a hang: {roll}",
+        remedy="raise --timeout if the run is only slow",
+        results=results,
+    )
+
+
+def _end(ranks: list[_Rank]) -> None:
+    """Nothing is left running: asked to stop, then killed, then reaped."""
+    for stop in (lambda process: process.terminate(), lambda process: process.kill()):
+        alive = [rank.process for rank in ranks if rank.process.is_alive()]
+        for process in alive:
+            stop(process)
+        limit = time.monotonic() + 1.0
+        for process in alive:
+            process.join(max(0.0, limit - time.monotonic()))
+    for rank in ranks:
+        rank.process.join()
+        rank.process.close()
+        rank.pipe.close()
+
+
+def _rank_main(
+    target: str, arguments: str, rank: int, world_size: int, port: int, pipe: Connection, progress: Any
+) -> None:
+    """What runs in a rank's process."""
+    os.setsid()
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=_follow, args=(parent.sentinel,), daemon=True).start()
+
+    def say(text: str) -> None:
+        progress.value = text.encode()[: PROGRESS_BYTES - 1]
+
+    try:
+        module, _, name = target.partition(":")
+        function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+        result = function(json.loads(arguments), rank=rank, world_size=world_size, port=port, progress=say)
+        message = {"result": result}
+    except BaseException:
+        message = {"error": traceback.format_exc()}
+    pipe.send_bytes(json.dumps(message).encode())
+    pipe.close()
+    os._exit(0 if "result" in message else 1)
+
+
+def _follow(sentinel: int) -> None:
+    """End this rank, even inside a collective, when the controller is gone."""
+    wait([sentinel])
+    os._exit(1)

@@ -1,0 +1,171 @@
+"""What one rank runs: a scenario, observed or executed, with its parity to the single-process reference.
+
+Also the entry point under a cluster's own launcher: `torchrun … -m zreal.worker SCENARIO --save measured.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from zreal import numerics, torch_private
+from zreal.executor import RANKS, execute
+from zreal.observer import observe
+from zreal.subjects.table import SUBJECTS
+from zsim import saved
+from zsim.errors import ZsimError
+from zsim.plan import Device, plan
+from zsim.run import Numerics, RankRun, Run
+from zsim.scenario import Scenario, load, parse
+
+RENDEZVOUS_S = 60.0
+
+
+class InterpreterError(ZsimError):
+    """An interpreter that cannot run the scenario's strategy."""
+
+
+def interpreter_of(scenario: Scenario, asked: str | None) -> str:
+    """ "observer" where torch has the strategy itself, else "executor"; InterpreterError when the one asked for has not."""
+    can = [name for name, table in (("observer", SUBJECTS), ("executor", RANKS)) if scenario.strategy in table]
+    if asked is None:
+        return can[0]
+    if asked not in can:
+        raise InterpreterError(where="--interpreter", expected=f"{' or '.join(can)} for {scenario.strategy}", found=asked)
+    return asked
+
+
+def run_rank(
+    scenario: Scenario,
+    *,
+    rank: int,
+    interpreter: str,
+    device: Device,
+    parity: bool,
+    progress: Callable[[str], None] = lambda _: None,
+) -> RankRun:
+    """Run `scenario` on this rank of an existing process group; with `parity`, compare parameters with the reference."""
+    steps = max(3, scenario.steps)
+    if interpreter == "observer":
+        seen = observe(scenario, rank=rank, device=device, progress=progress)
+        run, losses = seen.run, seen.losses
+        assert seen.subject is not None
+        parameters = _whole(dict(seen.subject.module.named_parameters())) if parity else {}
+    else:
+        done = execute(scenario, plan(scenario, device=device), rank=rank, steps=steps, device=device, progress=progress)
+        run, losses, parameters = done.run, done.losses, done.parameters
+    if not parity:
+        return run
+    reference = numerics.reference(scenario, steps=steps)
+    difference = numerics.largest_relative_difference(parameters, reference.parameters)
+    numbers = Numerics(losses=tuple(losses), largest_relative_difference=difference, steps=steps)
+    return replace(run, numerics=numbers)
+
+
+def _whole(parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Every parameter whole, on every rank, under the model's own fqns."""
+    return {
+        name.removeprefix("module."): (p.full_tensor() if isinstance(p, DTensor) else p).detach().float().cpu()
+        for name, p in parameters.items()
+    }
+
+
+def gloo_rank(
+    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Callable[[str], None]
+) -> dict[str, Any]:
+    """One rank of a gloo or NCCL run that zreal.launch started. Returns its RankRun as a table."""
+    torch.set_num_threads(1)
+    device: Device = arguments["device"]
+    scenario = parse(arguments["text"].encode(), where=arguments["where"], folder=Path(arguments["folder"]))
+    store = dist.TCPStore("127.0.0.1", port, world_size, is_master=False)
+    if device == "cuda":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+    dist.init_process_group(
+        "nccl" if device == "cuda" else "gloo",
+        store=store,
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=arguments["timeout_s"] + RENDEZVOUS_S),
+    )
+    run = run_rank(
+        scenario,
+        rank=rank,
+        interpreter=arguments["interpreter"],
+        device=device,
+        parity=True,
+        progress=progress,
+    )
+    dist.barrier()
+    dist.destroy_process_group()
+    table: dict[str, Any] = saved.as_table(run)
+    return table
+
+
+def fake_rank(scenario: Scenario, *, rank: int, interpreter: str) -> RankRun:
+    """One rank of any world in this process: real memory and real compute, collectives that move nothing."""
+    dist.init_process_group("fake", rank=rank, world_size=scenario.world_size, store=torch_private.fake_store())
+    try:
+        return run_rank(scenario, rank=rank, interpreter=interpreter, device="cpu", parity=False)
+    finally:
+        dist.destroy_process_group()
+
+
+def provenance(scenario: Scenario, *, device: str) -> dict[str, str]:
+    """What a reader needs to repeat the run."""
+    return {
+        "torch": torch.__version__,
+        "python": sys.version.split()[0],
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "seed": str(scenario.seed),
+        "strategy": scenario.strategy,
+    }
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run under torchrun: every rank runs the scenario, rank 0 writes the Run."""
+    parser = argparse.ArgumentParser(prog="zreal.worker", description=main.__doc__)
+    parser.add_argument("scenario")
+    parser.add_argument("--save", required=True, type=Path)
+    parser.add_argument("--interpreter", choices=("observer", "executor"))
+    options = parser.parse_args(arguments)
+    scenario = load(options.scenario)
+    device: Device = "cuda" if torch.cuda.is_available() else "cpu"
+    rank = int(os.environ["RANK"])
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if device == "cuda" else "gloo")
+    interpreter = interpreter_of(scenario, options.interpreter)
+    mine = run_rank(scenario, rank=rank, interpreter=interpreter, device=device, parity=True)
+    gathered: list[Any] = [None] * scenario.world_size
+    dist.all_gather_object(gathered, saved.as_table(mine))
+    if rank == 0:
+        run = Run(
+            scenario=scenario.name,
+            backend="nccl" if device == "cuda" else "gloo",
+            interpreter=interpreter,
+            world_size=scenario.world_size,
+            ranks=tuple(saved.from_table(RankRun, table) for table in gathered),
+            provenance=provenance(scenario, device=device) | {"sees": "memory numerics"},
+        )
+        saved.save(run, options.save)
+    dist.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except ZsimError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)

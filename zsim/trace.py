@@ -1,0 +1,103 @@
+"""A Run as a trace in the Chrome format, which Perfetto opens: a process per rank, a thread per stream, memory as counters.
+
+Format: Trace Event Format, Google 2016 (complete events "X", counters "C", flows "s" and "f", metadata "M"). Times there
+are microseconds; the fraction keeps the nanoseconds.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from zsim.errors import ZsimError
+from zsim.program import COLLECTIVES, STREAMS
+from zsim.run import RankRun, Run, Span
+
+Event = dict[str, Any]
+
+
+class TraceError(ZsimError):
+    """A trace that cannot be written."""
+
+
+def trace(run: Run) -> dict[str, Any]:
+    """The trace of the steady step as one JSON object."""
+    events: list[Event] = []
+    for rank in run.ranks:
+        events += _names(rank)
+        events += [_complete(rank.rank, span) for span in rank.spans]
+        events += _counters(rank)
+    events += _flows(run)
+    about = {"scenario": run.scenario, "backend": run.backend, **run.provenance}
+    return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": about}
+
+
+def write(run: Run, path: Path) -> None:
+    """Write the trace of `run`, compressed when the name ends in .gz; equal Runs give equal bytes."""
+    data = json.dumps(trace(run), separators=(",", ":")).encode()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+    except OSError as error:
+        raise TraceError(where=str(path), expected="a file that can be written", found=str(error.strerror)) from None
+
+
+def _thread(stream: str) -> int:
+    return STREAMS.index(stream) if stream in STREAMS else len(STREAMS)  # type: ignore[arg-type]
+
+
+def _names(rank: RankRun) -> Iterator[Event]:
+    folded = f" and {rank.stands_for - 1} like it" if rank.stands_for > 1 else ""
+    yield {"ph": "M", "name": "process_name", "pid": rank.rank, "args": {"name": f"rank {rank.rank}{folded}"}}
+    yield {"ph": "M", "name": "process_sort_index", "pid": rank.rank, "args": {"sort_index": rank.rank}}
+    for stream in dict.fromkeys(span.stream for span in rank.spans):
+        where = {"pid": rank.rank, "tid": _thread(stream)}
+        yield {"ph": "M", "name": "thread_name", **where, "args": {"name": stream}}
+
+
+def _complete(rank: int, span: Span) -> Event:
+    return {
+        "ph": "X",
+        "name": span.name,
+        "cat": span.kind,
+        "pid": rank,
+        "tid": _thread(span.stream),
+        "ts": span.start_ns / 1000,
+        "dur": (span.end_ns - span.start_ns) / 1000,
+        "args": {"unit": span.unit, "bytes": span.nbytes},
+    }
+
+
+def _counters(rank: RankRun) -> Iterator[Event]:
+    """Allocated bytes after each op: at the op's start where it has a span, else one microsecond apart."""
+    points = rank.phases["steady"].memory.timeline if "steady" in rank.phases else ()
+    matched = len(points) == len(rank.spans)
+    for i, (_, nbytes) in enumerate(points):
+        moment = rank.spans[i].start_ns / 1000 if matched else float(i)
+        yield {"ph": "C", "name": "allocated", "pid": rank.rank, "ts": moment, "args": {"bytes": nbytes}}
+
+
+def _flows(run: Run) -> Iterator[Event]:
+    """An arrow from the first rank shown to each other one, for the n-th collective of each name and stream."""
+    seen: dict[tuple[str, str, int], tuple[int, Span]] = {}
+    identity = 0
+    for rank in run.ranks:
+        count: dict[tuple[str, str], int] = defaultdict(int)
+        for span in rank.spans:
+            if span.kind not in COLLECTIVES:
+                continue
+            key = (span.name, span.stream, count[span.name, span.stream])
+            count[span.name, span.stream] += 1
+            if key not in seen:
+                seen[key] = (rank.rank, span)
+                continue
+            source, first = seen[key]
+            identity += 1
+            common = {"name": "group", "cat": "collective", "id": identity}
+            yield {**common, "ph": "s", "pid": source, "tid": _thread(first.stream), "ts": first.start_ns / 1000}
+            target = {"pid": rank.rank, "tid": _thread(span.stream), "ts": span.start_ns / 1000}
+            yield {**common, "ph": "f", "bp": "e", **target}
