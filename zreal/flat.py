@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from zreal import torch_private
 from zreal.modules import DTYPES, Model
 from zreal.optimizers import make_optimizer
 from zsim.errors import ProgramError
@@ -149,7 +150,7 @@ class FlatRank:
     def _all_gather(self, op: Op) -> None:
         full = self.buffers.get(f"{op.unit}:unsharded", self.buffers[f"{op.unit}:parameters"])
         full.untyped_storage().resize_(full.numel() * full.element_size())
-        dist.all_gather_into_tensor(full, self._shard(op.unit), group=self.process_group)
+        torch_private.all_gather(full, self._shard(op.unit), group=self.process_group)
 
     def _reduce_in_place(self, op: Op, *, last_micro_batch: bool) -> None:
         """Sum over ranks. Where more micro-batches follow, each rank goes on with its own slice of the sum alone."""
@@ -160,7 +161,7 @@ class FlatRank:
             if op.kind == "all_reduce":
                 dist.all_reduce(buffer, group=self.process_group)
             else:
-                dist.reduce_scatter_tensor(own, buffer, group=self.process_group)
+                torch_private.reduce_scatter(own, buffer, group=self.process_group)
         if buffer is not gradients:
             gradients.copy_(buffer)
             release(buffer)
@@ -175,7 +176,7 @@ class FlatRank:
         source = self.buffers.pop(f"{unit}:reduce_input", self.buffers[f"{unit}:gradients"])
         output = source.new_empty(self._groups[unit].layout.shard_numel)
         with self.looking_away():
-            dist.reduce_scatter_tensor(output, source, group=self.process_group)
+            torch_private.reduce_scatter(output, source, group=self.process_group)
         if source is not self.buffers[f"{unit}:gradients"]:
             release(source)
         if f"{unit}:reduce_output" not in made:
@@ -219,7 +220,7 @@ class FlatRank:
         for unit, group in self._groups.items():
             shard = self._stepped[unit]
             full = shard.new_empty(group.layout.padded_numel)
-            dist.all_gather_into_tensor(full, shard, group=self.process_group)
+            torch_private.all_gather(full, shard, group=self.process_group)
             whole |= {
                 parameter.fqn: view.clone()
                 for parameter, (_, view) in zip(group.group.parameters, self._views(group, full), strict=True)

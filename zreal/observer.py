@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from zreal import modules
@@ -58,9 +57,10 @@ def observe(
     meter = MemoryMeter()
     phases: dict[str, PhaseRecord] = {}
     losses: list[float] = []
+    model = modules.build(scenario.model, seed=scenario.seed).to(device)
     with meter, recorder:
         with meter.span() as span:
-            model = modules.build(scenario.model, seed=scenario.seed)
+            meter.watch(*model.parameters())
             subject = SUBJECTS[scenario.strategy](scenario, model, mesh)
         phases["construction"] = PhaseRecord(collectives=recorder.take(), memory=_record(span))
         for step in range(steps):
@@ -109,8 +109,3 @@ def _train_step(scenario: Scenario, subject: Subject, batches: list[tuple[torch.
     subject.optimizer.step()
     subject.optimizer.zero_grad(set_to_none=True)
     return total / len(batches)
-
-
-def barrier() -> None:
-    """Wait for every rank."""
-    dist.barrier()

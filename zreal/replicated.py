@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from zreal import torch_private
 from zreal.modules import DTYPES, Model
 from zreal.optimizers import make_optimizer
 from zsim import tape
@@ -64,7 +65,7 @@ class ReplicatedRank:
             case "all_gather":
                 mine = torch.full((1,), len(self._stepped))
                 everyone = mine.new_empty(self.process_group.size())
-                dist.all_gather_into_tensor(everyone, mine, group=self.process_group)
+                torch_private.all_gather(everyone, mine, group=self.process_group)
             case "broadcast":
                 self._broadcast(op)
             case "alloc" if op.unit == "buckets":

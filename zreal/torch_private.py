@@ -30,3 +30,15 @@ def group_name(arguments: tuple[object, ...]) -> str:
         if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):  # type: ignore[attr-defined]
             return str(dist.ProcessGroup.unbox(argument).group_name)  # type: ignore[attr-defined]
     return ""
+
+
+def all_gather(output: torch.Tensor, source: torch.Tensor, *, group: dist.ProcessGroup) -> None:
+    """The all-gather into one tensor, by its name of torch 2.13 or, before, its old one."""
+    call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    call(output, source, group=group)
+
+
+def reduce_scatter(output: torch.Tensor, source: torch.Tensor, *, group: dist.ProcessGroup) -> None:
+    """The reduce-scatter of one tensor, by its name of torch 2.13 or, before, its old one."""
+    call = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    call(output, source, group=group)

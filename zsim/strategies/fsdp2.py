@@ -117,6 +117,7 @@ def _step(training: Training, *, mesh: Mesh, groups: dict[str, Group], keep: Kee
 def forward(step: ShardedStep, modules: tuple[LoweredModule, ...], groups: dict[str, Group], keep: Keep) -> None:
     """Root first, then each block just in time; each block is resharded when it has run, the root at the end."""
     root = groups.get(ROOT)
+    step.begin_forward()
     _cast_input(step, modules)
     if root is not None:
         step.unshard(root)
@@ -164,7 +165,8 @@ def backward(
         if not group.reduced:
             post_backward(step, group, sync=sync)
         group.reduced = False
-    step.end_backward(list(groups.values()))
+        step.finalize_backward(group)
+    step.end_backward()
 
 
 def _post_forward_order(modules: tuple[LoweredModule, ...], groups: dict[str, Group]) -> list[str]:

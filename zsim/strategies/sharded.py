@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from zsim.mesh import Mesh
-from zsim.model import ParamGroup
+from zsim.model import ROOT, ParamGroup
 from zsim.program import Alloc, Free, Kernel, MemoryEvent
 from zsim.sharding import Dim0Layout
 from zsim.strategies.building import Step, copy_kernel
@@ -75,13 +75,17 @@ class ShardedStep(Step):
     micro_batch: int = 0
     live: set[str] = field(default_factory=set)
     gather_waits: list[int] = field(default_factory=list)
-    """The copy-out whose event the next all-gather waits for: in forward the one before the last, in backward the last."""
+    """What the next all-gather waits for: a copy-out, in forward the one before the last, in backward the last."""
     last_copy_out: list[int] = field(default_factory=list)
     forward_gather: Group | None = None
     """The group whose all-gather output forward keeps until the next one has been copied out."""
     gathers: dict[str, int] = field(default_factory=dict)
+    reshards: dict[str, int] = field(default_factory=dict)
+    """The copy that kept a part of each group after forward; the group's next all-gather waits for it."""
     reduce_input: tuple[str, int] | None = None
     reduces: list[int] = field(default_factory=list)
+    unfinished: list[int] = field(default_factory=list)
+    """Reductions that the compute stream has not waited for yet."""
     uses_left: Counter[str] = field(default_factory=Counter)
     """Gradients of each parameter still to come in this backward: a tied one has several, summed before they are kept."""
     tied_parts: dict[str, list[str]] = field(default_factory=dict)
@@ -120,6 +124,8 @@ class ShardedStep(Step):
         casts = dtype != ORIGINAL
         cast = self.alloc(f"{group.fqn}.cast", "communication", self.nbytes(part, dtype)) if casts else []
         output = self.alloc(f"{group.fqn}.all_gather", "communication", self.nbytes(group.total("padded"), dtype))
+        if group.fqn in self.reshards:
+            self.gather_waits = [*self.gather_waits, self.reshards.pop(group.fqn)]
         copy = self.issue(
             "copy",
             group.fqn,
@@ -181,7 +187,12 @@ class ShardedStep(Step):
                 nbytes = self.nbytes(parameter.padded // to, dtype)
                 memory += self.alloc(f"{parameter.fqn}.resharded", "unsharded_parameters", nbytes)
             memory += self.drop(f"{parameter.fqn}.unsharded")
-        self.issue("free", group.fqn, stream="host", micro_batch=self.micro_batch, memory=memory)
+        if to:
+            kernels = (copy_kernel(group.total("padded") // to, source=dtype, target=dtype),)
+            copied = self.issue("copy", group.fqn, micro_batch=self.micro_batch, kernels=kernels, memory=memory)
+            self.reshards[group.fqn] = copied
+        else:
+            self.issue("free", group.fqn, stream="host", micro_batch=self.micro_batch, memory=memory)
         group.unsharded, group.resharded_to = False, to
 
     # -- compute
@@ -331,7 +342,8 @@ class ShardedStep(Step):
                 dtype=dtype,
                 micro_batch=self.micro_batch,
             )
-        self.reduces.append(self._post_reduce(group, output, done, last, fresh=fresh))
+        self.unfinished = [self._post_reduce(group, output, done, last, fresh=fresh)]  # one stream: the last covers all
+        self.reduces += self.unfinished
         group.reduced = True
 
     def _post_reduce(self, group: Group, output: str, done: int, last: list[str], *, fresh: bool) -> int:
@@ -360,6 +372,10 @@ class ShardedStep(Step):
             memory=memory,
         )
 
+    def begin_forward(self) -> None:
+        """The root's forward begins: the all-gather streams wait for whatever the compute stream was last given."""
+        self.gather_waits = [op.index for op in self.ops if op.stream == "compute"][-1:]
+
     def end_forward(self) -> None:
         """The root's forward is over: the last all-gather output goes."""
         group, self.forward_gather = self.forward_gather, None
@@ -368,13 +384,22 @@ class ShardedStep(Step):
             memory = self.drop(f"{group.fqn}.all_gather")
             self.issue("free", group.fqn, stream="host", micro_batch=self.micro_batch, memory=memory)
 
-    def end_backward(self, groups: list[Group]) -> None:
-        """The root's final callback: buffers that reductions held go, once the compute stream has waited for them."""
-        memory = [event for group in groups for event in self.drop(f"{group.fqn}.reduced")]
-        if self.reduce_input is not None:
-            memory += self.drop(self.reduce_input[0])
-            self.reduce_input = None
+    def finalize_backward(self, group: Group) -> None:
+        """The compute stream waits for the reductions so far, and what they held of `group` goes."""
+        memory = self.drop(f"{group.fqn}.reduced")
+        if memory or self.unfinished:
+            waits, self.unfinished = self.unfinished, []
+            self.issue(
+                "free", group.fqn, stream="compute", waits=waits, micro_batch=self.micro_batch, memory=memory
+            )
+
+    def end_backward(self) -> None:
+        """The end of the root's final callback: the last reduce-scatter's input goes."""
         self.gather_waits, self.last_copy_out = [], []
-        if memory:
-            waits = self.reduces[-1:]
-            self.issue("free", groups[0].fqn, stream="compute", waits=waits, micro_batch=self.micro_batch, memory=memory)
+        if self.reduce_input is not None:
+            (buffer, event), self.reduce_input = self.reduce_input, None
+            memory = self.drop(buffer)
+            if memory:
+                self.issue(
+                    "free", ROOT, stream="compute", waits=(event,), micro_batch=self.micro_batch, memory=memory
+                )

@@ -1,0 +1,102 @@
+"""A rank that dies, raises or never arrives is named with its last collective, and no process is left."""
+
+from __future__ import annotations
+
+import multiprocessing
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from zreal.launch import LaunchError, launch
+
+pytestmark = pytest.mark.gloo
+
+BODIES = "tests.zreal.rank_bodies"
+
+
+def test_every_rank_returns_its_result_in_order() -> None:
+    results = launch(f"{BODIES}:fine", {"given": 5}, world_size=3, timeout_s=60)
+
+    assert results == [{"rank": rank, "world_size": 3, "given": 5} for rank in range(3)]
+
+
+def test_a_killed_rank_is_named_with_its_signal_and_last_collective_within_three_seconds() -> None:
+    launch(f"{BODIES}:fine", {"given": 0}, world_size=1, timeout_s=60)  # the fork server is warm
+    began = time.monotonic()
+    with pytest.raises(LaunchError) as error:
+        launch(f"{BODIES}:killed", {}, world_size=3, timeout_s=60)
+
+    assert error.value.where == "rank 1"
+    assert error.value.found == (
+        "killed by SIGKILL (often the system's out-of-memory killer), "
+        "last collective: reduce_scatter #1 of 64 B over dp_shard; ranks [0, 2] were stopped or failed after it"
+    )
+    assert error.value.exit_code == 1
+    assert time.monotonic() - began < 6  # 1 s of grace, two ranks to stop, on a busy machine
+    assert multiprocessing.active_children() == []
+
+
+def test_an_exception_on_one_rank_is_named_with_its_text_and_last_collective() -> None:
+    with pytest.raises(LaunchError) as error:
+        launch(f"{BODIES}:raising", {}, world_size=3, timeout_s=60)
+
+    assert error.value.where == "rank 1"
+    assert error.value.found.startswith("ValueError: a wrong shard")
+    assert "last collective: all_gather #7 of 128 B over dp_shard" in error.value.found
+    assert multiprocessing.active_children() == []
+
+
+def test_a_rank_that_never_arrives_is_the_minority_of_the_roll_call() -> None:
+    with pytest.raises(LaunchError) as error:
+        launch(f"{BODIES}:absent", {}, world_size=4, timeout_s=4)
+
+    assert error.value.where == "rank 2"
+    assert error.value.found == (
+        "a hang: ranks [2] at all_reduce #3 of 8 B over world; ranks [0, 1, 3] at all_reduce #4 of 8 B over world"
+    )
+    assert multiprocessing.active_children() == []
+
+
+def test_ranks_end_when_their_controller_is_killed(tmp_path: Path) -> None:
+    marker = tmp_path / "controller.py"
+    marker.write_text(
+        textwrap.dedent(f"""
+        from zreal.launch import launch
+        if __name__ == "__main__":
+            launch("{BODIES}:absent", {{}}, world_size=2, timeout_s=50)
+        """)
+    )
+    controller = subprocess.Popen([sys.executable, str(marker)], cwd=Path(__file__).parents[2])
+    ranks = _descendants_when(controller.pid, at_least=4)
+    controller.kill()
+    controller.wait()
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in ranks) and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+    assert [pid for pid in ranks if Path(f"/proc/{pid}").exists()] == []
+
+
+def _descendants_when(pid: int, *, at_least: int) -> list[int]:
+    """All processes below `pid` once there are enough: the resource tracker, the fork server and the ranks."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        found: list[int] = []
+        frontier = [pid]
+        while frontier:
+            children = [
+                int(child)
+                for parent in frontier
+                for task in Path(f"/proc/{parent}/task").glob("*/children")
+                for child in task.read_text().split()
+            ]
+            found += children
+            frontier = children
+        if len(found) >= at_least:
+            return found
+        time.sleep(0.2)
+    raise AssertionError(f"no ranks appeared below {pid}")
