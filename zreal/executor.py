@@ -85,7 +85,7 @@ def _record(span: dict[str, int]) -> MemoryRecord:
 def _construct(
     scenario: Scenario, ops: RankProgram, group: dist.ProcessGroup, meter: MemoryMeter, *, device: str
 ) -> Trainer:
-    model = modules.build(scenario.model, seed=scenario.seed, dtype=scenario.precision.parameters).to(device)
+    model = modules.build(scenario.model, seed=scenario.seed).to(device)
     rank = RANKS[scenario.strategy](scenario, model, group, meter.looking_away)
     with torch.no_grad():
         for op in ops.construction:

@@ -70,21 +70,22 @@ class FlatRank:
             self._free(op)
 
     def _flatten(self, op: Op) -> None:
-        group = self._groups[op.unit]
-        flat = torch.zeros(group.layout.padded_numel, dtype=self.dtype, device=self._device)
-        for parameter, view in self._views(group, flat):
+        """float32 parameters become one flat buffer; 2-byte ones are views of a rounded copy of it."""
+        group, made, unit = self._groups[op.unit], _allocated(op), op.unit
+        exact = torch.zeros(group.layout.padded_numel, dtype=MASTER, device=self._device)
+        for parameter, view in self._views(group, exact):
             view.copy_(parameter.data)
             parameter.data = view
-        made = _allocated(op)
-        if f"{op.unit}:unsharded" in made:
-            self.buffers[f"{op.unit}:unsharded"] = flat
-            self.buffers[f"{op.unit}:parameters"] = self._own(op.unit, flat).clone()
-        else:
-            self.buffers[f"{op.unit}:parameters"] = flat
-        shard = self._shard(op.unit)
-        self._stepped[op.unit] = shard
-        if f"{op.unit}:master" in made:
-            self._stepped[op.unit] = self.buffers[f"{op.unit}:master"] = shard.to(MASTER)
+        flat = exact.to(self.dtype)
+        for parameter, view in self._views(group, flat):
+            parameter.data = view
+        kept = "unsharded" if f"{unit}:unsharded" in made else "parameters"
+        self.buffers[f"{unit}:{kept}"] = flat
+        if kept == "unsharded":
+            self.buffers[f"{unit}:parameters"] = self._own(unit, flat).clone()
+        self._stepped[unit] = self._shard(unit)
+        if f"{unit}:master" in made:
+            self._stepped[unit] = self.buffers[f"{unit}:master"] = self._own(unit, exact).clone()
 
     @property
     def _device(self) -> torch.device:

@@ -81,9 +81,9 @@ def launch(
     The function is called with `arguments`, `rank`, `world_size`, `port` (of the store at 127.0.0.1) and `progress`; what it
     returns must be JSON. RankError when any rank fails, or when not all are done after `timeout_s` seconds.
     """
-    from torch.distributed import TCPStore
+    import torch.distributed as dist
 
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     os.environ.setdefault("OMP_NUM_THREADS", str(cores or 1))
@@ -185,10 +185,10 @@ def _hang(ranks: list[_Rank], timeout_s: float, results: dict[int, Any]) -> Laun
 
 def _end(ranks: list[_Rank]) -> None:
     """Nothing is left running: asked to stop, then killed, then reaped."""
-    for stop in (lambda process: process.terminate(), lambda process: process.kill()):
+    for stop in ("terminate", "kill"):
         alive = [rank.process for rank in ranks if rank.process.is_alive()]
         for process in alive:
-            stop(process)
+            getattr(process, stop)()
         limit = time.monotonic() + 1.0
         for process in alive:
             process.join(max(0.0, limit - time.monotonic()))

@@ -1,4 +1,4 @@
-"""ModelSpec to nn.Module: one generic interpreter over operators, so that the model that is simulated is the model that runs.
+"""ModelSpec to nn.Module: one generic interpreter over operators, so that what is simulated is what runs.
 
 Python drops each value after its last use, as hand-written modules that reassign `x` do. Parameters are initialised
 from the seed and their own fqn alone, so every rank and every strategy starts from the same numbers.
@@ -21,12 +21,18 @@ DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bf
 _ROTARY_BASE = 10000.0
 
 
+def _generator(*key: int | str) -> torch.Generator:
+    """A generator that depends on the whole `key`. torch's on the CPU looks at the low 32 bits of its seed only."""
+    return torch.Generator().manual_seed(zlib.crc32(repr(key).encode()))
+
+
 def _initial(parameter: Parameter, *, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed((seed << 32) ^ zlib.crc32(parameter.fqn.encode()))
+    generator = _generator(seed, parameter.fqn)
     if len(parameter.shape) == 1:
         centre = 1.0 if parameter.fqn.endswith("weight") else 0.0
         return centre + 0.02 * torch.randn(parameter.shape, generator=generator)
-    return torch.randn(parameter.shape, generator=generator) * min(0.1, parameter.shape[-1] ** -0.5)
+    scale: float = min(0.1, parameter.shape[-1] ** -0.5)
+    return torch.randn(parameter.shape, generator=generator) * scale
 
 
 class Stretch(nn.Module):
@@ -89,7 +95,7 @@ def apply(op: Operator, values: dict[str, Tensor], owner: Stretch | Model) -> Te
 
 
 def _heads(x: Tensor, num_heads: int) -> Tensor:
-    return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+    return torch.unflatten(x, -1, (num_heads, -1)).transpose(1, 2)
 
 
 def _rotary(x: Tensor, op: Operator) -> Tensor:
@@ -97,7 +103,7 @@ def _rotary(x: Tensor, op: Operator) -> Tensor:
     rates = _ROTARY_BASE ** (-torch.arange(half, dtype=torch.float32, device=x.device) / half)
     angles = torch.outer(torch.arange(x.shape[1], dtype=torch.float32, device=x.device), rates)
     cos, sin = angles.cos().to(x.dtype)[:, None], angles.sin().to(x.dtype)[:, None]
-    left, right = x.unflatten(-1, (op.num_heads, op.head_dim)).split(half, dim=-1)
+    left, right = torch.unflatten(x, -1, (op.num_heads, op.head_dim)).split(half, dim=-1)
     return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).flatten(-2)
 
 
@@ -115,7 +121,7 @@ def _attention(op: Operator, query: Tensor, key: Tensor, value: Tensor) -> Tenso
         length = scores.shape[-1]
         later = torch.ones(length, length, dtype=torch.bool, device=scores.device).triu(1)
         scores = scores.masked_fill(later, float("-inf"))
-    return (scores.softmax(dim=-1) @ v).transpose(1, 2).flatten(-2)
+    return cast(Tensor, (scores.softmax(dim=-1) @ v).transpose(1, 2).flatten(-2))
 
 
 def _lookup(module: nn.Module, path: str) -> Tensor:
@@ -152,10 +158,7 @@ class Model(nn.Module):
         """The loss of tokens (or, for mlp, floats) `x` against `targets`."""
         blocks = iter(self.blocks)
         for module in self.spec.modules:
-            if module.unit == ROOT:
-                x = interpret(module, x, targets, self)
-            else:
-                x = next(blocks)(x)
+            x = interpret(module, x, targets, self) if module.unit == ROOT else next(blocks)(x)
         return x
 
 
@@ -167,8 +170,8 @@ def build(spec: ModelSpec, *, seed: int, dtype: str = "float32") -> Model:
 def inputs(
     spec: ModelSpec, batch: Batch, *, seed: int, rank: int, step: int, micro_batch: int, dtype: str = "float32"
 ) -> tuple[Tensor, Tensor]:
-    """(x, targets) of one rank's micro-batch: the same for the same seed, rank, step and micro-batch on every backend."""
-    generator = torch.Generator().manual_seed(hash((seed, rank, step, micro_batch)) & 0x7FFF_FFFF_FFFF_FFFF)
+    """(x, targets) of one rank's micro-batch: they depend on seed, rank, step and micro-batch, not on the backend."""
+    generator = _generator(seed, rank, step, micro_batch)
     classes = spec.modules[-1].operators[-1].out_features
     if spec.family == "mlp":
         width = spec.modules[0].operators[0].in_features

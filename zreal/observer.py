@@ -37,7 +37,7 @@ def device_mesh(scenario: Scenario, *, device: str) -> tuple[DeviceMesh, dict[st
     used = sizes if scenario.strategy == "hsdp" else [max(sizes, key=lambda item: item[1])]
     torch_mesh = init_device_mesh(device, tuple(size for _, size in used), mesh_dim_names=tuple(axis for axis, _ in used))
     groups = {
-        torch_mesh.get_group(axis).group_name: GroupName(axis, size)
+        str(torch_mesh.get_group(axis).group_name): GroupName(axis, size)
         for axis, size in used
     }
     return torch_mesh, groups

@@ -19,15 +19,16 @@ from zsim.model import Module, Parameter
 from zsim.program import Op
 from zsim.scenario import Scenario
 from zsim.strategies import ddp, replicated
-from zsim.strategies.building import MASTER_DTYPE, named_parameters
+from zsim.strategies.building import named_parameters
 from zsim.training import Training
-
-MASTER = DTYPES[MASTER_DTYPE]
 
 
 @dataclass(slots=True)
 class ReplicatedRank:
-    """The model of one rank, the buckets that its gradients are averaged in, and its optimizer of everything."""
+    """The model of one rank, the buckets that its gradients are averaged in, and its optimizer of everything.
+
+    2-byte parameters are rounded copies of the float32 ones that the optimizer steps.
+    """
 
     scenario: Scenario
     model: Model
@@ -42,6 +43,7 @@ class ReplicatedRank:
     def __post_init__(self) -> None:
         self._buckets = (replicated.ready_order(self._training),)
         self._stepped = {p.fqn: self.model.get_parameter(p.fqn).data for p in named_parameters(self.scenario.model)}
+        self.model.to(self._dtype)
 
     @property
     def _training(self) -> Training:
@@ -60,7 +62,7 @@ class ReplicatedRank:
             self._buckets = ddp.buckets(self._training, self.scenario.options)
 
     def construct(self, op: Op) -> None:
-        """Check and broadcast parameters, make the bucket and the master copies, as the Program says."""
+        """Check and broadcast parameters, make the bucket, as the Program says."""
         match op.kind:
             case "all_gather":
                 mine = torch.full((1,), len(self._stepped))
@@ -70,8 +72,6 @@ class ReplicatedRank:
                 self._broadcast(op)
             case "alloc" if op.unit == "buckets":
                 self.buffers["buckets"] = torch.empty(self._numel, dtype=self._dtype, device=self._device)
-            case "copy":
-                self._stepped[op.unit] = self._stepped[op.unit].to(MASTER)
 
     @property
     def _numel(self) -> int:

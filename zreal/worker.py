@@ -167,5 +167,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except ZsimError as error:
-        print(error, file=sys.stderr)
+        sys.stderr.write(f"{error}\n")
         sys.exit(error.exit_code)

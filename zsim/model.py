@@ -25,7 +25,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParamGroup:
-    """An FSDP unit: the parameters gathered together, in `named_parameters()` order. `fqn` is ROOT for the root's own."""
+    """An FSDP unit: parameters gathered together, in `named_parameters()` order. `fqn` is ROOT for the root's."""
 
     fqn: str
     parameters: tuple[Parameter, ...]
@@ -38,7 +38,7 @@ class ParamGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Module:
-    """A stretch of the forward pass: operators in order, run by the unit `unit`. The root runs the first and last ones."""
+    """A stretch of the forward pass: operators in order, run by `unit`. The root runs the first and last ones."""
 
     fqn: str
     unit: str
@@ -47,7 +47,7 @@ class Module:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """A whole model. `modules` in forward order; `units` with the root first when it owns parameters, then in forward order."""
+    """A whole model. `modules` in forward order; `units` too, after the root when it owns parameters."""
 
     name: str
     family: str

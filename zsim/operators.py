@@ -26,13 +26,13 @@ class Operator:
 
     Values are names local to the module: "x" is the module's input and its last `output` is what it returns. The root's
     first module reads "tokens" (int64 ids) or, in family mlp, "x" (float). `cross_entropy` reads the logits and the
-    value "targets". Parameters are named by fqn (`weight`, `bias`; "" when there is none; a tied head names the embedding's
-    weight). Sizes are features per token; unused ones are 0.
+    value "targets". Parameters are named by fqn (`weight`, `bias`; "" when there is none; a tied head names the
+    embedding's weight). Sizes are features per token; unused ones are 0.
 
     linear: in_features -> out_features. embedding: num_embeddings × out_features. positions: adds rows 0..s-1 of a
     learned table (num_embeddings × out_features). layer_norm, rms_norm, gelu, residual: out_features. swiglu:
-    silu(inputs[0]) * inputs[1]. rotary: turns num_heads heads of head_dim. attention: inputs q, k, v; num_heads, num_kv_heads,
-    head_dim; `implementation` "explicit" (softmax of materialised scores) or "sdpa"; causal.
+    silu(inputs[0]) * inputs[1]. rotary: turns num_heads heads of head_dim. attention: inputs q, k, v; num_heads,
+    num_kv_heads, head_dim; `implementation` "explicit" (softmax of materialised scores) or "sdpa"; causal.
     """
 
     kind: OperatorKind

@@ -20,7 +20,6 @@ from zsim.run import SCHEMA_VERSION, Run
 from zsim.scenario import Scenario
 from zsim.units import format_bytes, format_time
 
-
 WORDS = {True: "ok", False: "FAILED", None: "-"}
 
 

@@ -182,7 +182,8 @@ def lower(model: ModelSpec, *, batch: Batch, dtype: str, casts_input: bool = Fal
     The loss is freed with the last event of the first module's backward, as in `loss.backward(); del loss`.
     """
     tape = _Tape()
-    entry, traced = "x", []
+    entry = "x"
+    traced: list[tuple[Module, list[Call], tuple[TapeEvent, ...], bool]] = []
     for module in model.modules:
         steps = [
             [_qualified(call, module, entry) for call in calls(operator, batch=batch, dtype=dtype)]

@@ -1,6 +1,6 @@
-"""A Run as a trace in the Chrome format, which Perfetto opens: a process per rank, a thread per stream, memory as counters.
+"""A Run as a trace in the Chrome format, which Perfetto opens: a process per rank, a thread per stream, memory counters.
 
-Format: Trace Event Format, Google 2016 (complete events "X", counters "C", flows "s" and "f", metadata "M"). Times there
+Format: Trace Event Format, Google 2016 (complete events "X", counters "C", flows "s" and "f", metadata "M"). Its times
 are microseconds; the fraction keeps the nanoseconds.
 """
 
@@ -47,7 +47,7 @@ def write(run: Run, path: Path) -> None:
 
 
 def _thread(stream: str) -> int:
-    return STREAMS.index(stream) if stream in STREAMS else len(STREAMS)  # type: ignore[arg-type]
+    return STREAMS.index(stream) if stream in STREAMS else len(STREAMS)
 
 
 def _names(rank: RankRun) -> Iterator[Event]:

@@ -77,9 +77,7 @@ def measured_peaks(measured: RankRun) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("strategy", "precision", "accumulation"), list(itertools.product(STRATEGIES, PRECISIONS, ACCUMULATIONS))
 )
-def test_collectives_of_ddp_are_exact(
-    strategy: str, precision: tuple[str, str], accumulation: tuple[int, str]
-) -> None:
+def test_collectives_of_ddp_are_exact(strategy: str, precision: tuple[str, str], accumulation: tuple[int, str]) -> None:
     case = scenario("mlp-tiny", strategy, precision=precision, accumulation=accumulation)
 
     assert wrong_collectives(case, observed(case, rank=1)) == []

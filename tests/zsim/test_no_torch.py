@@ -5,7 +5,6 @@ import sys
 
 import pytest
 
-HEAVY = ("torch", "numpy")
 PROBE = "import sys; print(*[name for name in ('torch', 'numpy', 'zreal') if name in sys.modules])"
 
 
@@ -37,11 +36,7 @@ def test_the_probe_sees_what_is_loaded():
 
 
 def test_help_loads_neither_pydantic_nor_rich_nor_simpy():
-    code = "from zsim.cli import main; main(['--help']); import sys"
-    done = subprocess.run(
-        [sys.executable, "-c", f"{code}; print(*[n for n in ('pydantic', 'rich', 'simpy', 'networkx') if n in sys.modules])"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    probe = "print(*[name for name in ('pydantic', 'rich', 'simpy', 'networkx') if name in sys.modules])"
+    code = f"from zsim.cli import main; main(['--help']); import sys; {probe}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == ""

@@ -17,7 +17,9 @@ from zsim.training import Batch
 small = st.integers(1, 64)
 
 
-def _attention(implementation: str, *, heads: int = 4, shared: int = 4, head_dim: int = 8, causal: bool = True) -> Operator:
+def _attention(
+    implementation: str, *, heads: int = 4, shared: int = 4, head_dim: int = 8, causal: bool = True
+) -> Operator:
     return Operator(
         kind="attention",
         name="attn",

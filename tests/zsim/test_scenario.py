@@ -104,11 +104,11 @@ def test_the_published_schema_is_in_step():
         ("steps = 4", "steps = true", "x.toml: steps: expected a valid integer, found 'True'"),
         ("momentum = 0.9", "momentum = nan", "x.toml: optimizer.momentum: expected a finite number, found nan"),
         ("momentum = 0.9", "momentum = 1e999", "x.toml: optimizer.momentum: expected a finite number, found inf"),
-        ("steps = 4", "steps = 0x" + "f" * 40, "x.toml: steps: expected an integer of at most 64 bits, found a longer one"),
+        ("steps = 4", "steps = 0x" + "f" * 40, "x.toml: steps: expected an integer of at most 64 bits"),
         ("steps = 4", "steps = " + "9" * 5000, "x.toml: not TOML: "),
         ("steps = 4", "steps = 1\nsteps = 2", "x.toml: not TOML: "),
         ("steps = 4", "steps = 2020-13-45", "x.toml: not TOML: "),
-        ("accumulation = 2", "accumulation = 0", "x.toml: batch.accumulation: expected greater than or equal to 1, found '0'"),
+        ("accumulation = 2", "accumulation = 0", "x.toml: batch.accumulation: expected greater than or equal to 1, "),
         ('preset = "gpt-tiny"', 'family = "gpt"', "x.toml: model.sizes.num_layers: expected a value, found nothing"),
         ('preset = "gpt-tiny"', 'family = "gtp"', "x.toml: model.family: unknown family 'gtp', did you mean gpt?"),
         ('preset = "gpt-tiny"', "", "x.toml: model: expected one of preset, family or huggingface, found none of them"),
@@ -217,26 +217,25 @@ TEXTS = [file.read_text() for file in FILES]
 
 
 def test_ten_thousand_damaged_scenarios_are_read_or_refused_in_words():
-    """Each damaged copy is a valid scenario or a ScenarioError whose every line names the file; the slowest is quick."""
+    """Each damaged copy is a valid scenario or a ScenarioError whose every line names the file; none is slow."""
     rng = random.Random(20)
-    refused = slowest = 0
+    refused, slowest = [], 0.0
     for i in range(10_000):
         data = damage(TEXTS[i % len(TEXTS)], rng)
         began = time.perf_counter()
         try:
             scenario.parse(data, where="x.toml", folder=ROOT)
         except ScenarioError as error:
-            refused += 1
-            assert error.problems
-            assert all(problem.startswith("x.toml: ") for problem in error.problems), data
+            refused.append(error.problems)
         slowest = max(slowest, time.perf_counter() - began)
-    assert refused > 5_000
-    assert slowest < 10
+    assert len(refused) > 5_000
+    assert all(found and all(problem.startswith("x.toml: ") for problem in found) for found in refused)
+    assert slowest < 5
 
 
 def test_damage_that_survives_reading_still_plans_or_is_refused():
     rng = random.Random(21)
-    planned = 0
+    planned, refused = 0, []
     for i in range(300):
         text = TEXTS[i % len(TEXTS)]
         digits = [place for place, letter in enumerate(text) if letter.isdigit() and place < text.index("optimizer =")]
@@ -248,8 +247,9 @@ def test_damage_that_survives_reading_still_plans_or_is_refused():
                 plan(found, device="cpu")
                 planned += 1
         except ZsimError as error:
-            assert str(error)
+            refused.append(str(error))
     assert planned > 30
+    assert all(refused)
 
 
 def test_a_damaged_file_is_still_toml_sometimes():

@@ -22,12 +22,10 @@ class MasterOptimizer(torch.optim.Optimizer):
     """An optimizer over float32 copies of 2-byte parameters: gradients are cast in, stepped copies are cast out."""
 
     def __init__(
-        self, parameters: list[nn.Parameter], make: Callable[[list[torch.Tensor]], torch.optim.Optimizer]
+        self, parameters: list[nn.Parameter], masters: list[torch.Tensor], inner: torch.optim.Optimizer
     ) -> None:
         super().__init__(parameters, {})
-        self.replicas = parameters
-        self.masters: list[torch.Tensor] = [parameter.detach().float() for parameter in parameters]
-        self.inner = make(self.masters)
+        self.replicas, self.masters, self.inner = parameters, masters, inner
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -85,16 +83,17 @@ def synchronised(module: DistributedDataParallel, sync: bool) -> Iterator[None]:
 
 def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
     """`model` under DDP on the mesh's only axis, with a plain optimizer or one over master copies."""
+    originals = [parameter.detach() for parameter in model.parameters()]
     module = wrap(scenario, model, mesh)
     parameters = list(module.parameters())
-
-    def make(tensors: list[torch.Tensor]) -> torch.optim.Optimizer:
-        return make_optimizer(scenario.optimizer, tensors)
-
-    whole = scenario.precision.parameters == "float32"
+    optimizer: torch.optim.Optimizer
+    if scenario.precision.parameters == "float32":
+        optimizer = make_optimizer(scenario.optimizer, list(parameters))
+    else:
+        optimizer = MasterOptimizer(parameters, originals, make_optimizer(scenario.optimizer, originals))
     return Subject(
         module=module,
-        optimizer=make(list(parameters)) if whole else MasterOptimizer(parameters, make),
+        optimizer=optimizer,
         micro_batch=lambda sync: synchronised(module, sync),
         dtype=scenario.precision.parameters,
     )

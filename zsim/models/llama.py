@@ -1,4 +1,7 @@
-"""llama: RMS norm, rotary positions, grouped-query attention, SwiGLU, no biases. Llama 2 and 3, Mistral, Qwen2 (with q, k, v biases)."""
+"""llama: RMS norm, rotary positions, grouped-query attention, SwiGLU, no biases.
+
+Llama 2 and 3, Mistral and, with biases on q, k and v, Qwen2 have this shape.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +83,7 @@ def _block(sizes: LlamaSizes, index: int) -> Module:
 
 
 def build(sizes: LlamaSizes, *, name: str, sequence_length: int) -> ModelSpec:
-    """The ModelSpec; tokens in, mean cross-entropy out. ScenarioError when open head sizes do not divide hidden_size."""
+    """The ModelSpec; tokens in, mean cross-entropy out. ScenarioError when the heads do not divide hidden_size."""
     if sizes.num_heads < 1 or (not sizes.head_dim and sizes.hidden_size % sizes.num_heads):
         raise ScenarioError((f"model: {sizes.num_heads} heads do not divide a hidden size of {sizes.hidden_size}",))
     embed = Module(

@@ -29,7 +29,9 @@ def build(sizes: MlpSizes, *, name: str, sequence_length: int) -> ModelSpec:
                 unit=fqn,
                 operators=(
                     linear(f"{fqn}.fc1", "x", "wide", width, sizes.hidden),
-                    Operator(kind="gelu", name=f"{fqn}.gelu", inputs=("wide",), output="act", out_features=sizes.hidden),
+                    Operator(
+                        kind="gelu", name=f"{fqn}.gelu", inputs=("wide",), output="act", out_features=sizes.hidden
+                    ),
                     linear(f"{fqn}.fc2", "act", "y", sizes.hidden, out),
                 ),
             )

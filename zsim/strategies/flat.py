@@ -110,7 +110,7 @@ class FlatModel:
 
 def construction(model: FlatModel, *, sharded: bool) -> Step:
     """Build the whole model, make each param group a flat buffer and, if `sharded`, keep only this rank's shard."""
-    step, element = Step(), DTYPE_NBYTES[model.dtype]
+    step, element = Step(), DTYPE_NBYTES[MASTER_DTYPE]
     for unit in model.training.model.units:
         whole = (Alloc(parameter.fqn, "parameters", parameter.numel * element) for parameter in unit.parameters)
         step.issue("alloc", unit.fqn, stream="host", memory=whole)
@@ -126,16 +126,19 @@ def _copies(model: FlatModel, group: FlatGroup) -> tuple[Kernel, ...]:
 
 
 def _flatten(model: FlatModel, group: FlatGroup, *, sharded: bool) -> Iterator[MemoryEvent]:
-    if sharded:
-        yield Alloc(f"{group.fqn}:unsharded", "unsharded_parameters", model.full_nbytes(group))
-    else:
-        yield Alloc(f"{group.fqn}:parameters", "parameters", model.full_nbytes(group))
+    """The float32 parameters become one flat buffer, of which 2-byte parameters are a rounded copy."""
+    kept: tuple[str, MemoryKind] = ("unsharded", "unsharded_parameters") if sharded else ("parameters", "parameters")
+    whole: tuple[str, MemoryKind] = ("exact", "temporaries") if model.has_master else kept
+    yield Alloc(f"{group.fqn}:{whole[0]}", whole[1], model.full_nbytes(group, MASTER_DTYPE))
     for parameter in group.group.parameters:
         yield Free(parameter.fqn)
+    if model.has_master:
+        yield Alloc(f"{group.fqn}:{kept[0]}", kept[1], model.full_nbytes(group))
     if sharded:
         yield Alloc(f"{group.fqn}:parameters", "parameters", model.shard_nbytes(group))
     if model.has_master:
         yield Alloc(f"{group.fqn}:master", "optimizer_states", model.shard_nbytes(group, MASTER_DTYPE))
+        yield Free(f"{group.fqn}:exact")
 
 
 @dataclass(slots=True)

@@ -9,11 +9,12 @@ from functools import cached_property
 
 from zsim import optimizers
 from zsim.model import ROOT, Parameter
-from zsim.program import Alloc, Free, Kernel, MemoryEvent
+from zsim.program import Alloc, Free, MemoryEvent
 from zsim.strategies.building import MASTER_DTYPE, Step, copy_kernel, late_weights, named_parameters
 from zsim.training import DTYPE_NBYTES, LoweredModule, ParameterGradient, Training
 
 AXIS = "dp_replicate"
+MASTER_NBYTES = DTYPE_NBYTES[MASTER_DTYPE]
 BROADCAST_CAP = 250 * (1 << 20)
 """torch coalesces the construction's broadcasts of parameters up to this many bytes."""
 
@@ -74,25 +75,17 @@ class ReplicatedModel:
 
 
 def construction(model: ReplicatedModel, *, has_master: bool) -> Step:
-    """Build the model, check and broadcast its parameters, make the first bucket and perhaps the master copies."""
+    """Build the model, check and broadcast its parameters, make the first bucket; master copies are the built model."""
     step, element = Step(), DTYPE_NBYTES[model.dtype]
     for unit in model.training.model.units:
-        whole = (Alloc(parameter.fqn, "parameters", parameter.numel * element) for parameter in unit.parameters)
-        step.issue("alloc", unit.fqn, stream="host", memory=whole)
+        whole = [Alloc(parameter.fqn, "parameters", parameter.numel * element) for parameter in unit.parameters]
+        masters = [Alloc(f"{p.fqn}:master", "optimizer_states", p.numel * MASTER_NBYTES) for p in unit.parameters]
+        step.issue("alloc", unit.fqn, stream="host", memory=masters + whole if has_master else whole)
     if model.num_replicas > 1:
         _check_shapes(step, model)
         _broadcast_parameters(step, model)
     step.issue("alloc", "buckets", stream="host", memory=(Alloc("buckets", "communication", model.nbytes),))
-    if has_master:
-        for parameter in named_parameters(model.training.model):
-            nbytes = parameter.numel * DTYPE_NBYTES[MASTER_DTYPE]
-            master = (Alloc(f"{parameter.fqn}:master", "optimizer_states", nbytes),)
-            step.issue("copy", parameter.fqn, kernels=(_cast(model, parameter.numel),), memory=master)
     return step
-
-
-def _cast(model: ReplicatedModel, numel: int) -> Kernel:
-    return copy_kernel(numel, source=model.dtype, target=MASTER_DTYPE)
 
 
 def _check_shapes(step: Step, model: ReplicatedModel) -> None:

@@ -374,7 +374,8 @@ class ShardedStep(Step):
 
     def begin_forward(self) -> None:
         """The root's forward begins: the all-gather streams wait for whatever the compute stream was last given."""
-        self.gather_waits = [op.index for op in self.ops if op.stream == "compute"][-1:]
+        last = next((op.index for op in reversed(self.ops) if op.stream == "compute"), None)
+        self.gather_waits = [] if last is None else [last]
 
     def end_forward(self) -> None:
         """The root's forward is over: the last all-gather output goes."""

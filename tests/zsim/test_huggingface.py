@@ -1,0 +1,147 @@
+"""A Hugging Face config.json as a model: published parameter counts, and messages for what cannot be used."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zsim.errors import ScenarioError
+from zsim.models import huggingface
+
+GPT2: dict[str, Any] = {
+    "model_type": "gpt2",
+    "n_layer": 12,
+    "n_embd": 768,
+    "n_head": 12,
+    "vocab_size": 50257,
+    "n_positions": 1024,
+    "n_inner": None,
+    "attn_pdrop": 0.1,
+}
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "tie_word_embeddings": False,
+}
+MISTRAL = LLAMA | {"model_type": "mistral", "vocab_size": 32000, "sliding_window": 4096}
+QWEN2: dict[str, Any] = {
+    "model_type": "qwen2",
+    "num_hidden_layers": 24,
+    "hidden_size": 896,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "intermediate_size": 4864,
+    "vocab_size": 151936,
+    "tie_word_embeddings": True,
+    "sliding_window": 8,
+    "use_sliding_window": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (GPT2, 124_439_808),
+        (LLAMA, 8_030_261_248),
+        (MISTRAL, 7_241_732_096),
+        (QWEN2, 494_032_768),
+    ],
+)
+def test_a_hugging_face_config_has_the_published_number_of_parameters(config: dict[str, Any], expected: int) -> None:
+    spec = huggingface.from_config(config, sequence_length=128)
+    assert (spec.name, spec.num_parameters) == (config["model_type"], expected)
+
+
+def test_keys_and_values_as_many_as_heads_when_a_config_does_not_say() -> None:
+    config = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
+    shapes = {parameter.fqn: parameter.shape for parameter in huggingface.from_config(config).parameters}
+    assert shapes["blocks.0.attn.k.weight"] == (4096, 4096)
+
+
+def test_a_head_size_of_its_own_is_taken_from_the_config() -> None:
+    shapes = {p.fqn: p.shape for p in huggingface.from_config(LLAMA | {"head_dim": 64}).parameters}
+    assert [prod(shapes[f"blocks.0.attn.{part}.weight"]) for part in "qkvo"] == [
+        32 * 64 * 4096,
+        8 * 64 * 4096,
+        8 * 64 * 4096,
+        32 * 64 * 4096,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("config", "complaint"),
+    [
+        ({}, "model_type: expected one of gpt2, llama, mistral, qwen2, found 'None'"),
+        ({"model_type": []}, "model_type: expected one of gpt2, llama, mistral, qwen2, found '[]'"),
+        (LLAMA | {"model_type": "bert"}, "model_type: expected one of gpt2, llama, mistral, qwen2, found 'bert'"),
+        (GPT2 | {"n_layer": 10**9}, "n_layer: expected a whole number from 1 to 4,096, found '1000000000'"),
+        (GPT2 | {"n_layer": 1.5}, "n_layer: expected a whole number from 1 to 4,096, found '1.5'"),
+        (GPT2 | {"n_embd": True}, "n_embd: expected a whole number from 1 to 10,000,000, found 'True'"),
+        (GPT2 | {"n_head": None}, "n_head: expected a whole number from 1 to 10,000,000, found 'None'"),
+        (GPT2 | {"add_cross_attention": True}, "add_cross_attention: expected false (no family has it), found 'True'"),
+        (LLAMA | {"hidden_size": -1}, "hidden_size: expected a whole number from 1 to 10,000,000, found '-1'"),
+        (LLAMA | {"mlp_bias": True}, "mlp_bias: expected false (no family has it), found 'True'"),
+        (LLAMA | {"attention_bias": 1}, "attention_bias: expected true or false, found '1'"),
+        (LLAMA | {"tie_word_embeddings": "no"}, "tie_word_embeddings: expected true or false, found 'no'"),
+        (MISTRAL | {"sliding_window": 64}, "sliding_window: expected at least the sequence length, 128, found '64'"),
+        (
+            QWEN2 | {"use_sliding_window": True},
+            "sliding_window: expected at least the sequence length, 128, found '8'",
+        ),
+    ],
+)
+def test_a_config_that_cannot_be_used_is_refused_with_file_and_key(config: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ScenarioError) as caught:
+        huggingface.from_config(config, where="c.json", sequence_length=128)
+    assert caught.value.problems == (f"model.huggingface: c.json: {complaint}",)
+
+
+def test_heads_of_a_config_that_do_not_divide_are_refused() -> None:
+    with pytest.raises(ScenarioError, match="5 heads do not divide a hidden size of 768"):
+        huggingface.from_config(GPT2 | {"n_head": 5})
+
+
+@given(
+    key=st.sampled_from(sorted(LLAMA)),
+    value=st.recursive(
+        st.none() | st.booleans() | st.integers(-(10**30), 10**30) | st.floats() | st.text(max_size=5),
+        lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=2), inner, max_size=2),
+        max_leaves=4,
+    ),
+)
+def test_a_damaged_config_gives_a_model_or_a_message_never_another_error(key: str, value: object) -> None:
+    with suppress(ScenarioError):
+        assert huggingface.from_config(LLAMA | {"num_hidden_layers": 2, key: value}).num_parameters > 0
+
+
+def test_a_config_file_is_read_relative_to_the_scenario(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(GPT2))
+    assert huggingface.load("config.json", folder=tmp_path, sequence_length=64).num_parameters == 124_439_808
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "[" * 100_000, '{"n_layer": 1' + "0" * 5000 + "}", " " * 1_100_000, "\xff"]
+)
+def test_a_file_that_is_no_config_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ScenarioError) as caught:
+        huggingface.load("config.json", folder=tmp_path, sequence_length=64)
+    assert caught.value.problems == ("model.huggingface: config.json: expected a config.json of at most 1 MiB",)
+
+
+@pytest.mark.parametrize("path", ["none.json", ".", "a\0b"])
+def test_a_path_that_is_no_file_is_refused(tmp_path: Path, path: str) -> None:
+    with pytest.raises(ScenarioError, match=r"^model\.huggingface: "):
+        huggingface.load(path, folder=tmp_path, sequence_length=64)
