@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from zreal import modules
@@ -36,10 +37,10 @@ def device_mesh(scenario: Scenario, *, device: str) -> tuple[DeviceMesh, dict[st
     sizes = [(axis, size) for axis, size in (("dp_replicate", mesh.dp_replicate), ("dp_shard", mesh.dp_shard))]
     used = sizes if scenario.strategy == "hsdp" else [max(sizes, key=lambda item: item[1])]
     torch_mesh = init_device_mesh(device, tuple(size for _, size in used), mesh_dim_names=tuple(axis for axis, _ in used))
-    groups = {
-        str(torch_mesh.get_group(axis).group_name): GroupName(axis, size)
-        for axis, size in used
-    }
+    groups = {}
+    for axis, size in used:
+        group = torch_mesh.get_group(axis)
+        groups[str(group.group_name)] = GroupName(axis, size, frozenset(dist.get_process_group_ranks(group)))
     return torch_mesh, groups
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from zreal import torch_private
@@ -35,10 +36,11 @@ _SILENT = frozenset({"c10d::barrier", "c10d::monitored_barrier_"})
 
 @dataclass(frozen=True, slots=True)
 class GroupName:
-    """A process group as a mesh axis."""
+    """A process group as a mesh axis. `ranks` are its global ranks; with them a part of it can be recognised."""
 
     axis: str
     size: int
+    ranks: frozenset[int] = frozenset()
 
 
 class CollectiveRecorder(TorchDispatchMode):
@@ -85,11 +87,22 @@ class CollectiveRecorder(TorchDispatchMode):
                 remedy="this operator is not modelled",
             )
         op, place = _OPS[name]
-        group = self._groups.get(torch_private.group_name(arguments), self._world)
+        group = self._group(arguments)
         nbytes = _nbytes(arguments[place])
         self._progress(f"{op} #{self._issued} of {nbytes:,} B over {group.axis}")
         self._issued += 1
         self.records.append(CollectiveRecord(op=op, nbytes=nbytes, group=group.axis, group_size=group.size))
+
+    def _group(self, arguments: tuple[Any, ...]) -> GroupName:
+        """A known group, a part of one (which fully_shard makes for an int reshard_after_forward), or the world."""
+        group = torch_private.process_group(arguments)
+        if group is None:
+            return self._world
+        if group.group_name in self._groups:
+            return self._groups[group.group_name]
+        ranks = frozenset(dist.get_process_group_ranks(group))
+        whole = next((known for known in self._groups.values() if ranks < known.ranks), self._world)
+        return GroupName(whole.axis, len(ranks), ranks)
 
 
 def _nbytes(value: Any) -> int:

@@ -26,12 +26,12 @@ def fake_store() -> Any:
     return FakeStore()
 
 
-def group_name(arguments: tuple[object, ...]) -> str:
-    """The name of the process group among a c10d operator's arguments, "" if there is none."""
+def process_group(arguments: tuple[object, ...]) -> dist.ProcessGroup | None:
+    """The process group among a c10d operator's arguments, None if there is none."""
     for argument in arguments:
         if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):
-            return str(dist.ProcessGroup.unbox(argument).group_name)
-    return ""
+            return dist.ProcessGroup.unbox(argument)
+    return None
 
 
 def all_gather(output: torch.Tensor, source: torch.Tensor, *, group: dist.ProcessGroup) -> None:

@@ -49,14 +49,15 @@ def figures(run: Run, scenario: Scenario) -> Figures:
     """Every figure of `run`, which is of `scenario`."""
     steady = max(run.ranks, key=lambda rank: (rank.phases["steady"].memory.peak_bytes, -rank.rank))
     time = run.step_time_ns
-    exposed = _largest(map(exposed_ns, run.ranks)) if time else None
+    distinct = {id(rank.spans): rank for rank in run.ranks}.values()
+    exposed = _largest(map(exposed_ns, distinct)) if time else None
     tokens = scenario.batch.micro_batch * scenario.batch.sequence_length * scenario.batch.accumulation
     memory = steady.phases["steady"].memory
     return Figures(
         step_time_ns=time,
         step_time_band_ns=(time, time) if time else None,
-        compute_ns=_largest(map(compute_ns, run.ranks)) if time else None,
-        communication_ns=_largest(map(communication_ns, run.ranks)) if time else None,
+        compute_ns=_largest(map(compute_ns, distinct)) if time else None,
+        communication_ns=_largest(map(communication_ns, distinct)) if time else None,
         exposed_communication_ns=exposed,
         exposed_share=exposed / time if time and exposed is not None else None,
         tokens_per_second_per_gpu=tokens * 1e9 / time if time else None,

@@ -5,10 +5,12 @@ The only place where Program, memory, costs and engine meet. Ranks that are alik
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from zsim import __version__
 from zsim.costs import Costs
+from zsim.engine import Times, simulate
 from zsim.errors import ZsimError
 from zsim.guards import work_problem
 from zsim.hardware import ClusterSpec, load_cluster
@@ -16,13 +18,17 @@ from zsim.memory import replay
 from zsim.mesh import Mesh
 from zsim.plan import plan
 from zsim.program import COLLECTIVES, PHASES, Op, PhaseName, Program, RankProgram
-from zsim.run import Capabilities, CollectiveRecord, MemoryRecord, PhaseRecord, RankRun, Run, RunOptions
+from zsim.run import Capabilities, CollectiveRecord, MemoryRecord, PhaseRecord, RankRun, Run, RunOptions, Span
 from zsim.scenario import Scenario
 
 DEFAULT_CLUSTERS: dict[str, str] = {"cpu": "cpu-gloo", "cuda": "dgx-h100"}
 """What stands for a real backend's own devices where the scenario's cluster is of another kind."""
 
+MOST_TIMELINES = 64
+"""Ranks up to which a Run keeps the bytes after each op."""
+
 Phases = Mapping[str, PhaseRecord]
+Payloads = Counter[tuple[str, int, str, int]]
 
 
 class WorkError(ZsimError):
@@ -48,12 +54,14 @@ class SimBackend:
         program = plan(scenario, device=cluster.kind)
         costs = Costs(cluster=cluster)
         shown = _shown(program, options)
+        timeline = simulate(program, costs=costs, all_ranks=options.all_ranks)
         return Run(
             scenario=scenario.name,
             backend=self.name,
             interpreter="simulator",
             world_size=scenario.world_size,
-            ranks=_ranks(program, shown, costs=costs, with_timeline=len(shown) <= 64),
+            ranks=_ranks(program, shown, costs=costs, times=timeline.ranks),
+            step_time_ns=timeline.step_time_ns,
             provenance=_provenance(scenario, cluster),
         )
 
@@ -91,10 +99,19 @@ def _shown(program: Program, options: RunOptions) -> dict[int, int]:
     return dict(zip(first.values(), counts, strict=True))
 
 
-def _ranks(program: Program, shown: dict[int, int], *, costs: Costs, with_timeline: bool) -> tuple[RankRun, ...]:
+def _ranks(program: Program, shown: dict[int, int], *, costs: Costs, times: Mapping[int, Times]) -> tuple[RankRun, ...]:
+    with_timeline = len(shown) <= MOST_TIMELINES
     phases: dict[int, Phases] = {}
+    spans: dict[int, tuple[Span, ...]] = {}
+    alike: dict[tuple[int, tuple[int, ...], tuple[int, ...]], tuple[Span, ...]] = {}
+    payloads = [_payloads(kind.steady) for kind in program.ranks]
     for rank in shown:
         kind = program.assignment[rank]
+        timed = rank if rank in times else program.assignment.index(kind)
+        stamps = (kind, tuple(times[timed].starts), tuple(times[timed].ends))
+        if stamps not in alike:
+            alike[stamps] = _spans(program.ranks[kind].steady, times[timed])
+        spans[rank] = alike[stamps]
         if kind not in phases:
             phases[kind] = _phases(program.ranks[kind], program.mesh, with_timeline=with_timeline)
     return tuple(
@@ -102,7 +119,8 @@ def _ranks(program: Program, shown: dict[int, int], *, costs: Costs, with_timeli
             rank=rank,
             stands_for=count,
             phases=phases[program.assignment[rank]],
-            bytes_sent=_bytes_sent(program, rank, costs),
+            spans=spans[rank],
+            bytes_sent=_bytes_sent(payloads[program.assignment[rank]], program.mesh, rank, costs),
         )
         for rank, count in shown.items()
     )
@@ -123,21 +141,48 @@ def _record(op: Op, mesh: Mesh) -> CollectiveRecord:
     return CollectiveRecord(op=op.kind, nbytes=op.nbytes, group=op.group, group_size=group_size(op.group, mesh))
 
 
+def _spans(ops: tuple[Op, ...], times: Times) -> tuple[Span, ...]:
+    return tuple(
+        Span(
+            name=f"{op.kind} {op.unit}",
+            kind=op.kind,
+            unit=op.unit,
+            stream=op.stream,
+            start_ns=start,
+            end_ns=end,
+            nbytes=op.nbytes,
+        )
+        for op, start, end in zip(ops, times.starts, times.ends, strict=True)
+    )
+
+
+def members(mesh: Mesh, group: str, rank: int) -> tuple[int, ...]:
+    """The ranks of `rank`'s group along a mesh axis, or along its part "axis:n" of n neighbours."""
+    axis, _, part = group.partition(":")
+    whole = mesh.group(axis, rank)
+    size = int(part) if part else len(whole)
+    first = whole.index(rank) // size * size
+    return whole[first : first + size]
+
+
 def group_size(group: str, mesh: Mesh) -> int:
     """Ranks in one group: of a mesh axis, or of its part "axis:n" with n ranks."""
     axis, _, part = group.partition(":")
     return int(part) if part else mesh.size(axis)
 
 
-def _bytes_sent(program: Program, rank: int, costs: Costs) -> int:
-    total = 0
-    for op in program.of_rank(rank).steady:
-        if op.kind in COLLECTIVES:
-            axis, _, part = op.group.partition(":")
-            size = int(part) if part else program.mesh.size(axis)
-            place = program.mesh.group(axis, rank).index(rank) % size
-            total += costs.bytes_sent(op.kind, op.nbytes, group_size=size, rank=place, root=op.root)
-    return total
+def _payloads(ops: tuple[Op, ...]) -> Payloads:
+    """How often each kind, size, group and root of collective is issued."""
+    return Counter((op.kind, op.nbytes, op.group, op.root) for op in ops if op.kind in COLLECTIVES)
+
+
+def _bytes_sent(payloads: Payloads, mesh: Mesh, rank: int, costs: Costs) -> int:
+    groups = {group: members(mesh, group, rank) for _, _, group, _ in payloads}
+    places = {group: whole.index(rank) for group, whole in groups.items()}
+    return sum(
+        count * costs.bytes_sent(kind, nbytes, group_size=len(groups[group]), rank=places[group], root=root)
+        for (kind, nbytes, group, root), count in payloads.items()
+    )
 
 
 def _provenance(scenario: Scenario, cluster: ClusterSpec) -> dict[str, str]:

@@ -1,9 +1,9 @@
 """The command line: exit codes, one JSON object on standard output, words instead of tracebacks."""
 
 import json
+import resource
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -213,11 +213,12 @@ def test_errors_are_one_json_object_as_well(capsys):
     assert [problem.split(":")[0] for problem in found["error"]] == ["a.toml", "b.toml"]
 
 
-def test_help_takes_less_than_200_ms():
+def test_help_takes_less_than_200_ms_of_the_processor():
     command = [sys.executable, "-m", "zsim", "--help"]
     times = []
     for _ in range(5):
-        began = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run(command, check=True, capture_output=True)
-        times.append(time.perf_counter() - began)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert min(times) < 0.2

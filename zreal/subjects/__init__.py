@@ -1,7 +1,7 @@
 """How to build the real thing that a strategy models, one file each. To add one, add a file and a line.
 
-A subject is made by `build(scenario, model, mesh, groups)`: it wraps the model and makes its optimizer. Before each micro-batch
-`prepare(micro_batch, last)` turns synchronisation on or off; `no_sync` is a context around forward and backward.
+A subject is made by `build(scenario, model, mesh)`, which wraps the model and makes its optimizer. Its `micro_batch(sync)` is a
+context around one forward and backward, in which gradients are synchronised or not. The table is in table.py.
 """
 
 from __future__ import annotations

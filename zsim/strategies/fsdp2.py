@@ -15,6 +15,7 @@ from zsim.errors import ScenarioError
 from zsim.mesh import Mesh
 from zsim.model import ROOT
 from zsim.program import Alloc, Free, MemoryEvent, Program, RankProgram
+from zsim.sharding import shard_size
 from zsim.strategies.building import Step
 from zsim.strategies.sharded import ORIGINAL, Group, ShardedStep, sharded_group
 from zsim.training import DTYPE_NBYTES, LoweredModule, Training
@@ -32,18 +33,23 @@ class Options:
 def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     """The Program of every rank; ranks whose shards are alike share one."""
     keep = _ranks_kept(options, mesh)
-    distinct: dict[tuple[tuple[int, ...], ...], int] = {}
     programs: list[RankProgram] = []
     by_shard: list[int] = []
-    for shard in range(mesh.dp_shard):
+    starts = _first_of_alike(training, mesh.dp_shard)
+    for shard, stop in zip(starts, [*starts[1:], mesh.dp_shard], strict=True):
         groups = [sharded_group(unit, num_shards=mesh.dp_shard, rank=shard) for unit in training.model.units]
-        key = tuple(tuple(parameter.local for parameter in group.parameters) for group in groups)
-        if key not in distinct:
-            distinct[key] = len(programs)
-            programs.append(_rank_program(training, mesh=mesh, groups=groups, keep=keep))
-        by_shard.append(distinct[key])
-    assignment = tuple(by_shard) * mesh.dp_replicate
-    return Program(mesh=mesh, ranks=tuple(programs), assignment=assignment)
+        by_shard += [len(programs)] * (stop - shard)
+        programs.append(_rank_program(training, mesh=mesh, groups=groups, keep=keep))
+    return Program(mesh=mesh, ranks=tuple(programs), assignment=tuple(by_shard) * mesh.dp_replicate)
+
+
+def _first_of_alike(training: Training, num_shards: int) -> list[int]:
+    """The first of each run of ranks whose shards are alike: full ones, for each size of dim 0 a last partial one, empty ones."""
+    starts = {0}
+    for rows in {parameter.shape[0] for parameter in training.model.parameters}:
+        full = rows // shard_size(rows, num_shards)
+        starts |= {full, full + 1} if rows % shard_size(rows, num_shards) else {full}
+    return sorted(start for start in starts if start < num_shards)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,143 @@
+"""The executor on two gloo ranks: collectives, memory and parameters of every strategy of ours, and a Program that is wrong."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch.distributed as dist
+
+from zreal import torch_private
+from zreal.backends import GlooBackend
+from zreal.executor import execute
+from zsim.errors import ProgramError
+from zsim.memory import replay
+from zsim.plan import plan
+from zsim.program import COLLECTIVES, PHASES, Op, Program
+from zsim.run import RankRun, RunOptions
+from zsim.scenario import Scenario, parse
+
+STRATEGIES = (
+    '"ddp"',
+    '"ddp", bucket_cap_mb = 0.02',
+    '"zero1", form = "all_reduce"',
+    '"zero1", form = "reduce_scatter"',
+    '"zero2"',
+    '"zero2", granularity = "parameter"',
+    '"zero3", lookahead = 0',
+    '"zero3", lookahead = 1',
+    '"zero3", lookahead = 2, granularity = 30000',
+)
+ACCUMULATIONS = ((2, "every"), (2, "last"))
+TOLERANCE = 1e-6
+"""Relative, of any parameter after 3 steps in float32: sums over ranks and micro-batches are made in another order."""
+
+
+def scenario(
+    strategy: str,
+    *,
+    model: str = "mlp-uneven",
+    ranks: int = 2,
+    precision: tuple[str, str] = ("fp32", "fp32"),
+    accumulation: tuple[int, str] = (1, "every"),
+) -> Scenario:
+    """A scenario whose strategy is `strategy`, written as in the file after `name =`."""
+    count, sync = accumulation
+    text = f"""
+model = {{ preset = "{model}" }}
+batch = {{ micro_batch = 2, sequence_length = {1 if "mlp" in model else 32}, accumulation = {count} }}
+cluster = {{ preset = "cpu-gloo", ranks = {ranks} }}
+strategy = {{ name = {strategy}, sync = "{sync}" }}
+precision = {{ parameters = "{precision[0]}", reduce = "{precision[1]}" }}
+"""
+    return parse(text.encode(), where="test.toml")
+
+
+def executed(case: Scenario) -> tuple[RankRun, ...]:
+    """What the executor did on every gloo rank."""
+    return GlooBackend().run(case, options=RunOptions(interpreter="executor", all_ranks=True)).ranks
+
+
+def differences(case: Scenario, run: RankRun) -> list[str]:
+    """Where a rank's collectives or its memory in the steps differ from the Program's."""
+    program = plan(case, device="cpu").of_rank(run.rank)
+    memory, found = replay(program), []
+    for phase in PHASES:
+        issued = [(op.kind, op.nbytes, op.group) for op in program.phase(phase) if op.kind in COLLECTIVES]
+        seen = run.phases[phase]
+        recorded = [(one.op, one.nbytes, one.group) for one in seen.collectives]
+        if issued != recorded:
+            found.append(f"{phase}: issued {issued}, recorded {recorded}")
+        predicted = (memory[phase].peak_bytes, memory[phase].end_bytes)
+        if phase != "construction" and predicted != (seen.memory.peak_bytes, seen.memory.end_bytes):
+            found.append(f"{phase}: peak and end {predicted}, measured {seen.memory}")
+    return found
+
+
+def parity(run: RankRun) -> float:
+    """The largest relative difference of a parameter to the single-process reference."""
+    assert run.numerics is not None
+    return run.numerics.largest_relative_difference
+
+
+@pytest.mark.gloo
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_two_ranks_do_what_the_program_says_and_train_as_one_process(strategy: str) -> None:
+    case = scenario(strategy)
+    ranks = executed(case)
+
+    assert [differences(case, run) for run in ranks] == [[], []]
+    assert max(parity(run) for run in ranks) < TOLERANCE
+
+
+@pytest.mark.gloo
+@pytest.mark.parametrize(
+    ("strategy", "accumulation"),
+    list(itertools.product(('"ddp"', '"zero1", form = "all_reduce"', '"zero1"', '"zero2"', '"zero3"'), ACCUMULATIONS)),
+)
+def test_accumulated_gradients_train_as_one_process(strategy: str, accumulation: tuple[int, str]) -> None:
+    case = scenario(strategy, accumulation=accumulation)
+    ranks = executed(case)
+
+    assert [differences(case, run) for run in ranks] == [[], []]
+    assert max(parity(run) for run in ranks) < TOLERANCE
+
+
+@pytest.mark.gloo
+@pytest.mark.parametrize("strategy", ['"ddp"', '"zero1"', '"zero2"', '"zero3"'])
+def test_two_byte_parameters_follow_their_float32_master_copy(strategy: str) -> None:
+    case = scenario(strategy, precision=("bf16", "fp32"))
+    ranks = executed(case)
+
+    assert [differences(case, run) for run in ranks] == [[], []]
+    assert max(parity(run) for run in ranks) < 5e-2
+
+
+@pytest.mark.gloo
+@pytest.mark.parametrize("strategy", ['"ddp"', '"zero1"', '"zero2"', '"zero3"'])
+def test_tied_weights_are_owned_by_the_root_and_train_as_one_process(strategy: str) -> None:
+    run = executed(scenario(strategy, model="gpt-tiny"))[0]
+
+    assert parity(run) < 1e-4
+
+
+def without(program: Program, *, phase: str, drop: Op) -> Program:
+    """`program` with one op of a phase left out."""
+    rank = program.ranks[0]
+    kept = tuple(op for op in rank.phase(phase) if op is not drop)  # type: ignore[arg-type]
+    return replace(program, ranks=(replace(rank, **{phase: kept}),))
+
+
+@pytest.mark.quality
+@pytest.mark.parametrize("number", range(8))
+def test_a_program_that_forgets_an_all_gather_is_refused(number: int) -> None:
+    case = scenario('"zero3", lookahead = 1')
+    program = plan(case, device="cpu")
+    gathers = [op for op in program.ranks[0].first if op.kind == "all_gather"]
+    dist.init_process_group("fake", rank=0, world_size=2, store=torch_private.fake_store())
+    try:
+        with pytest.raises(ProgramError, match=f"expected {gathers[number].unit} to be unsharded, found it sharded"):
+            execute(case, without(program, phase="first", drop=gathers[number]), rank=0, steps=2)
+    finally:
+        dist.destroy_process_group()

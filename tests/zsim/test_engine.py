@@ -1,0 +1,151 @@
+"""The engine's clock against a second, independent computation of the same times, and its laws."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import networkx
+import pytest
+
+from zsim import scenario
+from zsim.costs import Costs
+from zsim.engine import members, simulate
+from zsim.errors import DeadlockError
+from zsim.hardware import load_cluster
+from zsim.mesh import Mesh
+from zsim.plan import plan
+from zsim.program import COLLECTIVES, Op, Program, RankProgram
+from zsim.run import RunOptions
+from zsim.simulator import SimBackend
+
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
+GPU = [
+    "published/llama-3-8b-8-h100",
+    "published/hsdp-llama-3-8b-4x8-h100",
+    "overlap/zero3-llama-3-8b-8-lookahead-0",
+    "overlap/zero3-llama-3-8b-8-lookahead-1",
+]
+CPU = ["parity/fsdp2-uneven-4", "parity/hsdp-gpt-2x2", "parity/zero-redundancy-mlp-2", "parity/fsdp2-mlp-4-reshard-to-2"]
+
+
+def planned(name: str) -> tuple[Program, Costs]:
+    found = scenario.load(SCENARIOS / f"{name}.toml")
+    return plan(found, device=found.cluster.kind), Costs(cluster=found.cluster)
+
+
+def longest_path(program: Program, costs: Costs) -> int:
+    """The makespan as a longest path: op durations and issue times as nodes, every queue and wait as an edge."""
+    graph = networkx.DiGraph()
+    queues: dict[tuple[str, tuple[int, ...]], dict[int, list[str]]] = {}
+    for rank in range(program.mesh.world_size):
+        host, tails, ends = "start", {}, []
+        graph.add_node(host, ns=0)
+        for op in program.of_rank(rank).steady:
+            issue, end = f"issue {rank} {op.index}", f"end {rank} {op.index}"
+            graph.add_node(issue, ns=costs.issue_ns(op))
+            graph.add_edge(host, issue)
+            host = issue
+            if op.kind in COLLECTIVES:
+                group = members(program.mesh, op.group, rank)
+                seen = queues.setdefault((op.group, group), {}).setdefault(rank, [])
+                end = f"{op.group} {group} {len(seen)}"
+                if seen:
+                    graph.add_edge(seen[-1], end)
+                seen.append(end)
+                graph.add_node(end, ns=costs.collective_ns(op.kind, op.nbytes, group))
+            else:
+                graph.add_node(end, ns=costs.compute_ns(op.kernels))
+            for earlier in (issue, *(ends[index] for index in op.waits), *tails.get(op.stream, ())):
+                graph.add_edge(earlier, end)
+            tails[op.stream] = (end,)
+            ends.append(end)
+            if op.stream == "host" and op.waits:
+                host = end
+    finish: dict[str, int] = {}
+    for node in networkx.topological_sort(graph):
+        finish[node] = max((finish[earlier] for earlier in graph.predecessors(node)), default=0) + graph.nodes[node]["ns"]
+    return max(finish.values())
+
+
+@pytest.mark.parametrize("name", GPU + CPU)
+def test_the_makespan_is_the_longest_path_of_the_queue_augmented_graph(name):
+    program, costs = planned(name)
+    assert simulate(program, costs=costs).step_time_ns == longest_path(program, costs)
+
+
+@pytest.mark.parametrize("name", GPU + CPU)
+def test_folded_ranks_take_the_time_of_all_ranks(name):
+    program, costs = planned(name)
+    folded, whole = simulate(program, costs=costs), simulate(program, costs=costs, all_ranks=True)
+
+    assert folded.step_time_ns == whole.step_time_ns
+    assert folded.ranks == {rank: whole.ranks[rank] for rank in folded.ranks}
+
+
+@pytest.mark.parametrize("name", GPU + CPU)
+def test_no_stream_and_no_communicator_does_two_things_at_once(name):
+    program, costs = planned(name)
+    for rank, times in simulate(program, costs=costs).ranks.items():
+        ops = program.of_rank(rank).steady
+        queues = {**{f"stream {op.stream}": [] for op in ops}, **{f"group {op.group}": [] for op in ops if op.group}}
+        for op in ops:
+            queues[f"stream {op.stream}"].append(op.index)
+            if op.group:
+                queues[f"group {op.group}"].append(op.index)
+
+        for name, queue in queues.items():
+            if name != "stream host":
+                assert all(times.ends[a] <= times.starts[b] for a, b in zip(queue, queue[1:], strict=False))
+
+
+@pytest.mark.parametrize("name", GPU)
+def test_an_op_starts_after_what_it_waits_for(name):
+    program, costs = planned(name)
+    for rank, times in simulate(program, costs=costs).ranks.items():
+        for op in program.of_rank(rank).steady:
+            assert all(times.ends[index] <= times.starts[op.index] for index in op.waits)
+
+
+@pytest.mark.parametrize("name", GPU)
+def test_more_bandwidth_is_never_slower_for_a_fixed_order(name):
+    program, costs = planned(name)
+    links, cluster = costs.cluster.links, costs.cluster
+    wider = replace(links.fabric, bandwidth=links.fabric.bandwidth * 2)
+    faster = Costs(cluster=replace(cluster, links=replace(links, fabric=wider)))
+    assert simulate(program, costs=faster).step_time_ns <= simulate(program, costs=costs).step_time_ns
+
+
+def test_lookahead_of_one_hides_what_can_be_hidden_and_of_two_nothing_more():
+    times = []
+    for lookahead in range(3):
+        program, costs = planned(f"overlap/zero3-llama-3-8b-8-lookahead-{lookahead}")
+        times.append(simulate(program, costs=costs).step_time_ns)
+    assert times[0] > times[1] == times[2]
+
+
+def collective(index: int, group: str, unit: str = "a") -> Op:
+    return Op(index=index, kind="all_reduce", unit=unit, stream="all_reduce", group=group, nbytes=64)
+
+
+@pytest.mark.quality
+def test_ranks_that_issue_collectives_in_different_orders_are_named():
+    """Rank 0 reduces over its replicas first, the others over all ranks; nobody meets."""
+    mesh = Mesh(dp_replicate=2, dp_shard=2)
+    ordered = (collective(0, "world"), collective(1, "dp_replicate"))
+    swapped = (collective(0, "dp_replicate"), collective(1, "world"))
+    kinds = tuple(RankProgram(construction=(), first=(), steady=ops) for ops in (swapped, ordered))
+    program = Program(mesh=mesh, ranks=kinds, assignment=(0, 1, 1, 1))
+    with pytest.raises(DeadlockError, match=r"rank 0 at op 0 \(all_reduce a over dp_replicate: arrived.*rank 1 at op 0 \(all_reduce a over world"):
+        simulate(program, costs=Costs(cluster=load_cluster("dgx-h100", ranks=4)), all_ranks=True)
+
+
+@pytest.mark.parametrize(
+    ("group", "wanted"), [("world", tuple(range(8))), ("dp_shard", (4, 5, 6, 7)), ("dp_shard:2", (6, 7)), ("dp_replicate", (2, 6))]
+)
+def test_a_group_may_be_a_part_of_an_axis(group, wanted):
+    assert members(Mesh(dp_replicate=2, dp_shard=4), group, 6) == wanted
+
+
+def test_ten_runs_are_equal():
+    found = scenario.load(SCENARIOS / "parity/fsdp2-uneven-4.toml")
+    runs = [SimBackend().run(found, options=RunOptions()) for _ in range(10)]
+    assert all(run == runs[0] for run in runs)

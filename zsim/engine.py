@@ -1,0 +1,343 @@
+"""Stamps times on a Program: host issue, streams, one queue per communicator. The only file that knows simpy.
+
+An op starts when the host has issued it, the op before it on its stream is over, the ops it waits for are over and,
+for a collective, every member has arrived and the communicator's last collective is over. Between collectives nothing
+is shared, so times there follow by arithmetic at once; each collective, whose start all its members decide, is one simpy event.
+A member's arrival is known at the latest at the moment of the last completion it depends on, so no event lies in the past.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Protocol
+
+import simpy
+
+from zsim.errors import DeadlockError
+from zsim.mesh import Mesh
+from zsim.program import COLLECTIVES, STREAMS, Kernel, Op, Program
+
+UNKNOWN = -1
+_HOST = STREAMS.index("host")
+
+
+class Durations(Protocol):
+    """What the engine asks of a cost model; all answers are int nanoseconds."""
+
+    def compute_ns(self, kernels: tuple[Kernel, ...]) -> int:
+        """How long these kernels run one after another."""
+        ...
+
+    def collective_ns(self, kind: str, nbytes: int, ranks: tuple[int, ...]) -> int:
+        """How long a collective of `nbytes` (full message) over `ranks` runs alone."""
+        ...
+
+    def issue_ns(self, op: Op) -> int:
+        """How long the host takes to issue `op`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Start and end of each op of one rank, by index."""
+
+    starts: Sequence[int]
+    ends: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """The steady step in time. `ranks` holds the simulated ranks; a folded one stands for all that are alike."""
+
+    ranks: dict[int, Times]
+    step_time_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """A rank program as flat lists, made once for all ranks that run it."""
+
+    ops: tuple[Op, ...]
+    streams: list[int]
+    durations: list[int]
+    waits: list[tuple[int, ...]]
+    issued: list[int]
+    """When the host has issued each op, as long as it never had to wait."""
+    queues: list[list[int]]
+    has_host_waits: bool
+
+
+@dataclass(slots=True)
+class _Collective:
+    """One collective of one communicator, as its members arrive."""
+
+    kind: str
+    nbytes: int
+    ready: int = 0
+    arrived: list[tuple[_Rank, int]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Communicator:
+    """One queue: collectives start in issue order, each when all members have arrived and the last one is over."""
+
+    members: int
+    ranks: tuple[int, ...]
+    free_at: int = 0
+    next: int = 0
+    pending: dict[int, _Collective] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Rank:
+    """One rank's progress: where each stream stands and what has ended when."""
+
+    rank: int
+    program: _Compiled
+    communicators: dict[str, _Communicator]
+    starts: list[int]
+    ends: list[int]
+    heads: list[int]
+    free_at: list[int]
+    issued_collectives: dict[str, int]
+    host_delay: int = 0
+
+
+def _compile(ops: tuple[Op, ...], durations: Durations) -> _Compiled:
+    clock, issued = 0, []
+    queues: list[list[int]] = [[] for _ in STREAMS]
+    streams = [STREAMS.index(op.stream) for op in ops]
+    for op, stream in zip(ops, streams, strict=True):
+        clock += durations.issue_ns(op)
+        issued.append(clock)
+        queues[stream].append(op.index)
+    return _Compiled(
+        ops=ops,
+        streams=streams,
+        durations=[UNKNOWN if op.kind in COLLECTIVES else durations.compute_ns(op.kernels) if op.kernels else 0 for op in ops],
+        waits=[op.waits for op in ops],
+        issued=issued,
+        queues=queues,
+        has_host_waits=any(op.waits for op in ops if op.stream == "host"),
+    )
+
+
+@cache
+def members(mesh: Mesh, axis: str, rank: int) -> tuple[int, ...]:
+    """The ranks of a group: of a mesh axis, or of the part "axis:n" of it with n ranks."""
+    name, _, part = axis.partition(":")
+    group = mesh.group(name, rank)
+    if not part:
+        return group
+    size, place = int(part), group.index(rank)
+    return group[place - place % size :][:size]
+
+
+class _Meetings:
+    """Which of the ranks that stand for others meet in groups of one name: those whose kinds share some group."""
+
+    def __init__(self, program: Program, stand_ins: dict[int, int]) -> None:
+        self.program, self.stand_ins = program, stand_ins
+        self.met: dict[str, list[set[int]]] = {}
+
+    def present(self, axis: str, rank: int) -> tuple[int, ...]:
+        """The simulated ranks that a simulated rank meets, itself among them, in order."""
+        if axis not in self.met:
+            self.met[axis] = self._meet(axis)
+        return next(tuple(sorted(meeting)) for meeting in self.met[axis] if rank in meeting)
+
+    def _meet(self, axis: str) -> list[set[int]]:
+        met: list[set[int]] = []
+        covered: set[int] = set()
+        for rank in range(self.program.mesh.world_size):
+            if rank in covered:
+                continue
+            group = members(self.program.mesh, axis, rank)
+            covered.update(group)
+            meeting = {self.stand_ins[self.program.assignment[member]] for member in group}
+            apart = [other for other in met if not other & meeting]
+            met = [*apart, meeting.union(*(other for other in met if other & meeting))]
+        return met
+
+
+class _Engine:
+    """The state of one simulation."""
+
+    def __init__(self, program: Program, durations: Durations, *, all_ranks: bool) -> None:
+        self.program, self.durations = program, durations
+        self.environment = simpy.Environment()
+        compiled = [_compile(rank.steady, durations) for rank in program.ranks]
+        stand_ins: dict[int, int] = {}
+        for rank, kind in enumerate(program.assignment):
+            stand_ins.setdefault(kind, rank)
+        simulated = range(program.mesh.world_size) if all_ranks else sorted(stand_ins.values())
+        communicators: dict[tuple[str, tuple[int, ...]], _Communicator] = {}
+        meetings = _Meetings(program, stand_ins)
+        self.ranks = []
+        for rank in simulated:
+            mine = compiled[program.assignment[rank]]
+            own: dict[str, _Communicator] = {}
+            for axis in sorted({op.group for op in mine.ops if op.kind in COLLECTIVES}):
+                group = members(program.mesh, axis, rank)
+                present = group if all_ranks else meetings.present(axis, rank)
+                key = (axis.partition(":")[0] if ":" not in axis else axis, present)
+                own[axis] = communicators.setdefault(key, _Communicator(members=len(present), ranks=group))
+            count = len(mine.ops)
+            self.ranks.append(
+                _Rank(
+                    rank=rank,
+                    program=mine,
+                    communicators=own,
+                    starts=[UNKNOWN] * count,
+                    ends=[UNKNOWN] * count,
+                    heads=[0] * len(STREAMS),
+                    free_at=[0] * len(STREAMS),
+                    issued_collectives=dict.fromkeys(own, 0),
+                )
+            )
+        self.places = {id(c): _sequence(c) for c in compiled}
+
+    def run(self) -> Timeline:
+        """Advance every rank as far as it goes, then let collectives end one by one."""
+        for rank in self.ranks:
+            self.advance(rank)
+        self.environment.run()
+        stuck = [rank for rank in self.ranks if UNKNOWN in rank.ends]
+        if stuck:
+            raise _deadlock(stuck)
+        ends = [max(max(rank.ends, default=0), rank.program.issued[-1] if rank.program.issued else 0) for rank in self.ranks]
+        times = {rank.rank: Times(rank.starts, rank.ends) for rank in self.ranks}
+        return Timeline(ranks=times, step_time_ns=max(ends, default=0))
+
+    def advance(self, rank: _Rank) -> None:
+        """Resolve every op of `rank` whose dependencies are known; collectives arrive, and block their stream."""
+        program, ends, heads = rank.program, rank.ends, rank.heads
+        moved = True
+        while moved:
+            moved = False
+            for stream, queue in enumerate(program.queues):
+                head = heads[stream]
+                while head < len(queue):
+                    index = queue[head]
+                    ready = self._ready(rank, index, stream)
+                    if ready == UNKNOWN:
+                        break
+                    duration = program.durations[index]
+                    if duration == UNKNOWN:
+                        if rank.starts[index] == UNKNOWN:
+                            rank.starts[index] = ready
+                            self._arrive(rank, index, ready)
+                        break
+                    rank.starts[index] = ready
+                    ends[index] = rank.free_at[stream] = ready + duration
+                    head += 1
+                    moved = True
+                heads[stream] = head
+
+    def _ready(self, rank: _Rank, index: int, stream: int) -> int:
+        """When this op, at the head of its stream, could start; UNKNOWN as long as something it needs has no end."""
+        program, ends = rank.program, rank.ends
+        ready = program.issued[index]
+        if program.has_host_waits:
+            ready = self._host_time(rank, index)
+            if ready == UNKNOWN:
+                return UNKNOWN
+        free = rank.free_at[stream] if stream != _HOST else 0
+        ready = max(ready, free)
+        for wait in program.waits[index]:
+            end = ends[wait]
+            if end == UNKNOWN:
+                return UNKNOWN
+            ready = max(ready, end)
+        return ready
+
+    def _host_time(self, rank: _Rank, index: int) -> int:
+        """When the host issues `index`, with the time it spent blocked in host ops before it."""
+        program = rank.program
+        delay = 0
+        for blocking in program.queues[_HOST]:
+            if blocking >= index:
+                break
+            if program.waits[blocking]:
+                if rank.ends[blocking] == UNKNOWN:
+                    return UNKNOWN
+                delay = max(delay, rank.ends[blocking] - program.issued[blocking])
+        return program.issued[index] + delay
+
+    def _arrive(self, rank: _Rank, index: int, ready: int) -> None:
+        op = rank.program.ops[index]
+        communicator = rank.communicators[op.group]
+        place = self.places[id(rank.program)][index]
+        found = communicator.pending.get(place)
+        if found is None:
+            found = communicator.pending[place] = _Collective(op.kind, op.nbytes)
+        if (found.kind, found.nbytes) != (op.kind, op.nbytes):
+            raise _mismatch(rank, op, found)
+        found.ready = max(found.ready, ready)
+        found.arrived.append((rank, index))
+        while True:
+            following = communicator.pending.get(communicator.next)
+            if following is None or len(following.arrived) < communicator.members:
+                return
+            del communicator.pending[communicator.next]
+            communicator.next += 1
+            self._start(communicator, following)
+
+    def _start(self, communicator: _Communicator, collective: _Collective) -> None:
+        begin = max(collective.ready, communicator.free_at)
+        end = begin + self.durations.collective_ns(collective.kind, collective.nbytes, communicator.ranks)
+        communicator.free_at = end
+        event = self.environment.timeout(end - int(self.environment.now))
+        event.callbacks.append(lambda _: self._end(collective, begin, end))
+
+    def _end(self, collective: _Collective, begin: int, end: int) -> None:
+        for rank, index in collective.arrived:
+            stream = rank.program.streams[index]
+            rank.starts[index], rank.ends[index] = begin, end
+            rank.free_at[stream] = end
+            rank.heads[stream] += 1
+        for rank, _ in collective.arrived:
+            self.advance(rank)
+
+
+def _sequence(program: _Compiled) -> dict[int, int]:
+    """The place of each collective in its communicator's queue, by op index: issue order per group."""
+    counts: dict[str, int] = {}
+    places = {}
+    for op in program.ops:
+        if op.kind in COLLECTIVES:
+            places[op.index] = counts.get(op.group, 0)
+            counts[op.group] = places[op.index] + 1
+    return places
+
+
+def _mismatch(rank: _Rank, op: Op, found: _Collective) -> DeadlockError:
+    other, index = found.arrived[0]
+    theirs = other.program.ops[index]
+    return DeadlockError(
+        where=f"rank {rank.rank}, op {op.index} ({op.kind} {op.unit})",
+        expected=f"the {theirs.kind} of {theirs.nbytes:,} B that rank {other.rank} issues at op {theirs.index} over {op.group}",
+        found=f"a {op.kind} of {op.nbytes:,} B",
+        remedy="ranks of one group must issue the same collectives in the same order",
+    )
+
+
+def _deadlock(stuck: list[_Rank]) -> DeadlockError:
+    """Which op each rank waits at: the first that has no end."""
+    stories = []
+    for rank in stuck[:8]:
+        op = rank.program.ops[rank.ends.index(UNKNOWN)]
+        arrived = "arrived, waits for its group" if rank.starts[op.index] != UNKNOWN else "cannot start"
+        stories.append(f"rank {rank.rank} at op {op.index} ({op.kind} {op.unit} over {op.group or op.stream}: {arrived})")
+    return DeadlockError(where="simulation", expected="every op to end", found="a deadlock: " + "; ".join(stories))
+
+
+def simulate(program: Program, *, costs: Durations, all_ranks: bool = False) -> Timeline:
+    """The times of the steady step. Without `all_ranks`, one rank stands for all that run the same program.
+
+    Folding is exact when ranks that are alike have groups that are alike, as on a mesh of equal nodes. DeadlockError
+    when ranks wait for one another forever or disagree on a collective.
+    """
+    return _Engine(program, costs, all_ranks=all_ranks).run()
