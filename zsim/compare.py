@@ -189,7 +189,13 @@ def _memory(pairs: tuple[_Pair, ...], predicted: Run, measured: Run, bound: floa
     for phase in PHASES:
         found = [pair for pair in pairs if pair.phase == phase]
         if found:
-            yield _phase_memory(f"peak memory, {phase}", found, _blind(predicted, measured, "memory"), bound)
+            late = _late_free(found) if measured.backend == "gloo" else 0
+            yield _phase_memory(f"peak memory, {phase}", found, _blind(predicted, measured, "memory"), bound, late)
+
+
+def _late_free(pairs: list[_Pair]) -> int:
+    """gloo's worker thread may hold one tensor of a collective a moment after the caller has let go of it: at most the largest."""
+    return max((one.nbytes for pair in pairs for one in pair.measured.collectives), default=0)
 
 
 def _blind(predicted: Run, measured: Run, what: str) -> str:
@@ -197,7 +203,7 @@ def _blind(predicted: Run, measured: Run, what: str) -> str:
     return f"unsupported: {' and '.join(blind)} cannot see {what}" if blind else ""
 
 
-def _phase_memory(name: str, pairs: list[_Pair], blind: str, bound: float) -> Check:
+def _phase_memory(name: str, pairs: list[_Pair], blind: str, bound: float, late: int) -> Check:
     if blind:
         return Check(name=name, status="unsupported", detail=blind)
     if any(pair.measured.memory.peak_bytes <= 0 for pair in pairs):
@@ -205,6 +211,7 @@ def _phase_memory(name: str, pairs: list[_Pair], blind: str, bound: float) -> Ch
     worst = max(pairs, key=lambda pair: (abs(_peak_error(pair)), -pair.rank))
     error = _peak_error(worst)
     left, right = worst.predicted.memory.peak_bytes, worst.measured.memory.peak_bytes
+    bound = max(bound, late / right)
     return Check(
         name=name,
         status="ok" if abs(error) <= bound else "failed",

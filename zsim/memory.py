@@ -52,17 +52,22 @@ def label(op: Op) -> str:
 
 def _phase(ledger: Ledger, ops: tuple[Op, ...], phase: PhaseName, *, timeline: bool) -> MemoryRecord:
     start = peak = ledger.allocated
-    at, split, points = "start", dict(ledger.by_kind), []
+    at, split, points, climbing = "start", dict(ledger.by_kind), [], False
     for op in ops:
+        where = f"{phase} op {op.index} ({op.kind} {op.unit})" if op.memory else ""
         for event in op.memory:
             if not isinstance(event, Alloc):
-                ledger.free(event.buffer, where=f"{phase} op {op.index} ({label(op)})")
+                if climbing:  # the split is copied once per summit, not once per step of the climb
+                    split, climbing = dict(ledger.by_kind), False
+                ledger.free(event.buffer, where=where)
                 continue
-            ledger.allocate(event, where=f"{phase} op {op.index} ({label(op)})")
+            ledger.allocate(event, where=where)
             if ledger.allocated > peak:
-                peak, at, split = ledger.allocated, label(op), dict(ledger.by_kind)
+                peak, at, climbing = ledger.allocated, label(op), True
         if timeline:
             points.append((label(op), ledger.allocated))
+    if climbing:
+        split = dict(ledger.by_kind)
     return MemoryRecord(
         start_bytes=start,
         peak_bytes=peak,

@@ -120,7 +120,7 @@ def test_a_rank_that_recorded_nothing_is_an_error_and_not_a_pass(monkeypatch: py
         observe(scenario(ranks=4, strategy=FSDP2), rank=2)
 
 
-def test_a_part_of_an_axis_is_named_after_the_axis_and_any_other_group_after_its_size() -> None:
+def test_a_part_of_an_axis_is_named_after_the_axis_and_any_other_group_is_called_world() -> None:
     with fake_group(rank=0, world_size=4):
         part, whole = dist.new_group([0, 1]), dist.new_group([0, 1, 2])
         groups = {str(whole.group_name): GroupName("dp_shard", 3, frozenset({0, 1, 2}))}

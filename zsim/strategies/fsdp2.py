@@ -98,14 +98,14 @@ def _construction(groups: list[Group], *, rank_map: list[MemoryEvent]) -> Step:
     for group in groups:
         whole = [Alloc(f"{p.fqn}.whole", "parameters", p.numel * DTYPE_NBYTES[ORIGINAL]) for p in group.parameters]
         step.issue("alloc", group.fqn, stream="host", memory=whole)
+    if rank_map:
+        step.issue("alloc", ROOT, stream="host", memory=rank_map)
     for group in [*(g for g in groups if g.fqn != ROOT), *(g for g in groups if g.fqn == ROOT)]:
         shards: list[MemoryEvent] = [
             Alloc(f"{p.fqn}.shard", "parameters", p.shard * DTYPE_NBYTES[ORIGINAL]) for p in group.parameters if p.shard
         ]
         frees = [Free(f"{p.fqn}.whole") for p in group.parameters]
         step.issue("alloc", group.fqn, stream="host", memory=(*shards, *frees))
-    if rank_map:
-        step.issue("alloc", ROOT, stream="host", memory=rank_map)
     return step
 
 

@@ -64,6 +64,22 @@ class ReplicatedModel:
         return Counter(event.fqn for event in events if isinstance(event, ParameterGradient))
 
     @cached_property
+    def turns(self) -> dict[str, int]:
+        """By module: its place in backward."""
+        return {module.fqn: turn for turn, module in enumerate(self.training.modules[::-1])}
+
+    @cached_property
+    def nbytes_of(self) -> dict[str, int]:
+        """Bytes of each parameter's gradient."""
+        element = DTYPE_NBYTES[self.dtype]
+        return {parameter.fqn: parameter.numel * element for parameter in self.training.model.parameters}
+
+    @cached_property
+    def late(self) -> frozenset[str]:
+        """Weights whose gradients are added after their bias's."""
+        return late_weights(self.training.model)
+
+    @cached_property
     def last_module(self) -> dict[str, str]:
         """By parameter: the module whose backward makes its last gradient."""
         return {
@@ -171,16 +187,13 @@ class ReplicatedStep:
         )
 
     def _backward_memory(self, module: LoweredModule, *, into_buckets: bool) -> Iterator[MemoryEvent]:
-        numels = {parameter.fqn: parameter.numel for parameter in self.model.training.model.parameters}
-        late = late_weights(self.model.training.model)
         deferred: list[MemoryEvent] = []
         for event in module.backward.memory:
             if not isinstance(event, ParameterGradient):
                 yield event
                 continue
-            nbytes = numels[event.fqn] * DTYPE_NBYTES[self.model.dtype]
-            events = list(self._born(event.fqn, nbytes, into_buckets=into_buckets))
-            if event.fqn in late:
+            events = list(self._born(event.fqn, self.model.nbytes_of[event.fqn], into_buckets=into_buckets))
+            if event.fqn in self.model.late:
                 yield events[0]
                 deferred = events[1:]
             else:
@@ -207,9 +220,9 @@ class ReplicatedStep:
 
     def reduce_ready_buckets(self, module: LoweredModule) -> None:
         """Copy into their bucket, and average, the gradients of each bucket that `module` has made complete."""
-        order = [m.fqn for m in self.model.training.modules[::-1]]
+        turn, turns = self.model.turns[module.fqn], self.model.turns
         for number, bucket in enumerate(self.buckets):
-            if max(order.index(self.model.last_module[p.fqn]) for p in bucket) == order.index(module.fqn):
+            if max(turns[self.model.last_module[parameter.fqn]] for parameter in bucket) == turn:
                 self._reduce(f"bucket.{number}", sum(parameter.numel for parameter in bucket))
 
     def _reduce(self, unit: str, numel: int) -> None:

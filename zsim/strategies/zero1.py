@@ -14,9 +14,10 @@ from typing import Literal
 from zsim.mesh import Mesh
 from zsim.program import Program
 from zsim.sharding import Granularity
-from zsim.strategies import building, flat
+from zsim.strategies import building, flat_model
 from zsim.strategies.building import FlatGroup, Step
-from zsim.strategies.flat import FlatModel, FlatStep
+from zsim.strategies.flat import FlatStep
+from zsim.strategies.flat_model import FlatModel
 from zsim.training import Training
 
 
@@ -34,7 +35,7 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     reduce = FlatStep.all_reduce_gradients if options.form == "all_reduce" else FlatStep.reduce_scatter_in_place
     return building.spmd(
         mesh,
-        construction=flat.construction(model, sharded=False),
+        construction=flat_model.construction(model, sharded=False),
         first=_step(model, reduce, first=True),
         steady=_step(model, reduce, first=False),
     )

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from zsim.mesh import Mesh
 from zsim.program import Program
 from zsim.sharding import Granularity
-from zsim.strategies import building, flat, zero1
+from zsim.strategies import building, flat_model, zero1
 from zsim.strategies.building import Step
-from zsim.strategies.flat import FlatModel, FlatStep
+from zsim.strategies.flat import FlatStep
+from zsim.strategies.flat_model import FlatModel
 from zsim.training import Training
 
 
@@ -28,7 +29,7 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     model = FlatModel.cut(training, mesh=mesh, granularity=options.granularity)
     return building.spmd(
         mesh,
-        construction=flat.construction(model, sharded=False),
+        construction=flat_model.construction(model, sharded=False),
         first=_step(model, first=True),
         steady=_step(model, first=False),
     )

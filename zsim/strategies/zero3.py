@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from zsim.mesh import Mesh
 from zsim.program import Program
 from zsim.sharding import Granularity
-from zsim.strategies import building, flat, zero1
+from zsim.strategies import building, flat_model, zero1
 from zsim.strategies.building import FlatGroup, Step
-from zsim.strategies.flat import FlatModel, FlatStep
+from zsim.strategies.flat import FlatStep
+from zsim.strategies.flat_model import FlatModel
 from zsim.training import LoweredModule, Training
 
 
@@ -28,12 +29,12 @@ class Options:
 
 def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     """The Program of one step on the axis dp_shard; on one rank there is nothing to shard and it is ZeRO-1's."""
-    if mesh.size(flat.AXIS) == 1:
+    if mesh.size(flat_model.AXIS) == 1:
         return zero1.plan(training, mesh=mesh, options=zero1.Options(granularity=options.granularity))
     model = FlatModel.cut(training, mesh=mesh, granularity=options.granularity)
     return building.spmd(
         mesh,
-        construction=flat.construction(model, sharded=True),
+        construction=flat_model.construction(model, sharded=True),
         first=_step(model, lookahead=options.lookahead, first=True),
         steady=_step(model, lookahead=options.lookahead, first=False),
     )

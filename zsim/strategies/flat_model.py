@@ -1,0 +1,135 @@
+"""A model cut into flat buffers for ZeRO: which modules need which, how large they are, and how they come to be."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from zsim.mesh import Mesh
+from zsim.program import Alloc, Free, Kernel, MemoryEvent, MemoryKind
+from zsim.sharding import Granularity
+from zsim.strategies.building import (
+    MASTER_DTYPE,
+    FlatGroup,
+    Step,
+    copy_kernel,
+    flat_groups,
+    late_weights,
+    used_parameters,
+)
+from zsim.training import DTYPE_NBYTES, LoweredModule, ParameterGradient, Training
+
+AXIS = "dp_shard"
+
+
+@dataclass(frozen=True)
+class FlatModel:
+    """A Training whose param groups are flat buffers cut into `num_shards`; which modules need which groups."""
+
+    training: Training
+    groups: tuple[FlatGroup, ...]
+    num_shards: int
+
+    @classmethod
+    def cut(cls, training: Training, *, mesh: Mesh, granularity: Granularity) -> FlatModel:
+        """The model of `training` cut over the axis dp_shard of `mesh`."""
+        groups = flat_groups(
+            training.model.units,
+            granularity=granularity,
+            num_shards=mesh.size(AXIS),
+            dtype=training.precision.parameters,
+        )
+        return cls(training, groups, mesh.size(AXIS))
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of parameters and kept gradients."""
+        return self.training.precision.parameters
+
+    @property
+    def has_master(self) -> bool:
+        """Whether the optimizer steps a float32 copy of the shards."""
+        return self.dtype != MASTER_DTYPE
+
+    @property
+    def casts_gradients(self) -> bool:
+        """Whether gradients are reduced in another dtype than theirs."""
+        return self.training.precision.reduce != self.dtype
+
+    @cached_property
+    def needs(self) -> dict[str, tuple[FlatGroup, ...]]:
+        """By module: the groups with any parameter that it reads, in group order."""
+        used = {module.fqn: set(used_parameters(module)) for module in self.training.model.modules}
+        return {
+            fqn: tuple(g for g in self.groups if any(p.fqn in names for p in g.group.parameters))
+            for fqn, names in used.items()
+        }
+
+    @cached_property
+    def uses(self) -> Counter[str]:
+        """How many gradients autograd makes of each parameter in one backward; more than one where it is tied."""
+        events = (event for module in self.training.modules for event in module.backward.memory)
+        return Counter(event.fqn for event in events if isinstance(event, ParameterGradient))
+
+    @cached_property
+    def late(self) -> frozenset[str]:
+        """Weights whose gradients are added after their bias's."""
+        return late_weights(self.training.model)
+
+    @cached_property
+    def numels(self) -> dict[str, int]:
+        """The elements of each parameter."""
+        return {parameter.fqn: parameter.numel for parameter in self.training.model.parameters}
+
+    @cached_property
+    def stepped(self) -> list[int]:
+        """The elements, padding included, of each buffer that this rank's optimizer steps."""
+        return [group.layout.shard_numel for group in self.groups]
+
+    def full_nbytes(self, group: FlatGroup, dtype: str = "") -> int:
+        """Bytes of the whole padded buffer."""
+        return group.layout.padded_numel * DTYPE_NBYTES[dtype or self.dtype]
+
+    def shard_nbytes(self, group: FlatGroup, dtype: str = "") -> int:
+        """Bytes of one shard."""
+        return group.layout.shard_numel * DTYPE_NBYTES[dtype or self.dtype]
+
+    def last_users(self, order: Iterable[LoweredModule]) -> dict[str, tuple[FlatGroup, ...]]:
+        """By module: the groups that no later module of `order` needs; those that come last first."""
+        last = {group: module.fqn for module in order for group in self.needs[module.fqn]}
+        return {fqn: tuple(g for g in reversed(self.groups) if last.get(g) == fqn) for fqn in self.needs}
+
+
+def construction(model: FlatModel, *, sharded: bool) -> Step:
+    """Build the whole model, make each param group a flat buffer and, if `sharded`, keep only this rank's shard."""
+    step, element = Step(), DTYPE_NBYTES[MASTER_DTYPE]
+    for unit in model.training.model.units:
+        whole = (Alloc(parameter.fqn, "parameters", parameter.numel * element) for parameter in unit.parameters)
+        step.issue("alloc", unit.fqn, stream="host", memory=whole)
+    for group in model.groups:
+        step.issue("copy", group.fqn, kernels=_copies(model, group), memory=_flatten(model, group, sharded=sharded))
+        if sharded:
+            step.issue("free", group.fqn, stream="host", memory=(Free(f"{group.fqn}:unsharded"),))
+    return step
+
+
+def _copies(model: FlatModel, group: FlatGroup) -> tuple[Kernel, ...]:
+    return (copy_kernel(group.layout.numel, source=model.dtype, target=model.dtype),)
+
+
+def _flatten(model: FlatModel, group: FlatGroup, *, sharded: bool) -> Iterator[MemoryEvent]:
+    """The float32 parameters become one flat buffer, of which 2-byte parameters are a rounded copy."""
+    kept: tuple[str, MemoryKind] = ("unsharded", "unsharded_parameters") if sharded else ("parameters", "parameters")
+    whole: tuple[str, MemoryKind] = ("exact", "temporaries") if model.has_master else kept
+    yield Alloc(f"{group.fqn}:{whole[0]}", whole[1], model.full_nbytes(group, MASTER_DTYPE))
+    for parameter in group.group.parameters:
+        yield Free(parameter.fqn)
+    if model.has_master:
+        yield Alloc(f"{group.fqn}:{kept[0]}", kept[1], model.full_nbytes(group))
+    if sharded:
+        yield Alloc(f"{group.fqn}:parameters", "parameters", model.shard_nbytes(group))
+    if model.has_master:
+        yield Alloc(f"{group.fqn}:master", "optimizer_states", model.shard_nbytes(group, MASTER_DTYPE))
+        yield Free(f"{group.fqn}:exact")
