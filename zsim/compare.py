@@ -211,7 +211,8 @@ def _phase_memory(name: str, pairs: list[_Pair], blind: str, bound: float, late:
     worst = max(pairs, key=lambda pair: (abs(_peak_error(pair)), -pair.rank))
     error = _peak_error(worst)
     left, right = worst.predicted.memory.peak_bytes, worst.measured.memory.peak_bytes
-    bound = max(bound, late / right)
+    if bound and right > left:
+        bound = max(bound, late / right)
     return Check(
         name=name,
         status="ok" if abs(error) <= bound else "failed",

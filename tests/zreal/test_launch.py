@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import subprocess
 import sys
 import textwrap
@@ -70,7 +71,9 @@ def test_ranks_end_when_their_controller_is_killed(tmp_path: Path) -> None:
             launch("{BODIES}:absent", {{}}, world_size=2, timeout_s=50)
         """)
     )
-    controller = subprocess.Popen([sys.executable, str(marker)], cwd=Path(__file__).parents[2])
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    controller = subprocess.Popen([sys.executable, str(marker)], cwd=root, env=environment)
     ranks = _descendants_when(controller.pid, at_least=4)
     controller.kill()
     controller.wait()
