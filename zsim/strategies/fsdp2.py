@@ -32,6 +32,10 @@ class Options:
 
 def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     """The Program of every rank; ranks whose shards are alike share one."""
+    if (training.optimizer.name, training.optimizer.implementation) == ("sgd", "fused"):
+        raise ScenarioError(
+            ("optimizer.implementation: torch 2.13 has no fused SGD for sharded parameters; use foreach or for-loop",)
+        )
     keep = _ranks_kept(options, mesh)
     programs: list[RankProgram] = []
     by_shard: list[int] = []

@@ -1,0 +1,69 @@
+"""The text form: golden Programs of every strategy at 3 units × 2 ranks, and back again to the last field.
+
+To write the golden files anew: ZSIM_UPDATE_GOLDEN=1 pytest tests/zsim/test_program_text.py
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from zsim.errors import ProgramError, ScenarioError
+from zsim.plan import plan
+from zsim.program_text import format_program, parse, parse_op
+from zsim.scenario import Scenario
+from zsim.scenario import parse as parse_scenario
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+CASES = {
+    "ddp": 'name = "ddp"',
+    "zero1_reduce_scatter": 'name = "zero1", form = "reduce_scatter"',
+    "zero1_all_reduce": 'name = "zero1", form = "all_reduce"',
+    "zero2": 'name = "zero2"',
+    "zero3": 'name = "zero3", lookahead = 1',
+    "fsdp2": 'name = "fsdp2"',
+    "hsdp": 'name = "hsdp", dp_replicate = 2, dp_shard = 1',
+    "zero_redundancy": 'name = "zero_redundancy"',
+}
+
+
+def scenario(strategy: str, *, optimizer: str = 'name = "adamw"') -> Scenario:
+    text = f"""
+model = {{ preset = "mlp-tiny", num_layers = 2 }}
+batch = {{ micro_batch = 2 }}
+cluster = {{ preset = "cpu-gloo", ranks = 2 }}
+strategy = {{ {strategy} }}
+optimizer = {{ {optimizer} }}
+"""
+    return parse_scenario(text.encode(), where="golden.toml")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_program_reads_as_its_golden_text(name: str) -> None:
+    text = format_program(plan(scenario(CASES[name]), device="cpu"))
+    file = GOLDEN / f"{name}.txt"
+    if os.environ.get("ZSIM_UPDATE_GOLDEN"):
+        file.write_text(text)
+
+    assert text == file.read_text()
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_program_parses_back_to_the_last_field(name: str, device: str) -> None:
+    program = plan(scenario(CASES[name]), device=device)
+
+    assert parse(format_program(program)) == program
+
+
+@pytest.mark.parametrize("line", ["", "x", "    1  fly  blocks.0  compute", "    1  forward  a  compute | nonsense"])
+def test_a_damaged_line_is_named(line: str) -> None:
+    with pytest.raises(ProgramError, match="line 7: expected"):
+        parse_op(line, number=7)
+
+
+def test_fused_sgd_under_fully_shard_is_refused_as_torch_refuses_it() -> None:
+    with pytest.raises(ScenarioError, match="no fused SGD for sharded parameters"):
+        plan(scenario(CASES["fsdp2"], optimizer='name = "sgd", implementation = "fused"'), device="cpu")
