@@ -162,17 +162,21 @@ def _qualified(call: Call, module: Module, entry: str) -> Call:
     )
 
 
-def _computation(module_calls: list[Call], memory: tuple[TapeEvent, ...], *, dtype: str, backward: bool) -> Computation:
-    kernels = tuple(
+def _forward_kernels(module_calls: list[Call], *, dtype: str) -> tuple[Kernel, ...]:
+    return tuple(Kernel(call.operator, call.flops, call.moved, dtype) for call in module_calls)
+
+
+def _backward_kernels(module_calls: list[Call], *, dtype: str, needs_gradient: set[str]) -> tuple[Kernel, ...]:
+    """In reverse order. A call whose inputs need no gradient makes only its parameters' gradients: half of the products."""
+    return tuple(
         Kernel(
             call.operator,
-            call.backward_flops if backward else call.flops,
-            call.backward_moved if backward else call.moved,
+            call.backward_flops if needs_gradient.intersection(call.inputs) else call.backward_flops // 2,
+            call.backward_moved,
             dtype,
         )
-        for call in (reversed(module_calls) if backward else module_calls)
+        for call in reversed(module_calls)
     )
-    return Computation(kernels=kernels, memory=memory)
 
 
 def lower(model: ModelSpec, *, batch: Batch, dtype: str, casts_input: bool = False) -> tuple[LoweredModule, ...]:
@@ -209,8 +213,11 @@ def lower(model: ModelSpec, *, batch: Batch, dtype: str, casts_input: bool = Fal
             LoweredModule(
                 fqn=module.fqn,
                 unit=module.unit,
-                forward=_computation(module_calls, forward_memory, dtype=dtype, backward=False),
-                backward=_computation(module_calls, tape.storages.take(), dtype=dtype, backward=True),
+                forward=Computation(kernels=_forward_kernels(module_calls, dtype=dtype), memory=forward_memory),
+                backward=Computation(
+                    kernels=_backward_kernels(module_calls, dtype=dtype, needs_gradient=tape.needs_gradient),
+                    memory=tape.storages.take(),
+                ),
                 input_needs_gradient=needs_gradient,
             )
         )
