@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from zsim import backends, scenario
+from zsim import backends, metrics, scenario
 from zsim.errors import BackendUnavailableError
 from zsim.hardware import load_cluster
 from zsim.mesh import Mesh
@@ -111,3 +111,11 @@ def test_all_ranks_of_too_large_a_scenario_are_refused(monkeypatch):
 @pytest.mark.parametrize(("group", "size"), [("world", 8), ("dp_shard", 4), ("dp_replicate", 2), ("dp_shard:2", 2)])
 def test_a_group_is_an_axis_or_a_part_of_one(group, size):
     assert group_size(group, Mesh(dp_replicate=2, dp_shard=4)) == size
+
+
+def test_a_time_from_assumed_constants_has_a_band_around_it():
+    """A band of no width would promise what no assumed constant can."""
+    run = simulated("published/llama-3-8b-8-h100")
+    found = metrics.figures(run, load("published/llama-3-8b-8-h100"))
+
+    assert found.step_time_band_ns == (round(run.step_time_ns * 0.6), round(run.step_time_ns * 1.65))
