@@ -9,6 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from zreal.modules import Model
+from zreal.optimizers import EPSILON
 from zreal.subjects import Subject, ddp
 from zsim.scenario import Scenario
 from zsim.training import Optimizer
@@ -38,5 +39,5 @@ def optimizer_class(settings: Optimizer) -> tuple[type[torch.optim.Optimizer], d
         "fused": settings.implementation == "fused",
     }
     if settings.name == "adamw":
-        return torch.optim.AdamW, common
+        return torch.optim.AdamW, common | {"eps": EPSILON}
     return torch.optim.SGD, common | {"momentum": settings.momentum}
