@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from zsim.collectives import ring
+from zsim.lowering import lower
 from zsim.memory import Ledger
 from zsim.mesh import Mesh
 from zsim.model import ModelSpec, ParamGroup
 from zsim.models.gpt import GptSizes, build
-from zsim.program import COLLECTIVES, Alloc, Free, Op, Program
+from zsim.ops import COLLECTIVES, Alloc, Free, Op
+from zsim.program import Program
 from zsim.strategies import ddp
-from zsim.tape import lower
 from zsim.training import Batch, Precision, Training
 
 
@@ -86,7 +87,7 @@ def model_state_bytes_before_the_optimizer(program: Program) -> int:
     ledger = Ledger()
     for event in (event for op in (*rank.construction, *rank.first, *rank.steady[:until]) for event in op.memory):
         if isinstance(event, Alloc):
-            ledger.allocate(event, where="test")
+            ledger.allocate(event)
         else:
-            ledger.free(event.buffer, where="test")
+            ledger.free(event.buffer)
     return sum(ledger.by_kind[kind] for kind in ("parameters", "gradients", "optimizer_states"))

@@ -22,7 +22,8 @@ from zreal.recorder import CollectiveRecorder
 from zreal.replicated import ReplicatedRank
 from zsim.errors import ProgramError
 from zsim.model import ROOT
-from zsim.program import Op, Program, RankProgram
+from zsim.ops import Op
+from zsim.program import Program, RankProgram
 from zsim.run import MemoryRecord, PhaseRecord, RankRun
 from zsim.scenario import Scenario
 

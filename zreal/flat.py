@@ -19,7 +19,7 @@ from zreal.modules import DTYPES, Model
 from zreal.optimizers import make_optimizer
 from zsim.errors import ProgramError
 from zsim.model import Module
-from zsim.program import Alloc, Free, Op
+from zsim.ops import Alloc, Free, Op
 from zsim.scenario import Scenario
 from zsim.strategies.building import MASTER_DTYPE, FlatGroup, flat_groups, used_parameters
 

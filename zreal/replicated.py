@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from zreal import torch_private
 from zreal.modules import DTYPES, Model
 from zreal.optimizers import make_optimizer
-from zsim import tape
+from zsim import lowering
 from zsim.errors import ProgramError
 from zsim.model import Module, Parameter
-from zsim.program import Op
+from zsim.ops import Op
 from zsim.scenario import Scenario
 from zsim.strategies import ddp, replicated
 from zsim.strategies.building import named_parameters
@@ -48,7 +48,7 @@ class ReplicatedRank:
     @property
     def _training(self) -> Training:
         scenario = self.scenario
-        lowered = tape.lower(scenario.model, batch=scenario.batch, dtype=scenario.precision.parameters)
+        lowered = lowering.lower(scenario.model, batch=scenario.batch, dtype=scenario.precision.parameters)
         return Training(model=scenario.model, modules=lowered, batch=scenario.batch, precision=scenario.precision)
 
     @property

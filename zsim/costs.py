@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from zsim.collectives import ALGORITHMS
 from zsim.hardware import ClusterSpec, Path
-from zsim.program import COLLECTIVES, Kernel, Op
+from zsim.ops import COLLECTIVES, Kernel, Op
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,17 +17,16 @@ from zsim.training import DTYPE_NBYTES, Batch
 class Call:
     """One differentiable aten call.
 
-    `inputs` are values that may need a gradient; `output` a value of `nbytes` of new memory, or a view of `view_of`.
+    `inputs` are values that may need a gradient; `output` is a value of `nbytes` of new memory.
     `saves` are values kept for backward, `keeps` (name, bytes) further tensors kept, `scratch` bytes that live during
     the call only. `gradients` lists what backward makes, in order: an input's name, or a parameter's fqn;
-    `passes` are inputs that get the output's gradient itself, without a copy; `drops` are tensors kept in forward without being saved.
+    `passes` are inputs that get the output's gradient itself, without a copy.
     """
 
     operator: str
     inputs: tuple[str, ...]
     output: str
     nbytes: int
-    view_of: str = ""
     saves: tuple[str, ...] = ()
     keeps: tuple[tuple[str, int], ...] = ()
     scratch: int = 0

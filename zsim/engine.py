@@ -17,7 +17,8 @@ import simpy
 
 from zsim.errors import DeadlockError
 from zsim.mesh import Mesh
-from zsim.program import COLLECTIVES, STREAMS, Kernel, Op, Program
+from zsim.ops import COLLECTIVES, STREAMS, Kernel, Op
+from zsim.program import Program
 
 UNKNOWN = -1
 _HOST = STREAMS.index("host")

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from zsim.errors import ProgramError
-from zsim.program import MEMORY_KINDS, PHASES, Alloc, MemoryKind, Op, PhaseName, RankProgram
+from zsim.ops import MEMORY_KINDS, Alloc, MemoryKind, Op
+from zsim.program import PHASES, PhaseName, RankProgram
 from zsim.run import MemoryRecord
 
 
@@ -21,26 +22,28 @@ class Ledger:
     by_kind: dict[MemoryKind, int] = field(default_factory=lambda: dict.fromkeys(MEMORY_KINDS, 0))
     allocated: int = 0
 
-    def allocate(self, event: Alloc, *, where: str) -> None:
+    def allocate(self, event: Alloc) -> None:
         """`event.buffer` begins to live; ProgramError when it lives already."""
         if event.buffer in self.live:
-            found = f"{event.buffer} allocated again"
-            raise ProgramError(where=where, expected="a buffer that is not live", found=found)
+            raise ProgramError(where=event.buffer, expected="a buffer that is not live", found="it is allocated again")
         self.live[event.buffer] = event
         self.by_kind[event.kind] += event.nbytes
         self.allocated += event.nbytes
 
-    def free(self, buffer: str, *, where: str) -> None:
+    def free(self, buffer: str) -> None:
         """`buffer` stops living; ProgramError when it does not live."""
         event = self.live.pop(buffer, None)
         if event is None:
-            raise ProgramError(where=where, expected="a live buffer", found=f"{buffer} freed")
+            raise ProgramError(where=buffer, expected="a live buffer", found="it is freed")
         self.by_kind[event.kind] -= event.nbytes
         self.allocated -= event.nbytes
 
 
 def replay(program: RankProgram, *, timeline: bool = True) -> Mapping[PhaseName, MemoryRecord]:
-    """Start, peak and end of each phase in allocated bytes, the peak's split by kind; `timeline` adds each op."""
+    """Start, peak and end of each phase in allocated bytes, the peak's split by kind; `timeline` adds each op.
+
+    ProgramError, which names the op, where a buffer is allocated twice or freed without being live.
+    """
     ledger = Ledger()
     return {phase: _phase(ledger, program.phase(phase), phase, timeline=timeline) for phase in PHASES}
 
@@ -50,29 +53,49 @@ def label(op: Op) -> str:
     return f"{op.kind} {op.unit}"
 
 
+@dataclass(slots=True)
+class _Summit:
+    """The highest point so far. Its split by kind is copied once per summit, not once per step of the climb."""
+
+    peak: int
+    split: dict[MemoryKind, int]
+    op: Op | None = None
+    climbing: bool = False
+
+    def leave(self, ledger: Ledger) -> None:
+        if self.climbing:
+            self.split, self.climbing = dict(ledger.by_kind), False
+
+
 def _phase(ledger: Ledger, ops: tuple[Op, ...], phase: PhaseName, *, timeline: bool) -> MemoryRecord:
-    start = peak = ledger.allocated
-    at, split, points, climbing = "start", dict(ledger.by_kind), [], False
+    start, points = ledger.allocated, []
+    summit = _Summit(start, dict(ledger.by_kind))
     for op in ops:
-        where = f"{phase} op {op.index} ({op.kind} {op.unit})" if op.memory else ""
-        for event in op.memory:
-            if not isinstance(event, Alloc):
-                if climbing:  # the split is copied once per summit, not once per step of the climb
-                    split, climbing = dict(ledger.by_kind), False
-                ledger.free(event.buffer, where=where)
-                continue
-            ledger.allocate(event, where=where)
-            if ledger.allocated > peak:
-                peak, at, climbing = ledger.allocated, label(op), True
+        if op.memory:
+            try:
+                _apply(ledger, op, summit)
+            except ProgramError as error:
+                where = f"{phase} op {op.index} ({label(op)})"
+                raise ProgramError(where=where, expected=error.expected, found=f"{error.where}: {error.found}") from None
         if timeline:
             points.append((label(op), ledger.allocated))
-    if climbing:
-        split = dict(ledger.by_kind)
+    summit.leave(ledger)
     return MemoryRecord(
         start_bytes=start,
-        peak_bytes=peak,
+        peak_bytes=summit.peak,
         end_bytes=ledger.allocated,
-        peak_at=at,
-        by_kind={str(kind): nbytes for kind, nbytes in split.items()},
+        peak_at=label(summit.op) if summit.op else "start",
+        by_kind={str(kind): nbytes for kind, nbytes in summit.split.items()},
         timeline=tuple(points),
     )
+
+
+def _apply(ledger: Ledger, op: Op, summit: _Summit) -> None:
+    for event in op.memory:
+        if isinstance(event, Alloc):
+            ledger.allocate(event)
+            if ledger.allocated > summit.peak:
+                summit.peak, summit.op, summit.climbing = ledger.allocated, op, True
+        else:
+            summit.leave(ledger)
+            ledger.free(event.buffer)

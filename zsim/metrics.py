@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from zsim.ops import COLLECTIVES, MEMORY_KINDS
 from zsim.plan import training
-from zsim.program import COLLECTIVES, MEMORY_KINDS
 from zsim.run import RankRun, Run, Span
 from zsim.scenario import Scenario
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from zsim.program import Alloc, Free, Kernel, MemoryEvent
+from zsim.ops import Alloc, Free, Kernel, MemoryEvent
 from zsim.training import DTYPE_NBYTES, Optimizer
 
 STEP_NBYTES = 4

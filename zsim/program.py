@@ -2,112 +2,23 @@
 
 A Program is data. It knows no time, no torch and no strategy. Two kinds of order stand in it: the order of the ops
 is the order in which the host issues them (memory follows this order), and `waits` are the events of earlier ops
-that an op's stream waits for (time follows streams and waits).
+that an op's stream waits for (time follows streams and waits). `str(program)` is one line per op; `parse` reads it back.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Literal
 
-from zsim.mesh import Mesh
-
-MemoryKind = Literal[
-    "parameters",
-    "gradients",
-    "optimizer_states",
-    "activations",
-    "unsharded_parameters",
-    "unsharded_gradients",
-    "communication",
-    "temporaries",
-    "inputs",
-]
-MEMORY_KINDS: tuple[MemoryKind, ...] = MemoryKind.__args__  # type: ignore[attr-defined]
-
-OpKind = Literal[
-    "forward",
-    "backward",
-    "recompute",
-    "optimizer",
-    "all_gather",
-    "reduce_scatter",
-    "all_reduce",
-    "broadcast",
-    "send",
-    "recv",
-    "copy",
-    "alloc",
-    "free",
-    "host_wait",
-]
-OP_KINDS: tuple[OpKind, ...] = OpKind.__args__  # type: ignore[attr-defined]
-COLLECTIVES: frozenset[str] = frozenset({"all_gather", "reduce_scatter", "all_reduce", "broadcast"})
-
-Stream = Literal["compute", "all_gather_copy_in", "all_gather", "reduce_scatter", "all_reduce", "host"]
-STREAMS: tuple[Stream, ...] = Stream.__args__  # type: ignore[attr-defined]
+from zsim.mesh import AXES, Mesh
+from zsim.op_text import bad_line, format_op, parse_op
+from zsim.ops import Op
 
 PhaseName = Literal["construction", "first", "steady"]
 PHASES: tuple[PhaseName, ...] = PhaseName.__args__  # type: ignore[attr-defined]
-
-
-@dataclass(frozen=True, slots=True)
-class Alloc:
-    """`buffer`, `nbytes` of memory of `kind`, begins to live. Names are unique among the live buffers of a rank."""
-
-    buffer: str
-    kind: MemoryKind
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Free:
-    """`buffer` stops living."""
-
-    buffer: str
-
-
-MemoryEvent = Alloc | Free
-
-
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """One device kernel's work: floating-point operations in `dtype`, and bytes read and written."""
-
-    operator: str
-    flops: int
-    nbytes: int
-    dtype: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Op:
-    """One thing a rank's host issues.
-
-    `index` is the place in issue order within its phase; `unit` the fqn of the param group (or bucket) it works on;
-    `waits` are indices of earlier ops of the phase. For a collective `group` names the mesh axis, `nbytes` is the
-    payload handed to c10d (the full message: output of an all-gather, input of a reduce-scatter) and `root` the
-    group-local source of a broadcast. Compute and copies carry `kernels`. `memory` holds this op's allocations
-    and frees in the order in which the host makes them. `micro_batch` counts from 0.
-    """
-
-    index: int
-    kind: OpKind
-    unit: str
-    stream: Stream
-    waits: tuple[int, ...] = ()
-    group: str = ""
-    nbytes: int = 0
-    root: int = 0
-    dtype: str = ""
-    micro_batch: int = 0
-    kernels: tuple[Kernel, ...] = ()
-    memory: tuple[MemoryEvent, ...] = ()
-
-    @property
-    def flops(self) -> int:
-        """Floating-point operations of all kernels of this op."""
-        return sum(kernel.flops for kernel in self.kernels)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,3 +45,56 @@ class Program:
     def of_rank(self, rank: int) -> RankProgram:
         """What `rank` runs."""
         return self.ranks[self.assignment[rank]]
+
+    def __str__(self) -> str:
+        axes = " ".join(f"{axis}={size}" for axis, size in zip(AXES, self.mesh.shape, strict=True))
+        runs = " ".join(f"{kind}x{len(list(same))}" for kind, same in groupby(self.assignment))
+        lines = [f"mesh {axes}", f"assignment {runs}"]
+        for number, rank in enumerate(self.ranks):
+            lines.append(f"program {number}")
+            for phase in PHASES:
+                lines.append(f"phase {phase}")
+                lines += map(format_op, rank.phase(phase))
+        return "\n".join(lines) + "\n"
+
+
+def parse(text: str) -> Program:
+    """The Program that `str(program)` wrote; ProgramError with the line where it does not parse."""
+    lines = text.splitlines()
+    if len(lines) < 2:
+        raise bad_line(1, text, "mesh and assignment")
+    sizes = re.fullmatch(r"mesh dp_replicate=(\d{1,7}) dp_shard=(\d{1,7})", lines[0])
+    runs = re.fullmatch(r"assignment((?: \d{1,7}x\d{1,7})+)", lines[1])
+    if sizes is None or runs is None:
+        raise bad_line(
+            1 if sizes is None else 2, lines[0 if sizes is None else 1], "mesh sizes, then the assignment of ranks"
+        )
+    assignment = [int(kind) for run in runs[1].split() for kind, count in [run.split("x")] for _ in range(int(count))]
+    return Program(
+        mesh=Mesh(dp_replicate=int(sizes[1]), dp_shard=int(sizes[2])),
+        ranks=tuple(_rank_programs(enumerate(lines[2:], 3))),
+        assignment=tuple(assignment),
+    )
+
+
+def _rank_programs(lines: Iterable[tuple[int, str]]) -> Iterator[RankProgram]:
+    phases: dict[str, list[Op]] = {}
+    current: list[Op] | None = None
+    for number, line in lines:
+        if line.startswith("program "):
+            if phases:
+                yield _rank_program(phases, number)
+            phases, current = {}, None
+        elif line.startswith("phase "):
+            current = phases.setdefault(line[6:], [])
+        elif current is None:
+            raise bad_line(number, line, "program N, then phase NAME")
+        else:
+            current.append(parse_op(line, number=number))
+    yield _rank_program(phases, 0)
+
+
+def _rank_program(phases: dict[str, list[Op]], number: int) -> RankProgram:
+    if tuple(phases) != PHASES:
+        raise bad_line(number, " ".join(phases), f"the phases {', '.join(PHASES)}")
+    return RankProgram(**{name: tuple(ops) for name, ops in phases.items()})

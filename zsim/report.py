@@ -15,8 +15,8 @@ from typing import Any
 from zsim import expect, metrics, schema
 from zsim.compare import Check, agrees
 from zsim.memory import replay
-from zsim.program import COLLECTIVES, Program
-from zsim.program_text import format_program
+from zsim.ops import COLLECTIVES
+from zsim.program import Program
 from zsim.run import SCHEMA_VERSION, Run
 from zsim.scenario import Scenario
 from zsim.units import format_bytes, format_time
@@ -219,13 +219,13 @@ def print_show(
     }
     waterfall = replay(program.of_rank(0))["steady"]
     if as_json:
-        more: dict[str, Any] = {"program": format_program(program).splitlines()} if with_program else {}
+        more: dict[str, Any] = {"program": str(program).splitlines()} if with_program else {}
         more |= {"memory": [list(point) for point in waterfall.timeline]} if with_memory else {}
         write_json({"schema_version": SCHEMA_VERSION, **head, **more})
         return
     table(scenario.name, list(head.items())[1:])
     if with_program:
-        say(format_program(program))
+        say(str(program))
     if with_memory:
         _print_waterfall(waterfall.timeline, waterfall.peak_bytes, waterfall.peak_at, waterfall.by_kind)
 

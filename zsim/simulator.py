@@ -16,8 +16,9 @@ from zsim.guards import work_problem
 from zsim.hardware import ClusterSpec, load_cluster
 from zsim.memory import replay
 from zsim.mesh import Mesh
+from zsim.ops import COLLECTIVES, Op
 from zsim.plan import plan
-from zsim.program import COLLECTIVES, PHASES, Op, PhaseName, Program, RankProgram
+from zsim.program import PHASES, PhaseName, Program, RankProgram
 from zsim.run import Capabilities, CollectiveRecord, MemoryRecord, PhaseRecord, RankRun, Run, RunOptions, Span
 from zsim.scenario import Scenario
 

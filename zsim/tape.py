@@ -7,12 +7,11 @@ backward, and the engine holds gradients. It knows no strategy and no time.
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from zsim.eager import Call, calls
 from zsim.model import ModelSpec, Module
-from zsim.program import Alloc, Free, Kernel
+from zsim.ops import Alloc, Free, Kernel
 from zsim.training import DTYPE_NBYTES, Batch, Computation, LoweredModule, ParameterGradient, TapeEvent
 
 SEED = "loss:seed"
@@ -23,7 +22,7 @@ class _Storages:
     """References to each live storage; a storage is freed, as an event, when its last reference goes."""
 
     events: list[TapeEvent] = field(default_factory=list)
-    references: Counter[str] = field(default_factory=Counter)
+    references: dict[str, int] = field(default_factory=dict)
 
     def allocate(self, name: str, nbytes: int, *, temporary: bool = False) -> None:
         self.events.append(Alloc(name, "temporaries" if temporary else "activations", nbytes))
@@ -33,10 +32,12 @@ class _Storages:
         self.references[name] += 1
 
     def release(self, name: str) -> None:
-        self.references[name] -= 1
-        if self.references[name] == 0:
-            del self.references[name]
-            self.events.append(Free(name))
+        left = self.references[name] - 1
+        if left:
+            self.references[name] = left
+            return
+        del self.references[name]
+        self.events.append(Free(name))
 
     def take(self) -> tuple[TapeEvent, ...]:
         events, self.events = tuple(self.events), []
@@ -51,7 +52,7 @@ class _Tape:
     needs_gradient: set[str] = field(default_factory=set)
     storages: _Storages = field(default_factory=_Storages)
     gradients: dict[str, str] = field(default_factory=dict)
-    born: int = 0
+    births: dict[str, int] = field(default_factory=dict)
 
     def run_forward(self, steps: list[list[Call]], *, entry: str) -> None:
         """`steps` are the calls of each operator. Values inside an operator go when it returns, its inputs after
@@ -121,8 +122,8 @@ class _Tape:
             self._accumulate(name, part)
 
     def _new_gradient(self, value: str) -> str:
-        self.born += 1
-        name = f"{value}.grad{self.born}"
+        self.births[value] = self.births.get(value, 0) + 1
+        name = f"{value}.grad{self.births[value]}"
         self.storages.allocate(name, self.nbytes[value], temporary=True)
         return name
 
@@ -145,20 +146,27 @@ class _Tape:
 
 def _qualified(call: Call, module: Module, entry: str) -> Call:
     """`call` with module-local value names made unique in the model; the module's input is called `entry`."""
+    prefix, parameters = f"{module.fqn}:", call.parameters
 
-    def name(value: str) -> str:
-        if value in call.parameters:
-            return value
-        return entry if value == "x" else f"{module.fqn}:{value}"
+    def names(values: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple([v if v in parameters else entry if v == "x" else prefix + v for v in values])
 
-    return replace(
-        call,
-        inputs=tuple(map(name, call.inputs)),
-        output=name(call.output),
-        saves=tuple(map(name, call.saves)),
-        keeps=tuple((name(value), nbytes) for value, nbytes in call.keeps),
-        gradients=tuple(map(name, call.gradients)),
-        passes=tuple(map(name, call.passes)),
+    return Call(
+        operator=call.operator,
+        inputs=names(call.inputs),
+        output=prefix + call.output,
+        nbytes=call.nbytes,
+        saves=names(call.saves),
+        keeps=tuple([(prefix + value, nbytes) for value, nbytes in call.keeps]),
+        scratch=call.scratch,
+        backward_scratch=call.backward_scratch,
+        gradients=names(call.gradients),
+        passes=names(call.passes),
+        parameters=parameters,
+        flops=call.flops,
+        backward_flops=call.backward_flops,
+        moved=call.moved,
+        backward_moved=call.backward_moved,
     )
 
 
@@ -179,7 +187,7 @@ def _backward_kernels(module_calls: list[Call], *, dtype: str, needs_gradient: s
     )
 
 
-def lower(model: ModelSpec, *, batch: Batch, dtype: str, casts_input: bool = False) -> tuple[LoweredModule, ...]:
+def lower_each(model: ModelSpec, *, batch: Batch, dtype: str, casts_input: bool = False) -> tuple[LoweredModule, ...]:
     """Every module of `model` with the kernels and memory events of one micro-batch's forward and backward.
 
     `casts_input`: a floating-point model input is cast to `dtype` first and the copy kept as long as autograd needs it.

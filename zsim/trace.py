@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import ZsimError
-from zsim.program import COLLECTIVES, STREAMS
+from zsim.ops import COLLECTIVES, STREAMS
 from zsim.run import RankRun, Run, Span
 
 Event = dict[str, Any]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from zsim.model import ModelSpec, ParamGroup
-from zsim.program import Alloc, Free, Kernel
+from zsim.ops import Alloc, Free, Kernel
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 DTYPE_NBYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int64": 8}

@@ -13,8 +13,9 @@ from zreal.backends import GlooBackend
 from zreal.executor import execute
 from zsim.errors import ProgramError
 from zsim.memory import replay
+from zsim.ops import COLLECTIVES, Op
 from zsim.plan import plan
-from zsim.program import COLLECTIVES, PHASES, Op, Program
+from zsim.program import PHASES, Program
 from zsim.run import RankRun, RunOptions
 from zsim.scenario import Scenario, parse
 

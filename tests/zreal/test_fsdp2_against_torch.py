@@ -10,8 +10,9 @@ import torch.distributed as dist
 from zreal import torch_private
 from zreal.observer import observe
 from zsim.memory import replay
+from zsim.ops import COLLECTIVES
 from zsim.plan import plan
-from zsim.program import COLLECTIVES, PHASES
+from zsim.program import PHASES
 from zsim.scenario import Scenario, parse
 
 PRECISIONS = (("fp32", "fp32"), ("bf16", "fp32"), ("bf16", "bf16"))

@@ -9,10 +9,10 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 
 from zreal import modules
 from zsim.eager import calls
+from zsim.lowering import lower
 from zsim.model import ModelSpec
 from zsim.models import gpt, llama, load_preset
 from zsim.operators import Operator
-from zsim.tape import lower
 from zsim.training import Batch
 
 TINY = ("mlp-tiny", "mlp-uneven", "gpt-tiny", "llama-tiny")

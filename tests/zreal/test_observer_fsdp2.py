@@ -14,8 +14,9 @@ from zreal.observer import observe
 from zreal.recorder import CollectiveRecorder, GroupName
 from zsim.errors import ZsimError
 from zsim.memory import replay
+from zsim.ops import COLLECTIVES
 from zsim.plan import plan
-from zsim.program import COLLECTIVES, PHASES, RankProgram
+from zsim.program import PHASES, RankProgram
 from zsim.run import CollectiveRecord, RankRun
 from zsim.scenario import Scenario, parse
 

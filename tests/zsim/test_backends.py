@@ -9,7 +9,8 @@ from zsim import backends, metrics, scenario
 from zsim.errors import BackendUnavailableError
 from zsim.hardware import load_cluster
 from zsim.mesh import Mesh
-from zsim.program import MEMORY_KINDS, PHASES
+from zsim.ops import MEMORY_KINDS
+from zsim.program import PHASES
 from zsim.run import RunOptions
 from zsim.simulator import WorkError, group_size
 

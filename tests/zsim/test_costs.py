@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.strategies import collectives
 from zsim.costs import Costs
 from zsim.hardware import load_cluster
-from zsim.program import Kernel, Op
+from zsim.ops import Kernel, Op
 
 H100 = Costs(load_cluster("dgx-h100", nodes=4))
 

@@ -12,8 +12,9 @@ from zsim.engine import members, simulate
 from zsim.errors import DeadlockError
 from zsim.hardware import load_cluster
 from zsim.mesh import Mesh
+from zsim.ops import COLLECTIVES, Op
 from zsim.plan import plan
-from zsim.program import COLLECTIVES, Op, Program, RankProgram
+from zsim.program import Program, RankProgram
 from zsim.run import RunOptions
 from zsim.simulator import SimBackend
 

@@ -33,7 +33,7 @@ from zsim.collectives import ring
 from zsim.hardware import load_cluster
 from zsim.mesh import Mesh
 from zsim.models import mlp
-from zsim.program import COLLECTIVES, Op
+from zsim.ops import COLLECTIVES, Op
 from zsim.strategies import fsdp2, zero1, zero3
 from zsim.units import parse_rate
 

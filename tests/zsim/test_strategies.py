@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zsim.lowering import lower
 from zsim.mesh import Mesh
 from zsim.models import load_preset
-from zsim.program import COLLECTIVES, PHASES, Alloc, Program
+from zsim.ops import COLLECTIVES, Alloc
+from zsim.program import PHASES, Program
 from zsim.strategies import building, ddp, replicated, zero1, zero2, zero3, zero_redundancy
-from zsim.tape import lower
 from zsim.training import DTYPE_NBYTES, Batch, Dtype, Optimizer, Precision, Training
 
 MODELS = ("mlp-tiny", "mlp-uneven", "gpt-tiny")

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from tests.programs import small_model
 from zsim.errors import ScenarioError
+from zsim.lowering import lower
 from zsim.memory import replay
 from zsim.mesh import Mesh
 from zsim.model import ModelSpec
-from zsim.program import COLLECTIVES, PHASES, Alloc, Free, Op, Program
+from zsim.ops import COLLECTIVES, Alloc, Free, Op
+from zsim.program import PHASES, Program
 from zsim.strategies import fsdp2, hsdp
-from zsim.tape import lower
 from zsim.training import Batch, Precision, Training
 
 BLOCKS = ["blocks.0", "blocks.1", "blocks.2"]

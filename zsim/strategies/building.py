@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from zsim.mesh import Mesh
 from zsim.model import ROOT, ModelSpec, Module, Parameter, ParamGroup
-from zsim.program import Kernel, MemoryEvent, Op, OpKind, Program, RankProgram, Stream
+from zsim.ops import Kernel, MemoryEvent, Op, OpKind, Stream
+from zsim.program import Program, RankProgram
 from zsim.sharding import FlatLayout, Granularity, regroup
 from zsim.training import DTYPE_NBYTES
 

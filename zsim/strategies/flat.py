@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from zsim import optimizers
 from zsim.model import ROOT
-from zsim.program import Alloc, Free, MemoryEvent, MemoryKind
+from zsim.ops import Alloc, Free, MemoryEvent, MemoryKind
 from zsim.strategies.building import (
     MASTER_DTYPE,
     FlatGroup,

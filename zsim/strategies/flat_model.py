@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from zsim.mesh import Mesh
-from zsim.program import Alloc, Free, Kernel, MemoryEvent, MemoryKind
+from zsim.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind
 from zsim.sharding import Granularity
 from zsim.strategies.building import (
     MASTER_DTYPE,

@@ -14,7 +14,8 @@ from zsim import optimizers
 from zsim.errors import ScenarioError
 from zsim.mesh import Mesh
 from zsim.model import ROOT
-from zsim.program import Alloc, Free, MemoryEvent, Program, RankProgram
+from zsim.ops import Alloc, Free, MemoryEvent
+from zsim.program import Program, RankProgram
 from zsim.sharding import shard_size
 from zsim.strategies.building import Step
 from zsim.strategies.sharded import ORIGINAL, Group, ShardedStep, sharded_group
@@ -82,10 +83,9 @@ def _ranks_kept(options: Options, mesh: Mesh) -> Keep:
 
 
 def _rank_program(training: Training, *, mesh: Mesh, groups: list[Group], keep: Keep) -> RankProgram:
-    first, steady = (
-        _step(training, mesh=mesh, groups={group.fqn: group for group in groups}, keep=keep, first=first)
-        for first in (True, False)
-    )
+    by_fqn = {group.fqn: group for group in groups}
+    passes = _passes(training, mesh=mesh, groups=by_fqn, keep=keep)
+    first, steady = (optimizer(passes.copy(), by_fqn, first=first) for first in (True, False))
     construction = _construction(groups, rank_map=_rank_map(training, mesh=mesh, keep=keep))
     return RankProgram(construction=tuple(construction.ops), first=tuple(first.ops), steady=tuple(steady.ops))
 
@@ -113,14 +113,15 @@ def _construction(groups: list[Group], *, rank_map: list[MemoryEvent]) -> Step:
     return step
 
 
-def _step(training: Training, *, mesh: Mesh, groups: dict[str, Group], keep: Keep, first: bool) -> ShardedStep:
-    step = ShardedStep(training=training, mesh=mesh)
+def _passes(training: Training, *, mesh: Mesh, groups: dict[str, Group], keep: Keep) -> ShardedStep:
+    """The forward and backward passes of one step, the same in every step."""
+    numels = {parameter.fqn: parameter.numel for parameter in training.model.parameters}
+    step = ShardedStep(training=training, mesh=mesh, numels=numels)
     for micro_batch in range(training.batch.accumulation):
         step.micro_batch = micro_batch
         sync = training.sync == "every" or micro_batch == training.batch.accumulation - 1
         forward(step, training.modules, groups, keep)
         backward(step, training.modules, groups, sync=sync)
-    optimizer(step, groups, first=first)
     return step
 
 
@@ -168,7 +169,7 @@ def backward(
             place = order.index(group.fqn)
             if place > 0:
                 step.unshard(groups[order[place - 1]])
-        step.backward(module, groups)
+        step.backward(module)
         if group is not None and group.fqn != ROOT and module.input_needs_gradient:
             post_backward(step, group, sync=sync)
     for group in groups.values():
@@ -195,7 +196,7 @@ def post_backward(step: ShardedStep, group: Group, *, sync: bool) -> None:
         group.reduced = True
 
 
-def optimizer(step: ShardedStep, groups: dict[str, Group], *, first: bool) -> None:
+def optimizer(step: ShardedStep, groups: dict[str, Group], *, first: bool) -> ShardedStep:
     """The optimizer steps this rank's shards; its states are made in the first step. Then gradients are dropped."""
     numels = [parameter.local for group in groups.values() for parameter in group.parameters]
     settings = step.training.optimizer
@@ -214,3 +215,4 @@ def optimizer(step: ShardedStep, groups: dict[str, Group], *, first: bool) -> No
     )
     gradients = [event for fqn in groups for event in step.drop(f"{fqn}.gradient")]
     step.issue("free", ROOT, stream="host", memory=gradients)
+    return step

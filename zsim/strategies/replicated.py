@@ -9,7 +9,7 @@ from functools import cached_property
 
 from zsim import optimizers
 from zsim.model import ROOT, Parameter
-from zsim.program import Alloc, Free, MemoryEvent
+from zsim.ops import Alloc, Free, MemoryEvent
 from zsim.strategies.building import MASTER_DTYPE, Step, copy_kernel, late_weights, named_parameters
 from zsim.training import DTYPE_NBYTES, LoweredModule, ParameterGradient, Training
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from zsim.mesh import Mesh
 from zsim.model import ROOT, ParamGroup
-from zsim.program import Alloc, Free, Kernel, MemoryEvent
+from zsim.ops import Alloc, Free, Kernel, MemoryEvent
 from zsim.sharding import Dim0Layout
 from zsim.strategies.building import Step, copy_kernel
 from zsim.training import DTYPE_NBYTES, LoweredModule, ParameterGradient, TapeEvent, Training
@@ -72,6 +72,8 @@ class ShardedStep(Step):
 
     training: Training
     mesh: Mesh
+    numels: dict[str, int]
+    """Elements of each whole parameter, by fqn."""
     micro_batch: int = 0
     live: set[str] = field(default_factory=set)
     gather_waits: list[int] = field(default_factory=list)
@@ -91,6 +93,10 @@ class ShardedStep(Step):
     tied_parts: dict[str, list[str]] = field(default_factory=dict)
     born: set[str] = field(default_factory=set)
     """Parameters whose gradient this backward has made anew, rather than found from an earlier micro-batch."""
+
+    def copy(self) -> ShardedStep:
+        """This step so far, to be ended in another way."""
+        return replace(self, ops=list(self.ops), live=set(self.live))
 
     def nbytes(self, numel: int, dtype: str) -> int:
         """Bytes of `numel` elements."""
@@ -212,15 +218,14 @@ class ShardedStep(Step):
             memory=memory,
         )
 
-    def backward(self, module: LoweredModule, groups: dict[str, Group]) -> None:
+    def backward(self, module: LoweredModule) -> None:
         """A module's backward: gradients of parameters are born unsharded, or added to what is there."""
-        numels = {p.fqn: p.numel for group in groups.values() for p in group.parameters}
         self.issue(
             "backward",
             module.unit,
             micro_batch=self.micro_batch,
             kernels=module.backward.kernels,
-            memory=tuple(self._gradients(module.backward.memory, numels)),
+            memory=self._gradients(module.backward.memory),
         )
 
     def begin_backward(self) -> None:
@@ -229,7 +234,7 @@ class ShardedStep(Step):
         self.uses_left = Counter(event.fqn for event in events if isinstance(event, ParameterGradient))
         self.born = set()
 
-    def _gradients(self, events: Iterable[TapeEvent], numels: dict[str, int]) -> Iterator[MemoryEvent]:
+    def _gradients(self, events: Iterable[TapeEvent]) -> Iterator[MemoryEvent]:
         """A gradient that finds an older one is added to it when the node that made it has let go of what it held."""
         added: list[str] = []
         node_over = False
@@ -241,7 +246,7 @@ class ShardedStep(Step):
                 node_over = node_over or (isinstance(event, Free) and bool(added))
                 yield event
                 continue
-            nbytes = self.nbytes(numels[event.fqn], self.training.precision.parameters)
+            nbytes = self.nbytes(self.numels[event.fqn], self.training.precision.parameters)
             name = f"{event.fqn}.unsharded_gradient"
             self.uses_left[event.fqn] -= 1
             if name not in self.live:

@@ -1,0 +1,104 @@
+"""Lowers a model: what each module's forward and backward do, with modules that are alike traced once.
+
+A transformer's blocks differ in their names only. Of a run of equal blocks the tape needs the first, one that has equal
+neighbours on both sides, and the last; the others are that middle one under other names. Kernels are the same objects,
+so that whatever is computed from them once is computed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from zsim import tape
+from zsim.model import ModelSpec, Module
+from zsim.ops import Alloc, Free
+from zsim.training import Batch, Computation, LoweredModule, ParameterGradient, TapeEvent
+
+Pattern = tuple[tuple[object, ...], ...]
+
+
+def lower(model: ModelSpec, *, batch: Batch, dtype: str, casts_input: bool = False) -> tuple[LoweredModule, ...]:
+    """Every module of `model` with the kernels and memory events of one micro-batch's forward and backward.
+
+    Equal to `tape.lower_each`, which traces every module by itself.
+    """
+    runs = list(_runs(model.modules))
+    kept = tuple(module for run in runs for module in (run if len(run) < 4 else (*run[:2], run[-1])))
+    traced = iter(tape.lower_each(replace(model, modules=kept), batch=batch, dtype=dtype, casts_input=casts_input))
+    lowered: list[LoweredModule] = []
+    for run in runs:
+        if len(run) < 4:
+            lowered += [next(traced) for _ in run]
+            continue
+        first, middle, last = next(traced), next(traced), next(traced)
+        places = range(2, len(run) - 1)
+        lowered += [first, middle, *(_renamed(middle, run, place=place) for place in places)]
+        lowered.append(_renamed(last, run, place=len(run) - 1))
+    return tuple(lowered)
+
+
+def _runs(modules: tuple[Module, ...]) -> Iterator[tuple[Module, ...]]:
+    """`modules` in runs of neighbours that differ in their names only."""
+    run: list[Module] = []
+    pattern: Pattern = ()
+    for module in modules:
+        own = _pattern(module)
+        if run and own != pattern:
+            yield tuple(run)
+            run = []
+        run.append(module)
+        pattern = own
+    yield tuple(run)
+
+
+def _pattern(module: Module) -> Pattern:
+    """What a module does, without its name: its operators with parameters named from the module on."""
+    prefix = f"{module.fqn}."
+    return tuple(
+        (
+            op.kind,
+            op.inputs,
+            op.output,
+            op.weight.removeprefix(prefix),
+            op.bias.removeprefix(prefix),
+            op.in_features,
+            op.out_features,
+            op.num_embeddings,
+            op.num_heads,
+            op.num_kv_heads,
+            op.head_dim,
+            op.implementation,
+            op.causal,
+        )
+        for op in module.operators
+    )
+
+
+def _renamed(traced: LoweredModule, run: tuple[Module, ...], *, place: int) -> LoweredModule:
+    """`traced`, the second or last of `run`, as run[place]: its own values, its input and its parameters."""
+    names = {f"{traced.fqn}:": f"{run[place].fqn}:"}
+    names |= {f"{run[0 if traced.fqn == run[1].fqn else 1].fqn}:": f"{run[place - 1].fqn}:"}
+    prefix, other = f"{traced.fqn}.", f"{run[place].fqn}."
+
+    def name(buffer: str) -> str:
+        module, colon, value = buffer.partition(":")
+        return names.get(module + colon, module + colon) + value
+
+    def event(given: TapeEvent) -> TapeEvent:
+        if isinstance(given, Alloc):
+            return Alloc(name(given.buffer), given.kind, given.nbytes)
+        if isinstance(given, Free):
+            return Free(name(given.buffer))
+        return ParameterGradient(other + given.fqn[len(prefix) :]) if given.fqn.startswith(prefix) else given
+
+    def computation(given: Computation) -> Computation:
+        return Computation(kernels=given.kernels, memory=tuple(map(event, given.memory)))
+
+    return LoweredModule(
+        fqn=run[place].fqn,
+        unit=run[place].unit,
+        forward=computation(traced.forward),
+        backward=computation(traced.backward),
+        input_needs_gradient=traced.input_needs_gradient,
+    )

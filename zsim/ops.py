@@ -1,0 +1,100 @@
+"""Ops: the things a rank's host issues, and what they carry: kernels, allocations and frees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+MemoryKind = Literal[
+    "parameters",
+    "gradients",
+    "optimizer_states",
+    "activations",
+    "unsharded_parameters",
+    "unsharded_gradients",
+    "communication",
+    "temporaries",
+    "inputs",
+]
+MEMORY_KINDS: tuple[MemoryKind, ...] = MemoryKind.__args__  # type: ignore[attr-defined]
+
+OpKind = Literal[
+    "forward",
+    "backward",
+    "recompute",
+    "optimizer",
+    "all_gather",
+    "reduce_scatter",
+    "all_reduce",
+    "broadcast",
+    "send",
+    "recv",
+    "copy",
+    "alloc",
+    "free",
+    "host_wait",
+]
+OP_KINDS: tuple[OpKind, ...] = OpKind.__args__  # type: ignore[attr-defined]
+COLLECTIVES: frozenset[str] = frozenset({"all_gather", "reduce_scatter", "all_reduce", "broadcast"})
+
+Stream = Literal["compute", "all_gather_copy_in", "all_gather", "reduce_scatter", "all_reduce", "host"]
+STREAMS: tuple[Stream, ...] = Stream.__args__  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True, slots=True)
+class Alloc:
+    """`buffer`, `nbytes` of memory of `kind`, begins to live. Names are unique among the live buffers of a rank."""
+
+    buffer: str
+    kind: MemoryKind
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """`buffer` stops living."""
+
+    buffer: str
+
+
+MemoryEvent = Alloc | Free
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One device kernel's work: floating-point operations in `dtype`, and bytes read and written."""
+
+    operator: str
+    flops: int
+    nbytes: int
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Op:
+    """One thing a rank's host issues.
+
+    `index` is the place in issue order within its phase; `unit` the fqn of the param group (or bucket) it works on;
+    `waits` are indices of earlier ops of the phase. For a collective `group` names the mesh axis, `nbytes` is the
+    payload handed to c10d (the full message: output of an all-gather, input of a reduce-scatter) and `root` the
+    group-local source of a broadcast. Compute and copies carry `kernels`. `memory` holds this op's allocations
+    and frees in the order in which the host makes them. `micro_batch` counts from 0.
+    """
+
+    index: int
+    kind: OpKind
+    unit: str
+    stream: Stream
+    waits: tuple[int, ...] = ()
+    group: str = ""
+    nbytes: int = 0
+    root: int = 0
+    dtype: str = ""
+    micro_batch: int = 0
+    kernels: tuple[Kernel, ...] = ()
+    memory: tuple[MemoryEvent, ...] = ()
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of all kernels of this op."""
+        return sum(kernel.flops for kernel in self.kernels)
