@@ -85,9 +85,6 @@ def model_state_bytes_before_the_optimizer(program: Program) -> int:
     rank = program.of_rank(0)
     until = next(op.index for op in rank.steady if op.kind == "optimizer")
     ledger = Ledger()
-    for event in (event for op in (*rank.construction, *rank.first, *rank.steady[:until]) for event in op.memory):
-        if isinstance(event, Alloc):
-            ledger.allocate(event)
-        else:
-            ledger.free(event.buffer)
+    for op in (*rank.construction, *rank.first, *rank.steady[:until]):
+        ledger.apply(op)
     return sum(ledger.by_kind[kind] for kind in ("parameters", "gradients", "optimizer_states"))

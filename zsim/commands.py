@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from zsim import backends, compare, plan, report, saved, trace
+from zsim import backends, compare, laws, plan, report, saved, trace
 from zsim.errors import ScenarioError, ZsimError
 from zsim.run import Backend, Capabilities, Run, RunOptions
 from zsim.scenario import Scenario, load
@@ -96,6 +96,10 @@ def observed(backend: Backend, capabilities: Capabilities, scenario: Scenario, h
     found = backend.run(scenario, options=how)
     senses = (("memory", capabilities.memory), ("numerics", capabilities.numerics), ("time", capabilities.time))
     sees = " ".join(name for name, there in senses if there)
+    broken = laws.run_breaches(found)
+    if broken:
+        expected = "a run that obeys the laws of zsim.laws"
+        raise laws.LawError(where=scenario.name, expected=expected, found="; ".join(broken[:8]), remedy="this is a defect of the backend")
     return replace(found, provenance={**found.provenance, "sees": sees})
 
 

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Protocol
 
 import simpy
 
 from zsim.errors import DeadlockError
-from zsim.mesh import Mesh
 from zsim.ops import COLLECTIVES, STREAMS, Kernel, Op
 from zsim.program import Program
 
@@ -125,17 +123,6 @@ def _compile(ops: tuple[Op, ...], durations: Durations) -> _Compiled:
     )
 
 
-@cache
-def members(mesh: Mesh, axis: str, rank: int) -> tuple[int, ...]:
-    """The ranks of a group: of a mesh axis, or of the part "axis:n" of it with n ranks."""
-    name, _, part = axis.partition(":")
-    group = mesh.group(name, rank)
-    if not part:
-        return group
-    size, place = int(part), group.index(rank)
-    return group[place - place % size :][:size]
-
-
 class _Meetings:
     """Which of the ranks that stand for others meet in groups of one name: those whose kinds share some group."""
 
@@ -155,7 +142,7 @@ class _Meetings:
         for rank in range(self.program.mesh.world_size):
             if rank in covered:
                 continue
-            group = members(self.program.mesh, axis, rank)
+            group = self.program.mesh.group(axis, rank)
             covered.update(group)
             meeting = {self.stand_ins[self.program.assignment[member]] for member in group}
             apart = [other for other in met if not other & meeting]
@@ -181,7 +168,7 @@ class _Engine:
             mine = compiled[program.assignment[rank]]
             own: dict[str, _Communicator] = {}
             for axis in sorted({op.group for op in mine.ops if op.kind in COLLECTIVES}):
-                group = members(program.mesh, axis, rank)
+                group = program.mesh.group(axis, rank)
                 present = group if all_ranks else meetings.present(axis, rank)
                 key = (axis.partition(":")[0] if ":" not in axis else axis, present)
                 own[axis] = communicators.setdefault(key, _Communicator(members=len(present), ranks=group))

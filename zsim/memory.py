@@ -38,6 +38,14 @@ class Ledger:
         self.by_kind[event.kind] -= event.nbytes
         self.allocated -= event.nbytes
 
+    def apply(self, op: Op) -> None:
+        """All allocations and frees of `op`, in order."""
+        for event in op.memory:
+            if isinstance(event, Alloc):
+                self.allocate(event)
+            else:
+                self.free(event.buffer)
+
 
 def replay(program: RankProgram, *, timeline: bool = True) -> Mapping[PhaseName, MemoryRecord]:
     """Start, peak and end of each phase in allocated bytes, the peak's split by kind; `timeline` adds each op.
@@ -63,8 +71,8 @@ class _Summit:
     climbing: bool = False
 
     def leave(self, ledger: Ledger) -> None:
-        if self.climbing:
-            self.split, self.climbing = dict(ledger.by_kind), False
+        """Note the split before anything is freed."""
+        self.split, self.climbing = dict(ledger.by_kind), False
 
 
 def _phase(ledger: Ledger, ops: tuple[Op, ...], phase: PhaseName, *, timeline: bool) -> MemoryRecord:
@@ -79,7 +87,8 @@ def _phase(ledger: Ledger, ops: tuple[Op, ...], phase: PhaseName, *, timeline: b
                 raise ProgramError(where=where, expected=error.expected, found=f"{error.where}: {error.found}") from None
         if timeline:
             points.append((label(op), ledger.allocated))
-    summit.leave(ledger)
+    if summit.climbing:
+        summit.leave(ledger)
     return MemoryRecord(
         start_bytes=start,
         peak_bytes=summit.peak,
@@ -97,5 +106,6 @@ def _apply(ledger: Ledger, op: Op, summit: _Summit) -> None:
             if ledger.allocated > summit.peak:
                 summit.peak, summit.op, summit.climbing = ledger.allocated, op, True
         else:
-            summit.leave(ledger)
+            if summit.climbing:
+                summit.leave(ledger)
             ledger.free(event.buffer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 AXES: tuple[str, ...] = ("dp_replicate", "dp_shard")
@@ -13,7 +14,8 @@ RESERVED_AXES: tuple[str, ...] = ("tp", "pp")
 class Mesh:
     """Sizes of the axes; the last axis varies fastest, as in torch's `init_device_mesh`. A 1-D mesh has dp_replicate 1.
 
-    The axis name "world" stands for all ranks together (DDP over every rank).
+    Groups are named: an axis ("dp_shard"), a part "axis:n" of it with n neighbours, or "world" for all ranks together.
+    Methods that take a group raise KeyError for a name that is none of these.
     """
 
     dp_replicate: int = 1
@@ -29,29 +31,48 @@ class Mesh:
         """The sizes in the order of `AXES`."""
         return (self.dp_replicate, self.dp_shard)
 
-    def size(self, axis: str) -> int:
-        """The number of ranks in one group of `axis`."""
-        return self.world_size if axis == "world" else int(getattr(self, axis))
+    def size(self, name: str) -> int:
+        """The number of ranks in one group called `name`."""
+        axis, colon, part = name.partition(":")
+        if axis != "world" and axis not in AXES:
+            raise KeyError(name)
+        whole = self.world_size if axis == "world" else int(getattr(self, axis))
+        if colon and not (part.isdecimal() and int(part) and whole % int(part) == 0):
+            raise KeyError(name)
+        return int(part) if colon else whole
 
     def coordinate(self, rank: int) -> tuple[int, ...]:
         """(dp_replicate, dp_shard) of `rank`."""
         return divmod(rank, self.dp_shard)
 
-    def group(self, axis: str, rank: int) -> tuple[int, ...]:
-        """The ranks of `rank`'s group along `axis`, in group order."""
-        if axis == "world":
-            return tuple(range(self.world_size))
-        replicate, shard = divmod(rank, self.dp_shard)
-        if axis == "dp_shard":
-            return tuple(range(replicate * self.dp_shard, (replicate + 1) * self.dp_shard))
-        if axis == "dp_replicate":
-            return tuple(range(shard, self.world_size, self.dp_shard))
-        raise KeyError(axis)
+    def group(self, name: str, rank: int) -> tuple[int, ...]:
+        """The ranks of `rank`'s group called `name`, in group order."""
+        return _group(self, name, rank)
 
-    def groups(self, axis: str) -> tuple[tuple[int, ...], ...]:
-        """All groups of `axis`, ordered by their first rank."""
-        return tuple(dict.fromkeys(self.group(axis, rank) for rank in range(self.world_size)))
+    def groups(self, name: str) -> tuple[tuple[int, ...], ...]:
+        """All groups called `name`, ordered by their first rank."""
+        found: list[tuple[int, ...]] = []
+        covered: set[int] = set()
+        for rank in range(self.world_size):
+            if rank not in covered:
+                found.append(self.group(name, rank))
+                covered.update(found[-1])
+        return tuple(found)
 
     def __str__(self) -> str:
         sizes = [f"{axis}={size}" for axis, size in zip(AXES, self.shape, strict=True) if size > 1]
         return f"mesh {' × '.join(sizes) or 'of one rank'} ({prod(self.shape)} ranks)"
+
+
+@lru_cache(maxsize=8192)
+def _group(mesh: Mesh, name: str, rank: int) -> tuple[int, ...]:
+    size, axis = mesh.size(name), name.partition(":")[0]
+    replicate, shard = divmod(rank, mesh.dp_shard)
+    if axis == "world":
+        whole = tuple(range(mesh.world_size))
+    elif axis == "dp_shard":
+        whole = tuple(range(replicate * mesh.dp_shard, (replicate + 1) * mesh.dp_shard))
+    else:
+        whole = tuple(range(shard, mesh.world_size, mesh.dp_shard))
+    first = whole.index(rank) // size * size
+    return whole[first : first + size]

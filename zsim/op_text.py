@@ -1,6 +1,6 @@
 """One op as one line of text, and back.
 
-    4  all_gather      blocks.1   all_gather  group=dp_shard 33,408 B float32  after 3  | + communication blocks.1.out 33,408 B
+    4  all_gather      blocks.1   all_gather  group=dp_shard 33,408 B  dtype=float32  after 3  | + communication blocks.1.out 33,408 B
 
 Fields that have their default are left out. After the first " | " come kernels ("linear 412 flop 128 B float32") and memory
 events in order ("+ kind buffer bytes" and "- buffer").
@@ -17,7 +17,7 @@ from zsim.ops import MEMORY_KINDS, OP_KINDS, STREAMS, Alloc, Free, Kernel, Memor
 _OP = re.compile(
     r"\s*(?P<index>\d+)  (?P<kind>\w+) +(?P<unit>\S+) +(?P<stream>\w+)"
     r"(?:  group=(?P<group>\S+) (?P<nbytes>[\d,]+) B)?(?:  dtype=(?P<dtype>\w+))?(?:  root=(?P<root>\d+))?"
-    r"(?:  micro_batch=(?P<micro_batch>\d+))?(?:  after (?P<waits>[\d,]+))?(?P<rest>(?: \| .*)?)"
+    r"(?:  micro_batch=(?P<micro_batch>\d+))?(?:  reads=(?P<reads>\S+))?(?:  after (?P<waits>[\d,]+))?(?P<rest>(?: \| .*)?)"
 )
 _KERNEL = re.compile(r"(\S+) ([\d,]+) flop ([\d,]+) B (\w+)")
 _ALLOC = re.compile(r"\+ (\w+) (\S+) ([\d,]+) B")
@@ -30,6 +30,7 @@ def format_op(op: Op) -> str:
     text += f"  dtype={op.dtype}" if op.dtype else ""
     text += f"  root={op.root}" if op.root else ""
     text += f"  micro_batch={op.micro_batch}" if op.micro_batch else ""
+    text += f"  reads={','.join(op.reads)}" if op.reads else ""
     text += f"  after {','.join(map(str, op.waits))}" if op.waits else ""
     kernels = [f"{k.operator} {k.flops:,} flop {k.nbytes:,} B {k.dtype}" for k in op.kernels]
     return " | ".join([text, *kernels, *map(_format_event, op.memory)])
@@ -40,6 +41,7 @@ def _format_event(event: MemoryEvent) -> str:
 
 
 def bad_line(number: int, line: str, expected: str) -> ProgramError:
+    """The error of line `number`, which does not read as `expected`."""
     return ProgramError(where=f"line {number}", expected=expected, found=repr(line[:80]))
 
 
@@ -75,6 +77,7 @@ def parse_op(line: str, *, number: int = 1) -> Op:
         root=_number(match["root"]),
         dtype=match["dtype"] or "",
         micro_batch=_number(match["micro_batch"]),
+        reads=tuple(match["reads"].split(",")) if match["reads"] else (),
         kernels=tuple(kernels),
         memory=tuple(memory),
     )

@@ -77,7 +77,8 @@ class Op:
     `index` is the place in issue order within its phase; `unit` the fqn of the param group (or bucket) it works on;
     `waits` are indices of earlier ops of the phase. For a collective `group` names the mesh axis, `nbytes` is the
     payload handed to c10d (the full message: output of an all-gather, input of a reduce-scatter) and `root` the
-    group-local source of a broadcast. Compute and copies carry `kernels`. `memory` holds this op's allocations
+    group-local source of a broadcast. Compute and copies carry `kernels`; compute names in `reads` the param groups whose
+    gathered parameters it needs (none where parameters are never sharded). `memory` holds this op's allocations
     and frees in the order in which the host makes them. `micro_batch` counts from 0.
     """
 
@@ -91,6 +92,7 @@ class Op:
     root: int = 0
     dtype: str = ""
     micro_batch: int = 0
+    reads: tuple[str, ...] = ()
     kernels: tuple[Kernel, ...] = ()
     memory: tuple[MemoryEvent, ...] = ()
 

@@ -21,6 +21,7 @@ from zsim.plan import plan
 from zsim.program import PHASES, PhaseName, Program, RankProgram
 from zsim.run import Capabilities, CollectiveRecord, MemoryRecord, PhaseRecord, RankRun, Run, RunOptions, Span
 from zsim.scenario import Scenario
+from zsim.validation import validate
 
 DEFAULT_CLUSTERS: dict[str, str] = {"cpu": "cpu-gloo", "cuda": "dgx-h100"}
 """What stands for a real backend's own devices where the scenario's cluster is of another kind."""
@@ -52,7 +53,7 @@ class SimBackend:
         """The simulated Run: of one rank of each kind, of `options.ranks`, or of all ranks."""
         _refuse_too_much(scenario, options)
         cluster = _cluster(scenario, self.device)
-        program = plan(scenario, device=cluster.kind)
+        program = validate(plan(scenario, device=cluster.kind), memory=False)  # _phases replays it
         costs = Costs(cluster=cluster)
         shown = _shown(program, options)
         timeline = simulate(program, costs=costs, all_ranks=options.all_ranks)
@@ -139,7 +140,7 @@ def _phases(program: RankProgram, mesh: Mesh, *, with_timeline: bool) -> Phases:
 
 
 def _record(op: Op, mesh: Mesh) -> CollectiveRecord:
-    return CollectiveRecord(op=op.kind, nbytes=op.nbytes, group=op.group, group_size=group_size(op.group, mesh))
+    return CollectiveRecord(op=op.kind, nbytes=op.nbytes, group=op.group, group_size=mesh.size(op.group))
 
 
 def _spans(ops: tuple[Op, ...], times: Times) -> tuple[Span, ...]:
@@ -157,28 +158,13 @@ def _spans(ops: tuple[Op, ...], times: Times) -> tuple[Span, ...]:
     )
 
 
-def members(mesh: Mesh, group: str, rank: int) -> tuple[int, ...]:
-    """The ranks of `rank`'s group along a mesh axis, or along its part "axis:n" of n neighbours."""
-    axis, _, part = group.partition(":")
-    whole = mesh.group(axis, rank)
-    size = int(part) if part else len(whole)
-    first = whole.index(rank) // size * size
-    return whole[first : first + size]
-
-
-def group_size(group: str, mesh: Mesh) -> int:
-    """Ranks in one group: of a mesh axis, or of its part "axis:n" with n ranks."""
-    axis, _, part = group.partition(":")
-    return int(part) if part else mesh.size(axis)
-
-
 def _payloads(ops: tuple[Op, ...]) -> Payloads:
     """How often each kind, size, group and root of collective is issued."""
     return Counter((op.kind, op.nbytes, op.group, op.root) for op in ops if op.kind in COLLECTIVES)
 
 
 def _bytes_sent(payloads: Payloads, mesh: Mesh, rank: int, costs: Costs) -> int:
-    groups = {group: members(mesh, group, rank) for _, _, group, _ in payloads}
+    groups = {group: mesh.group(group, rank) for _, _, group, _ in payloads}
     places = {group: whole.index(rank) for group, whole in groups.items()}
     return sum(
         count * costs.bytes_sent(kind, nbytes, group_size=len(groups[group]), rank=places[group], root=root)

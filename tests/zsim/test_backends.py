@@ -8,11 +8,10 @@ import pytest
 from zsim import backends, metrics, scenario
 from zsim.errors import BackendUnavailableError
 from zsim.hardware import load_cluster
-from zsim.mesh import Mesh
 from zsim.ops import MEMORY_KINDS
 from zsim.program import PHASES
 from zsim.run import RunOptions
-from zsim.simulator import WorkError, group_size
+from zsim.simulator import WorkError
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 
@@ -107,11 +106,6 @@ def test_all_ranks_of_too_large_a_scenario_are_refused(monkeypatch):
     monkeypatch.setattr("zsim.guards.MAX_WORK_ALL_RANKS", 10)
     with pytest.raises(WorkError, match="take fewer of one of them"):
         simulated("parity/fsdp2-gpt-4", all_ranks=True)
-
-
-@pytest.mark.parametrize(("group", "size"), [("world", 8), ("dp_shard", 4), ("dp_replicate", 2), ("dp_shard:2", 2)])
-def test_a_group_is_an_axis_or_a_part_of_one(group, size):
-    assert group_size(group, Mesh(dp_replicate=2, dp_shard=4)) == size
 
 
 def test_a_time_from_assumed_constants_has_a_band_around_it():

@@ -55,7 +55,7 @@ class Echo:
 
     def measured(self, rank: RankRun) -> RankRun:
         steady = rank.phases["steady"]
-        memory = replace(steady.memory, peak_bytes=steady.memory.peak_bytes + self.extra)
+        memory = replace(steady.memory, peak_bytes=steady.memory.peak_bytes + self.extra, by_kind={})
         numerics = Numerics(losses=(1.0,), largest_relative_difference=0.0, steps=3)
         return replace(rank, phases={**rank.phases, "steady": replace(steady, memory=memory)}, numerics=numerics)
 
@@ -67,10 +67,18 @@ class Fat(Echo):
     extra = 10**9
 
 
+class Thin(Echo):
+    """A backend whose steady peak is below what its steady step begins with."""
+
+    name = "thin"
+    extra = -(10**9)
+
+
 @pytest.fixture(autouse=True)
 def offered(monkeypatch):
     """The backends of this file, and one whose package is missing."""
-    values = {"echo": f"{__name__}:Echo", "fat": f"{__name__}:Fat", "gone": "a_package_that_is_not_there:Backend"}
+    values = {name.lower(): f"{__name__}:{name}" for name in ("Echo", "Fat", "Thin")}
+    values["gone"] = "a_package_that_is_not_there:Backend"
     entries = [EntryPoint(name=name, value=value, group=backends.GROUP) for name, value in values.items()]
     monkeypatch.setattr(backends, "entry_points", lambda group: entries)
     monkeypatch.setitem(sys.modules, __name__, sys.modules[Echo.__module__])
@@ -133,6 +141,13 @@ def test_validate_prints_how_exactly_each_thing_agrees(capsys):
 def test_validate_exits_1_when_memory_differs(capsys):
     found = output(capsys, "validate", FSDP2, "--against", "fat", code=1)
     assert [check["name"] for check in found["checks"] if check["status"] == "failed"] == ["peak memory, steady"]
+
+
+@pytest.mark.quality
+@pytest.mark.parametrize("command", [["run", "--backend"], ["validate", "--against"]])
+def test_a_run_that_breaks_a_law_is_refused(capsys, command):
+    found = output(capsys, command[0], FSDP2, command[1], "thin", code=1)
+    assert "peaks are the highest points: rank 0: steady: a peak of" in found["error"][0]
 
 
 def test_validate_says_that_it_replaced_the_cluster(capsys):

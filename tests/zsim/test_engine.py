@@ -3,18 +3,18 @@
 from dataclasses import replace
 from pathlib import Path
 
-import networkx
 import pytest
 
 from zsim import scenario
 from zsim.costs import Costs
-from zsim.engine import members, simulate
+from zsim.engine import simulate
 from zsim.errors import DeadlockError
 from zsim.hardware import load_cluster
 from zsim.mesh import Mesh
-from zsim.ops import COLLECTIVES, Op
+from zsim.ops import Op
 from zsim.plan import plan
 from zsim.program import Program, RankProgram
+from zsim.program_graph import Node, graph, longest_path
 from zsim.run import RunOptions
 from zsim.simulator import SimBackend
 
@@ -33,44 +33,21 @@ def planned(name: str) -> tuple[Program, Costs]:
     return plan(found, device=found.cluster.kind), Costs(cluster=found.cluster)
 
 
-def longest_path(program: Program, costs: Costs) -> int:
+def longest(program: Program, costs: Costs) -> int:
     """The makespan as a longest path: op durations and issue times as nodes, every queue and wait as an edge."""
-    graph = networkx.DiGraph()
-    queues: dict[tuple[str, tuple[int, ...]], dict[int, list[str]]] = {}
-    for rank in range(program.mesh.world_size):
-        host, tails, ends = "start", {}, []
-        graph.add_node(host, ns=0)
-        for op in program.of_rank(rank).steady:
-            issue, end = f"issue {rank} {op.index}", f"end {rank} {op.index}"
-            graph.add_node(issue, ns=costs.issue_ns(op))
-            graph.add_edge(host, issue)
-            host = issue
-            if op.kind in COLLECTIVES:
-                group = members(program.mesh, op.group, rank)
-                seen = queues.setdefault((op.group, group), {}).setdefault(rank, [])
-                end = f"{op.group} {group} {len(seen)}"
-                if seen:
-                    graph.add_edge(seen[-1], end)
-                seen.append(end)
-                graph.add_node(end, ns=costs.collective_ns(op.kind, op.nbytes, group))
-            else:
-                graph.add_node(end, ns=costs.compute_ns(op.kernels))
-            for earlier in (issue, *(ends[index] for index in op.waits), *tails.get(op.stream, ())):
-                graph.add_edge(earlier, end)
-            tails[op.stream] = (end,)
-            ends.append(end)
-            if op.stream == "host" and op.waits:
-                host = end
-    finish: dict[str, int] = {}
-    for node in networkx.topological_sort(graph):
-        finish[node] = max((finish[earlier] for earlier in graph.predecessors(node)), default=0) + graph.nodes[node]["ns"]
-    return max(finish.values())
+
+    def node_ns(node: Node, op: Op) -> int:
+        if node[0] == "issue":
+            return costs.issue_ns(op)
+        return costs.collective_ns(op.kind, op.nbytes, node[2]) if node[0] == "meet" else costs.compute_ns(op.kernels)
+
+    return longest_path(graph(program), node_ns)[0]
 
 
 @pytest.mark.parametrize("name", GPU + CPU)
 def test_the_makespan_is_the_longest_path_of_the_queue_augmented_graph(name):
     program, costs = planned(name)
-    assert simulate(program, costs=costs).step_time_ns == longest_path(program, costs)
+    assert simulate(program, costs=costs).step_time_ns == longest(program, costs)
 
 
 @pytest.mark.parametrize("name", GPU + CPU)
@@ -138,13 +115,6 @@ def test_ranks_that_issue_collectives_in_different_orders_are_named():
     words = r"rank 0 at op 0 \(all_reduce a over dp_replicate: arrived.*rank 1 at op 0 \(all_reduce a over world"
     with pytest.raises(DeadlockError, match=words):
         simulate(program, costs=Costs(cluster=load_cluster("dgx-h100", ranks=4)), all_ranks=True)
-
-
-@pytest.mark.parametrize(
-    ("group", "wanted"), [("world", tuple(range(8))), ("dp_shard", (4, 5, 6, 7)), ("dp_shard:2", (6, 7)), ("dp_replicate", (2, 6))]
-)
-def test_a_group_may_be_a_part_of_an_axis(group, wanted):
-    assert members(Mesh(dp_replicate=2, dp_shard=4), group, 6) == wanted
 
 
 def test_ten_runs_are_equal():

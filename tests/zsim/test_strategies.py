@@ -291,3 +291,14 @@ def test_optimizer_states_are_a_shard_of_every_group(name: str, ranks: int, gran
     assert sum(a.nbytes for a in live if a.kind == "optimizer_states") == (
         master_and_moments * sum(shards) + step_counter * len(shards)
     )
+
+
+@pytest.mark.parametrize("form", ["all_reduce", "reduce_scatter"])
+def test_zero1_adds_only_to_gradients_whose_reduction_has_ended(form):
+    """In place, a second micro-batch would otherwise add to what is still travelling."""
+    found = program(f"zero1/{form}", training("gpt-tiny", accumulation=2), ranks=2).of_rank(0).steady
+    reduced = {op.unit: op.index for op in found if op.kind == form and op.micro_batch == 0}
+    assert len(reduced) > 2
+
+    for op in (op for op in found if op.kind == "backward" and op.micro_batch == 1):
+        assert reduced[op.unit] in op.waits

@@ -39,6 +39,7 @@ class Step:
         root: int = 0,
         dtype: str = "",
         micro_batch: int = 0,
+        reads: tuple[str, ...] = (),
         kernels: tuple[Kernel, ...] = (),
         memory: Iterable[MemoryEvent] = (),
     ) -> int:
@@ -54,6 +55,7 @@ class Step:
             root=root,
             dtype=dtype,
             micro_batch=micro_batch,
+            reads=reads,
             kernels=kernels,
             memory=tuple(memory),
         )
@@ -64,6 +66,12 @@ class Step:
 def used_parameters(module: Module) -> tuple[str, ...]:
     """The fqns that the operators of `module` read, each once."""
     return tuple(dict.fromkeys(fqn for op in module.operators for fqn in (op.weight, op.bias) if fqn))
+
+
+def units_read(model: ModelSpec) -> dict[str, tuple[str, ...]]:
+    """By module: the units that own the parameters it reads."""
+    owner = {parameter.fqn: unit.fqn for unit in model.units for parameter in unit.parameters}
+    return {m.fqn: tuple(dict.fromkeys(owner[fqn] for fqn in used_parameters(m))) for m in model.modules}
 
 
 def late_weights(model: ModelSpec) -> frozenset[str]:

@@ -25,9 +25,13 @@ from zsim.training import DTYPE_NBYTES, LoweredModule, ParameterGradient
 
 @dataclass(slots=True)
 class FlatStep:
-    """One training step in the words of ZeRO. It remembers what is gathered and which gradients live."""
+    """One training step in the words of ZeRO. It remembers what is gathered and which gradients live.
+
+    `sharded`: parameters are, so that compute reads gathered ones.
+    """
 
     model: FlatModel
+    sharded: bool = False
     gradient_kind: MemoryKind = "unsharded_gradients"
     step: Step = field(default_factory=Step)
     micro_batch: int = 0
@@ -37,6 +41,8 @@ class FlatStep:
     _made: Counter[str] = field(default_factory=Counter)
     _compute: list[int] = field(default_factory=list)
     _reduced: list[int] = field(default_factory=list)
+    _in_place: dict[str, int] = field(default_factory=dict)
+    """The last reduction of each whole gradient that stays: what is added to it waits for that."""
 
     def unshard(self, *groups: FlatGroup) -> None:
         """All-gather what is not gathered yet, once the compute issued so far has ended: its memory is reused."""
@@ -72,15 +78,21 @@ class FlatStep:
 
     def _issue_compute(self, kind: str, module: LoweredModule, *, memory: Iterable[MemoryEvent]) -> None:
         backward = kind == "backward"
+        reads = tuple(group.fqn for group in self.model.needs[module.fqn] if self.sharded)
         index = self.step.issue(
             "backward" if backward else "forward",
             module.unit,
-            waits=(self._gathered[g.fqn] for g in self.model.needs[module.fqn] if g.fqn in self._gathered),
+            waits=(*(self._gathered[fqn] for fqn in reads), *(self._added_to(module) if backward else ())),
             micro_batch=self.micro_batch,
+            reads=reads,
             kernels=(module.backward if backward else module.forward).kernels,
             memory=memory,
         )
         self._compute.append(index)
+
+    def _added_to(self, module: LoweredModule) -> list[int]:
+        """The reductions in place of the gradients that `module` adds to."""
+        return [self._in_place[g.fqn] for g in self.model.needs[module.fqn] if g.fqn in self._in_place]
 
     def _backward_memory(self, module: LoweredModule) -> Iterator[MemoryEvent]:
         for group in self.model.needs[module.fqn]:
@@ -120,6 +132,7 @@ class FlatStep:
     def _reduce_in_place(self, kind: str, group: FlatGroup) -> None:
         memory = (Free(f"{group.fqn}:reduce_input"),) if self.model.casts_gradients else ()
         self._issue_reduction(kind, group, memory=memory)
+        self._in_place[group.fqn] = self._reduced[-1]
 
     def reduce_scatter_gradients(self, group: FlatGroup) -> None:
         """Average into the gradient shard, which is made or added to, and free the whole gradient."""

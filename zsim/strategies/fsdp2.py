@@ -17,7 +17,7 @@ from zsim.model import ROOT
 from zsim.ops import Alloc, Free, MemoryEvent
 from zsim.program import Program, RankProgram
 from zsim.sharding import shard_size
-from zsim.strategies.building import Step
+from zsim.strategies.building import Step, units_read
 from zsim.strategies.sharded import ORIGINAL, Group, ShardedStep, sharded_group
 from zsim.training import DTYPE_NBYTES, LoweredModule, Training
 
@@ -116,7 +116,7 @@ def _construction(groups: list[Group], *, rank_map: list[MemoryEvent]) -> Step:
 def _passes(training: Training, *, mesh: Mesh, groups: dict[str, Group], keep: Keep) -> ShardedStep:
     """The forward and backward passes of one step, the same in every step."""
     numels = {parameter.fqn: parameter.numel for parameter in training.model.parameters}
-    step = ShardedStep(training=training, mesh=mesh, numels=numels)
+    step = ShardedStep(training=training, mesh=mesh, numels=numels, reads=units_read(training.model))
     for micro_batch in range(training.batch.accumulation):
         step.micro_batch = micro_batch
         sync = training.sync == "every" or micro_batch == training.batch.accumulation - 1

@@ -44,9 +44,15 @@ class Group:
     resharded_to: int = 0
     """Ranks that a group kept in `1/ranks` parts after forward is spread over; 0 when it is not."""
 
-    def total(self, size: str) -> int:
-        """The sum over parameters of "numel", "shard", "padded" or "local"."""
-        return sum(int(getattr(parameter, size)) for parameter in self.parameters)
+    totals: dict[str, int] = field(init=False)
+    """The sums over parameters of "numel", "shard" and "padded"."""
+
+    def __post_init__(self) -> None:
+        self.totals = {
+            "numel": sum([parameter.numel for parameter in self.parameters]),
+            "shard": sum([parameter.shard for parameter in self.parameters]),
+            "padded": sum([parameter.padded for parameter in self.parameters]),
+        }
 
 
 def sharded_group(unit: ParamGroup, *, num_shards: int, rank: int) -> Group:
@@ -74,6 +80,8 @@ class ShardedStep(Step):
     mesh: Mesh
     numels: dict[str, int]
     """Elements of each whole parameter, by fqn."""
+    reads: dict[str, tuple[str, ...]]
+    """By module: the groups whose parameters it reads."""
     micro_batch: int = 0
     live: set[str] = field(default_factory=set)
     gather_waits: list[int] = field(default_factory=list)
@@ -126,10 +134,10 @@ class ShardedStep(Step):
             return
         dtype = self.training.precision.parameters
         spread = group.resharded_to or self.mesh.dp_shard
-        part = group.total("padded") // spread
+        part = group.totals["padded"] // spread
         casts = dtype != ORIGINAL
         cast = self.alloc(f"{group.fqn}.cast", "communication", self.nbytes(part, dtype)) if casts else []
-        output = self.alloc(f"{group.fqn}.all_gather", "communication", self.nbytes(group.total("padded"), dtype))
+        output = self.alloc(f"{group.fqn}.all_gather", "communication", self.nbytes(group.totals["padded"], dtype))
         if group.fqn in self.reshards:
             self.gather_waits = [*self.gather_waits, self.reshards.pop(group.fqn)]
         copy = self.issue(
@@ -147,7 +155,7 @@ class ShardedStep(Step):
             stream="all_gather",
             waits=(copy,),
             group="dp_shard" if not group.resharded_to else f"dp_shard:{spread}",
-            nbytes=self.nbytes(group.total("padded"), dtype),
+            nbytes=self.nbytes(group.totals["padded"], dtype),
             dtype=dtype,
             micro_batch=self.micro_batch,
             memory=self.drop(f"{group.fqn}.cast"),
@@ -175,7 +183,7 @@ class ShardedStep(Step):
             group.fqn,
             waits=[self.gathers[group.fqn]] if group.fqn in self.gathers else [],
             micro_batch=self.micro_batch,
-            kernels=(copy_kernel(group.total("padded"), source=dtype, target=dtype),),
+            kernels=(copy_kernel(group.totals["padded"], source=dtype, target=dtype),),
             memory=memory,
         )
         self.gather_waits = self.last_copy_out if forward else [copied]
@@ -194,7 +202,7 @@ class ShardedStep(Step):
                 memory += self.alloc(f"{parameter.fqn}.resharded", "unsharded_parameters", nbytes)
             memory += self.drop(f"{parameter.fqn}.unsharded")
         if to:
-            kernels = (copy_kernel(group.total("padded") // to, source=dtype, target=dtype),)
+            kernels = (copy_kernel(group.totals["padded"] // to, source=dtype, target=dtype),)
             copied = self.issue("copy", group.fqn, micro_batch=self.micro_batch, kernels=kernels, memory=memory)
             self.reshards[group.fqn] = copied
         else:
@@ -214,6 +222,7 @@ class ShardedStep(Step):
             "forward",
             module.unit,
             micro_batch=self.micro_batch,
+            reads=self.reads[module.fqn],
             kernels=module.forward.kernels,
             memory=memory,
         )
@@ -224,6 +233,7 @@ class ShardedStep(Step):
             "backward",
             module.unit,
             micro_batch=self.micro_batch,
+            reads=self.reads[module.fqn],
             kernels=module.backward.kernels,
             memory=self._gradients(module.backward.memory),
         )
@@ -276,7 +286,7 @@ class ShardedStep(Step):
                 nbytes = self.nbytes(parameter.numel, precision.reduce)
                 memory += self.alloc(accumulated, "unsharded_gradients", nbytes)
             memory += self.drop(f"{parameter.fqn}.unsharded_gradient")
-        kernel = copy_kernel(group.total("numel"), source=precision.parameters, target=precision.reduce)
+        kernel = copy_kernel(group.totals["numel"], source=precision.parameters, target=precision.reduce)
         self.issue("copy", group.fqn, micro_batch=self.micro_batch, kernels=(kernel,), memory=memory)
 
     def add_accumulated(self, group: Group) -> None:
@@ -287,7 +297,7 @@ class ShardedStep(Step):
                 memory += self.drop(f"{parameter.fqn}.unsharded_gradient")
         if memory:
             precision = self.training.precision
-            kernel = copy_kernel(group.total("numel"), source=precision.parameters, target=precision.reduce)
+            kernel = copy_kernel(group.totals["numel"], source=precision.parameters, target=precision.reduce)
             self.issue("copy", group.fqn, micro_batch=self.micro_batch, kernels=(kernel,), memory=memory)
 
     def _gradient_buffers(self, group: Group) -> list[str]:
@@ -312,15 +322,15 @@ class ShardedStep(Step):
         gradients = self._gradient_buffers(group)
         last = gradients[-1:]
         if self.mesh.dp_shard > 1:
-            memory += self.alloc(source, "communication", self.nbytes(group.total("padded"), dtype))
+            memory += self.alloc(source, "communication", self.nbytes(group.totals["padded"], dtype))
         memory += [event for name in gradients[:-1] for event in self.drop(name)]
-        memory += self.alloc(output, "gradients", self.nbytes(group.total("shard"), dtype))
+        memory += self.alloc(output, "gradients", self.nbytes(group.totals["shard"], dtype))
         copy = self.issue(
             "copy",
             group.fqn,
             waits=waits,
             micro_batch=self.micro_batch,
-            kernels=(copy_kernel(group.total("padded"), source=self.training.precision.parameters, target=dtype),),
+            kernels=(copy_kernel(group.totals["padded"], source=self.training.precision.parameters, target=dtype),),
             memory=memory,
         )
         done = copy
@@ -331,7 +341,7 @@ class ShardedStep(Step):
                 stream="reduce_scatter",
                 waits=(copy,),
                 group="dp_shard",
-                nbytes=self.nbytes(group.total("padded"), dtype),
+                nbytes=self.nbytes(group.totals["padded"], dtype),
                 dtype=dtype,
                 micro_batch=self.micro_batch,
             )
@@ -343,7 +353,7 @@ class ShardedStep(Step):
                 stream="all_reduce",
                 waits=(done,),
                 group="dp_replicate",
-                nbytes=self.nbytes(group.total("shard"), dtype),
+                nbytes=self.nbytes(group.totals["shard"], dtype),
                 dtype=dtype,
                 micro_batch=self.micro_batch,
             )
@@ -353,7 +363,7 @@ class ShardedStep(Step):
 
     def _post_reduce(self, group: Group, output: str, done: int, last: list[str], *, fresh: bool) -> int:
         """Cast, and add to the sharded gradient of earlier micro-batches; the last unsharded gradient goes only now."""
-        dtype, shard = self.training.precision.reduce, group.total("shard")
+        dtype, shard = self.training.precision.reduce, group.totals["shard"]
         held = self.mesh.dp_replicate > 1  # torch holds the all-reduce's buffer until the end of backward
         memory: list[MemoryEvent] = []
         kernels: tuple[Kernel, ...] = ()

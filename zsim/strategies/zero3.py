@@ -41,7 +41,7 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
 
 
 def _step(model: FlatModel, *, lookahead: int, first: bool) -> Step:
-    step = FlatStep(model)
+    step = FlatStep(model, sharded=True)
     modules = model.training.modules
     for step.micro_batch in range(model.training.batch.accumulation):
         forward(step, modules, lookahead=lookahead)

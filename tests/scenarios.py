@@ -1,0 +1,88 @@
+"""Random scenarios for hypothesis: every strategy with its options, small odd models, CPU and GPU clusters."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from zsim.scenario import Scenario, parse
+
+NUM_RANKS = st.sampled_from([1, 2, 3, 4, 6, 8])
+FLAT = ['granularity = "unit"', 'granularity = "parameter"', "granularity = 900"]
+
+
+@st.composite
+def models(draw: st.DrawFn) -> str:
+    """A mlp of uneven widths, a gpt or a llama, of 1 to 5 blocks."""
+    layers = draw(st.integers(1, 5))
+    family = draw(st.sampled_from(["mlp", "gpt", "llama"]))
+    tied = draw(st.sampled_from(["true", "false"]))
+    attention = draw(st.sampled_from(["explicit", "sdpa"]))
+    if family == "mlp":
+        dims = draw(st.lists(st.integers(1, 9), min_size=layers + 1, max_size=layers + 1))
+        sizes = f"dims = {dims}, hidden = {draw(st.integers(1, 11))}, num_classes = 3"
+    elif family == "gpt":
+        sizes = f'num_layers = {layers}, hidden_size = 8, num_heads = 2, vocabulary = 13, tied = {tied}, attention = "{attention}"'
+    else:
+        sizes = (
+            f"num_layers = {layers}, hidden_size = 8, num_heads = 4, num_kv_heads = 2, feed_forward = 10, vocabulary = 13, "
+            f'tied = {tied}, attention = "{attention}"'
+        )
+    batch = "" if family == "mlp" else ", sequence_length = 4"
+    accumulation = draw(st.integers(1, 3))
+    return (
+        f'model = {{ family = "{family}", sizes = {{ {sizes} }} }}\n'
+        f"batch = {{ micro_batch = 2{batch}, accumulation = {accumulation} }}\n"
+    )
+
+
+@st.composite
+def strategy_tables(draw: st.DrawFn, ranks: int) -> str:
+    """A strategy for `ranks` ranks with options drawn, without `sync`."""
+    divisors = [n for n in range(1, ranks + 1) if ranks % n == 0]
+    flat = draw(st.sampled_from(FLAT))
+    reshard = draw(st.sampled_from(['"auto"', "true", "false"]))
+    replicas = draw(st.sampled_from(divisors))
+    shards = ranks // replicas
+    part = draw(st.sampled_from([reshard, *(str(n) for n in range(1, shards + 1) if shards % n == 0)]))
+    bucket = draw(st.sampled_from(["", ", bucket_cap_mb = 0.001", ", gradient_as_bucket_view = true"]))
+    return draw(
+        st.sampled_from(
+            [
+                f'name = "ddp"{bucket}',
+                f'name = "zero_redundancy"{bucket}',
+                f'name = "zero1", form = "all_reduce", {flat}',
+                f'name = "zero1", form = "reduce_scatter", {flat}',
+                f'name = "zero2", {flat}',
+                f'name = "zero3", lookahead = {draw(st.integers(0, 3))}, {flat}',
+                f'name = "fsdp2", reshard_after_forward = {reshard}',
+                f'name = "hsdp", dp_replicate = {replicas}, dp_shard = {shards}, reshard_after_forward = {part}',
+            ]
+        )
+    )
+
+
+@st.composite
+def scenario_texts(draw: st.DrawFn) -> str:
+    """A whole scenario file."""
+    ranks = draw(NUM_RANKS)
+    cluster = draw(st.sampled_from(["cpu-gloo", "dgx-a100", "pcie-box"]))
+    parameters = draw(st.sampled_from(["fp32", "bf16"]))
+    reduce = draw(st.sampled_from(["fp32", parameters]))
+    sync = draw(st.sampled_from(["every", "last"]))
+    optimizer = draw(
+        st.sampled_from(
+            ['name = "adamw"', 'name = "adamw", implementation = "for-loop"', 'name = "sgd", momentum = 0.9']
+        )
+    )
+    return (
+        draw(models())
+        + f'cluster = {{ preset = "{cluster}", ranks = {ranks} }}\n'
+        + f'strategy = {{ {draw(strategy_tables(ranks))}, sync = "{sync}" }}\n'
+        + f'precision = {{ parameters = "{parameters}", reduce = "{reduce}" }}\n'
+        + f"optimizer = {{ {optimizer} }}\n"
+    )
+
+
+def scenarios() -> st.SearchStrategy[Scenario]:
+    """Scenarios parsed from their text, as a user's would be."""
+    return scenario_texts().map(lambda text: parse(text.encode(), where="random.toml"))

@@ -1,0 +1,356 @@
+"""Every Program and Run obeys the laws on random scenarios, and each law finds the defect that it is there for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+
+from tests.scenarios import scenarios
+from zsim import laws, sharding
+from zsim.costs import Costs
+from zsim.engine import simulate
+from zsim.errors import DeadlockError, ProgramError
+from zsim.hardware import load_cluster
+from zsim.mesh import Mesh
+from zsim.ops import COLLECTIVES, Alloc, Free, Op
+from zsim.plan import plan
+from zsim.program import Program, RankProgram, parse
+from zsim.program_graph import Node, graph, longest_path, unused_waits
+from zsim.run import RankRun, Run, RunOptions
+from zsim.scenario import Scenario
+from zsim.scenario import parse as parse_scenario
+from zsim.simulator import SimBackend
+from zsim.validation import validate
+
+STRATEGIES = {
+    "ddp": 'name = "ddp", bucket_cap_mb = 0.001',
+    "zero1_reduce_scatter": 'name = "zero1", form = "reduce_scatter"',
+    "zero1_all_reduce": 'name = "zero1", form = "all_reduce", granularity = "parameter"',
+    "zero2": 'name = "zero2"',
+    "zero3": 'name = "zero3", lookahead = 1',
+    "zero3_eager": 'name = "zero3", lookahead = 2, granularity = 900',
+    "fsdp2": 'name = "fsdp2"',
+    "fsdp2_resharded": 'name = "fsdp2", reshard_after_forward = true',
+    "hsdp": 'name = "hsdp", dp_replicate = 2, dp_shard = 2',
+    "zero_redundancy": 'name = "zero_redundancy"',
+}
+
+
+def scenario(strategy: str, *, ranks: int = 4, accumulation: int = 1) -> Scenario:
+    text = f"""
+model = {{ family = "gpt", sizes = {{ num_layers = 3, hidden_size = 8, num_heads = 2, vocabulary = 12 }} }}
+batch = {{ micro_batch = 1, sequence_length = 4, accumulation = {accumulation} }}
+cluster = {{ preset = "dgx-h100", ranks = {ranks} }}
+strategy = {{ {strategy} }}
+precision = {{ parameters = "bf16", reduce = "fp32" }}
+"""
+    return parse_scenario(text.encode(), where="laws.toml")
+
+
+def planned(strategy: str, **more: int) -> Program:
+    found = scenario(strategy, **more)
+    return plan(found, device=found.cluster.kind)
+
+
+# -- on random scenarios
+
+
+@given(scenarios())
+def test_every_program_is_valid_obeys_the_laws_and_reads_back(found):
+    program = plan(found, device=found.cluster.kind)
+
+    assert validate(program) is program
+    assert laws.breaches(program) == ()
+    assert parse(str(program)) == program
+
+
+@given(scenarios())
+def test_every_simulated_run_obeys_the_laws_folded_or_not(found):
+    folded, whole = (SimBackend().run(found, options=RunOptions(all_ranks=every)) for every in (False, True))
+
+    assert laws.run_breaches(folded) == laws.run_breaches(whole) == ()
+    assert folded.step_time_ns == whole.step_time_ns
+    shown = {rank.rank: rank for rank in whole.ranks}
+    assert all(replace(rank, stands_for=1) == shown[rank.rank] for rank in folded.ranks)
+
+
+def node_costs(costs: Costs):
+    def node_ns(node: Node, op: Op) -> int:
+        if node[0] == "issue":
+            return costs.issue_ns(op)
+        return costs.collective_ns(op.kind, op.nbytes, node[2]) if node[0] == "meet" else costs.compute_ns(op.kernels)
+
+    return node_ns
+
+
+@given(scenarios())
+def test_the_makespan_is_the_longest_path_and_the_path_has_no_gaps(found):
+    program, costs = plan(found, device=found.cluster.kind), Costs(cluster=found.cluster)
+    whole, node_ns = graph(program), node_costs(costs)
+
+    length, path = longest_path(whole, node_ns)
+
+    assert simulate(program, costs=costs).step_time_ns == length
+    assert sum(node_ns(node, whole.nodes[node]["op"]) for node in path) == length
+    assert all(whole.has_edge(*pair) for pair in zip(path, path[1:], strict=False))
+
+
+@given(scenarios())
+def test_more_bandwidth_is_never_slower_for_a_fixed_order(found):
+    program, cluster = plan(found, device=found.cluster.kind), found.cluster
+    kinds = ("fabric", "pcie", "host", "rail")
+    links = {kind: getattr(cluster.links, kind) for kind in kinds}
+    wider = replace(cluster.links, **{k: replace(link, bandwidth=link.bandwidth * 2) for k, link in links.items()})
+    slow, fast = Costs(cluster=cluster), Costs(cluster=replace(cluster, links=wider))
+
+    assert simulate(program, costs=fast).step_time_ns <= simulate(program, costs=slow).step_time_ns
+
+
+@given(scenarios())
+def test_waits_that_change_nothing_change_nothing(found):
+    program, costs = plan(found, device=found.cluster.kind), Costs(cluster=found.cluster)
+    lean = replace(program, ranks=tuple(map(without_unused_waits, program.ranks)))
+
+    assert simulate(lean, costs=costs) == simulate(program, costs=costs)
+
+
+def without_unused_waits(rank: RankProgram) -> RankProgram:
+    unused = set(unused_waits(rank))
+    ops = (replace(op, waits=tuple(w for w in op.waits if (op.index, w) not in unused)) for op in rank.steady)
+    return replace(rank, steady=tuple(ops))
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_one_rank_communicates_nothing(name):
+    strategy = STRATEGIES[name].replace("dp_replicate = 2, dp_shard = 2", "dp_replicate = 1, dp_shard = 1")
+    program = planned(strategy, ranks=1)
+    ops = [op for phase in ("construction", "first", "steady") for op in program.of_rank(0).phase(phase)]
+    assert [op for op in ops if op.kind in COLLECTIVES] == []
+
+
+# -- seeded defects
+
+
+def with_steady(program: Program, ops: tuple[Op, ...], number: int = 0) -> Program:
+    """`program` with other steady ops for one kind of rank."""
+    ranks = list(program.ranks)
+    ranks[number] = replace(ranks[number], steady=ops)
+    return replace(program, ranks=tuple(ranks))
+
+
+def with_op(program: Program, op: Op, number: int = 0) -> Program:
+    ops = list(program.ranks[number].steady)
+    ops[op.index] = op
+    return with_steady(program, tuple(ops), number)
+
+
+def found_by_laws(program: Program) -> tuple[str, ...]:
+    """The laws that a defect breaks, without saying where."""
+    return tuple(dict.fromkeys(breach.split(":")[0] for breach in laws.breaches(program)))
+
+
+def paces_only(op: Op, strategy: str) -> bool:
+    """Waits that hold back without guarding data: they bound memory in use; golden Programs and the longest path hold them.
+
+    fsdp2's compute stream waits for reductions before a free; DDP's copy back from buckets; zero3's next gather waits
+    for the last compute even where an earlier one freed its memory. That ZeRO-1 adds only to gradients whose reduction
+    has ended is held by test_strategies.
+    """
+    gathers_ahead = op.kind == "all_gather" and "zero3" in strategy
+    adds = op.kind == "backward" and "zero1" in strategy
+    return op.kind == "free" or (op.kind == "copy" and op.unit == "buckets") or gathers_ahead or adds
+
+
+def dropped_waits(name: str) -> Iterator[tuple[Op, int]]:
+    rank = planned(STRATEGIES[name], accumulation=2).ranks[0]
+    unused = set(unused_waits(rank))
+    for op in rank.steady:
+        if not paces_only(op, name):
+            yield from ((op, wait) for wait in op.waits if (op.index, wait) not in unused)
+
+
+@pytest.mark.quality
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_dropped_wait_breaks_a_law(name):
+    program, seeded = planned(STRATEGIES[name], accumulation=2), list(dropped_waits(name))
+    assert seeded
+    for op, wait in seeded:
+        weaker = with_op(program, replace(op, waits=tuple(other for other in op.waits if other != wait)))
+        assert found_by_laws(weaker), f"op {op.index} ({op.kind} {op.unit}) without its wait for {wait}"
+
+
+@pytest.mark.quality
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_missing_free_breaks_a_law_or_makes_the_program_invalid(name):
+    program = planned(STRATEGIES[name], accumulation=2)
+    frees = [(op, event) for op in program.ranks[0].steady for event in op.memory if isinstance(event, Free)]
+    assert frees
+    for op, event in frees[:: len(frees) // 40 + 1]:  # a law asked of 40 of them says as much as of 400
+        leaking = with_op(program, replace(op, memory=tuple(other for other in op.memory if other is not event)))
+        try:
+            assert "a steady step returns what it takes" in found_by_laws(validate(leaking)), event
+        except ProgramError as error:
+            assert event.buffer in str(error)
+
+
+@pytest.mark.quality
+@pytest.mark.parametrize("name", ["zero_redundancy", "fsdp2"])
+def test_two_swapped_collectives_on_one_rank_make_the_program_invalid(name):
+    program = planned(STRATEGIES[name], ranks=3)
+    assert len(program.ranks) > 1
+    ops = list(program.ranks[0].steady)
+    first, second = next(
+        (a, b)
+        for a in ops
+        for b in ops
+        if a.kind == b.kind in COLLECTIVES and a.nbytes > b.nbytes and a.index < b.index
+    )
+    ops[first.index], ops[second.index] = replace(second, index=first.index), replace(first, index=second.index)
+    swapped = with_steady(program, tuple(replace(op, waits=()) for op in ops))
+
+    with pytest.raises(
+        ProgramError, match=rf"steady, group {first.group}.*expected the same collectives in the same order"
+    ):
+        validate(swapped)
+    found = scenario(STRATEGIES[name], ranks=3)
+    with pytest.raises(DeadlockError):
+        simulate(swapped, costs=Costs(cluster=found.cluster), all_ranks=True)
+
+
+@pytest.mark.quality
+@pytest.mark.parametrize(
+    ("name", "layout"), [("fsdp2", "Dim0Layout"), ("zero2", "FlatLayout"), ("zero3", "FlatLayout")]
+)
+def test_a_shard_off_by_one_breaks_a_law(name, layout, monkeypatch):
+    assert laws.breaches(planned(STRATEGIES[name], ranks=7)) == ()
+    broken = getattr(sharding, layout)
+    padded = broken.padded_numel
+    monkeypatch.setattr(broken, "padded_numel", property(lambda self: padded.fget(self) + 1))
+    assert "shards are equal" in found_by_laws(planned(STRATEGIES[name], ranks=7))
+
+
+@pytest.mark.quality
+def test_compute_on_a_sharded_group_breaks_a_law():
+    program = planned(STRATEGIES["zero3"])
+    ops = program.ranks[0].steady
+    free = next(op for op in ops if op.kind == "free" and op.unit == "blocks.1")
+    compute = next(op for op in ops if "blocks.1" in op.reads)
+    early = with_op(
+        with_op(program, replace(free, memory=())), replace(compute, memory=(*free.memory, *compute.memory))
+    )
+    assert found_by_laws(early) == ()  # freed by the op itself: the op still finds it
+    earlier = next(op for op in reversed(ops[: compute.index]) if op.stream == "compute")
+    too_early = with_op(
+        with_op(program, replace(free, memory=())), replace(earlier, memory=(*earlier.memory, *free.memory))
+    )
+    assert "compute finds its parameters gathered" in found_by_laws(too_early)
+
+
+@pytest.mark.quality
+def test_a_reshard_that_never_comes_breaks_a_law():
+    program = planned(STRATEGIES["zero3"])
+    free = [op for op in program.ranks[0].steady if op.kind == "free" and op.unit == "blocks.0"][-1]
+    unfreed = next(op for op in program.ranks[0].steady if Free("blocks.0:unsharded") in op.memory and op.index > 20)
+    assert free.index >= unfreed.index
+    kept = with_op(program, replace(unfreed, memory=()))
+    assert "every unshard is resharded" in found_by_laws(kept)
+
+
+# -- laws of Runs find what they are for
+
+
+def broken_runs() -> dict[str, Run]:
+    run = SimBackend().run(scenario(STRATEGIES["zero3"]), options=RunOptions())
+    rank = run.ranks[0]
+    steady = rank.phases["steady"]
+
+    def with_rank(other: RankRun, **more: int) -> Run:
+        return replace(run, ranks=(other,), **more)
+
+    def with_phase(**more: object) -> Run:
+        return with_rank(replace(rank, phases={**rank.phases, "steady": replace(steady, **more)}))
+
+    early = [i for i, span in enumerate(rank.spans) if span.stream == "compute" and span.start_ns][1]
+    spans = list(rank.spans)
+    spans[early] = replace(spans[early], start_ns=0)
+    low = replace(steady.memory, peak_bytes=steady.memory.start_bytes - 1, by_kind={})
+    unlike = replace(steady.memory, by_kind={"parameters": steady.memory.peak_bytes - 1})
+    lone = replace(steady.collectives[0], group_size=5)
+    return {
+        "one thing at a time": with_rank(replace(rank, spans=tuple(spans))),
+        "spans lie in the step": replace(run, step_time_ns=run.step_time_ns - 1),
+        "peaks are the highest points": with_phase(memory=low),
+        "peaks are the highest points ": with_phase(memory=unlike),
+        "one rank is silent": replace(run, world_size=1),
+        "collectives are whole": with_phase(collectives=(lone, *steady.collectives[1:])),
+    }
+
+
+@pytest.mark.quality
+@pytest.mark.parametrize("name", broken_runs())
+def test_a_broken_run_breaks_its_law(name):
+    assert name.strip() in {breach.split(":")[0] for breach in laws.run_breaches(broken_runs()[name])}
+
+
+def test_every_law_of_runs_has_a_run_that_breaks_it():
+    assert {name.strip() for name in broken_runs()} == set(laws.RUN_LAWS)
+
+
+# -- validation
+
+
+def op(**more: object) -> Op:
+    return Op(**{"index": 0, "kind": "forward", "unit": "a", "stream": "compute", **more})
+
+
+@pytest.mark.parametrize(
+    ("ops", "words"),
+    [
+        ((op(index=1),), "expected index 0, found 1"),
+        ((op(kind="fly"),), "expected a known kind and stream, found fly on compute"),
+        ((op(waits=(0,)),), r"expected waits for earlier ops, found waits for \(0,\)"),
+        ((op(waits=(-1,)),), "expected waits for earlier ops"),
+        ((op(group="dp_shard"),), "expected no group, as it is no collective, found dp_shard"),
+        ((op(kind="all_gather", group="dp_replicate", nbytes=4),), "expected a group of more than one rank"),
+        ((op(kind="all_gather", group="dp_shard:3", nbytes=4),), "expected a group of more than one rank"),
+        ((op(kind="all_gather", nbytes=4),), "expected a group of more than one rank on .*, found none"),
+        ((op(kind="all_gather", group="dp_shard"),), "expected bytes to communicate, found 0"),
+        ((op(memory=(Free("x"),)),), r"steady op 0 \(forward a\): expected a live buffer, found x: it is freed"),
+        ((op(memory=(Alloc("x", "inputs", 1), Alloc("x", "inputs", 1))),), "expected a buffer that is not live"),
+    ],
+)
+def test_a_malformed_program_is_refused_with_its_op(ops, words):
+    program = planned(STRATEGIES["zero2"], ranks=2)
+    with pytest.raises(ProgramError, match=words):
+        validate(with_steady(program, ops))
+
+
+def test_an_assignment_that_leaves_a_rank_or_a_program_out_is_refused():
+    program = planned(STRATEGIES["zero2"], ranks=2)
+    with pytest.raises(ProgramError, match="assignment: expected 2 ranks, found 1"):
+        validate(replace(program, assignment=(0,)))
+    with pytest.raises(ProgramError, match="assignment: expected each program"):
+        validate(replace(program, ranks=program.ranks * 2))
+
+
+def test_a_cycle_of_collectives_is_named_in_the_graph():
+    """Ranks 0 and 3 reduce over their shards first, ranks 1 and 2 over their replicas: everybody waits for somebody."""
+
+    def reduce(index: int, group: str) -> Op:
+        return op(index=index, kind="all_reduce", unit=group, stream="all_reduce", group=group, nbytes=8)
+
+    orders = (("dp_shard", "dp_replicate"), ("dp_replicate", "dp_shard"))
+    kinds = tuple(
+        RankProgram(construction=(), first=(), steady=tuple(reduce(*pair) for pair in enumerate(order)))
+        for order in orders
+    )
+    crossed = Program(mesh=Mesh(dp_replicate=2, dp_shard=2), ranks=kinds, assignment=(0, 1, 1, 0))
+
+    assert validate(crossed) is crossed  # over each group by itself the order is the same
+    with pytest.raises(ProgramError, match="a deadlock: all_reduce dp_"):
+        graph(crossed)
+    with pytest.raises(DeadlockError):
+        simulate(crossed, costs=Costs(cluster=load_cluster("dgx-h100", ranks=4)), all_ranks=True)

@@ -1,0 +1,43 @@
+"""What must have ended before an op begins, whatever its duration: the order that streams and waits guarantee."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zsim.ops import STREAMS, Op
+
+NOTHING = (-1,) * len(STREAMS)
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """By op: the latest op of each stream that has surely ended when it has. Streams keep the order of issue."""
+
+    clocks: tuple[tuple[int, ...], ...]
+    streams: tuple[int, ...]
+
+    def before(self, earlier: int, later: int) -> bool:
+        """Whether op `earlier` has surely ended when op `later` begins."""
+        return earlier < later and self.clocks[later][self.streams[earlier]] >= earlier
+
+
+def happened(ops: tuple[Op, ...]) -> Happened:
+    """The guaranteed order of one phase. A host op that waits holds back whatever is issued after it."""
+    host = STREAMS.index("host")
+    tails: list[tuple[int, ...]] = [NOTHING] * len(STREAMS)
+    blocked = NOTHING
+    clocks: list[tuple[int, ...]] = []
+    streams: list[int] = []
+    for op in ops:
+        stream = STREAMS.index(op.stream)
+        known = [blocked, *(clocks[wait] for wait in op.waits)]
+        if stream != host:
+            known.append(tails[stream])
+        clock = list(map(max, zip(*known, strict=True)))
+        if stream == host and op.waits:
+            blocked = tuple(clock)
+        clock[stream] = op.index
+        clocks.append(tuple(clock))
+        streams.append(stream)
+        tails[stream] = clocks[-1]
+    return Happened(tuple(clocks), tuple(streams))

@@ -1,0 +1,94 @@
+"""A Program as a networkx graph: every reason why one op comes after another, as an edge that says why.
+
+Nodes are ("issue", rank, index) for the host and ("run", rank, index) for what it issued; the members of a collective
+share one node ("meet", group, ranks, place). Edges bear `why`: "host", "issued", "wait", "stream" or "communicator".
+It knows no time: a caller gives each node its nanoseconds, and the longest path is then the length of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+import networkx
+
+from zsim.errors import ProgramError
+from zsim.memory import label
+from zsim.ops import COLLECTIVES, Op
+from zsim.order import happened
+from zsim.program import PhaseName, Program, RankProgram
+
+Node = tuple[Any, ...]
+Why = Literal["host", "issued", "wait", "stream", "communicator"]
+
+
+def graph(program: Program, *, phase: PhaseName = "steady", ranks: Iterable[int] | None = None) -> networkx.DiGraph:
+    """The graph of `phase` over all ranks, or over `ranks`; each node has its `op`. ProgramError where it has a cycle."""
+    found = networkx.DiGraph()
+    for rank in range(program.mesh.world_size) if ranks is None else ranks:
+        _add_rank(found, program, rank, phase)
+    if not networkx.is_directed_acyclic_graph(found):
+        ring = [node for node, _ in networkx.find_cycle(found)]
+        ops = ", ".join(dict.fromkeys(label(found.nodes[node]["op"]) for node in ring))
+        raise ProgramError(where=phase, expected="an order in which every op can run", found=f"a deadlock: {ops}")
+    return found
+
+
+def _add_rank(found: networkx.DiGraph, program: Program, rank: int, phase: PhaseName) -> None:
+    host: Node | None = None
+    runs: list[Node] = []
+    tails: dict[str, Node] = {}
+    places: dict[str, int] = {}
+    for op in program.of_rank(rank).phase(phase):
+        issue, run = ("issue", rank, op.index), _run_node(program, rank, op, places)
+        found.add_node(issue, op=op)
+        found.add_node(run, op=op)
+        edges: list[tuple[Node | None, Node, Why]] = [(host, issue, "host"), (issue, run, "issued")]
+        edges += [(runs[wait], run, "wait") for wait in op.waits]
+        if op.stream != "host":
+            edges.append((tails.get(op.stream), run, "stream"))
+            tails[op.stream] = run
+        if run[0] == "meet" and run[-1]:
+            edges.append(((*run[:-1], run[-1] - 1), run, "communicator"))
+        for source, target, why in edges:
+            if source is not None and not found.has_edge(source, target):
+                found.add_edge(source, target, why=why)
+        runs.append(run)
+        host = run if op.stream == "host" and op.waits else issue
+
+
+def _run_node(program: Program, rank: int, op: Op, places: dict[str, int]) -> Node:
+    if op.kind not in COLLECTIVES:
+        return ("run", rank, op.index)
+    place = places[op.group] = places.get(op.group, -1) + 1
+    return ("meet", op.group, program.mesh.group(op.group, rank), place)
+
+
+def longest_path(found: networkx.DiGraph, node_ns: Callable[[Node, Op], int]) -> tuple[int, tuple[Node, ...]]:
+    """Nanoseconds of the longest path, and its nodes in order, when each node lasts `node_ns(node, op)`."""
+    ends: dict[Node, int] = {}
+    reason: dict[Node, Node | None] = {}
+    for node in networkx.topological_sort(found):
+        last = max(found.predecessors(node), key=ends.__getitem__, default=None)
+        reason[node] = last
+        ends[node] = (ends[last] if last is not None else 0) + node_ns(node, found.nodes[node]["op"])
+    path = [max(ends, key=ends.__getitem__)] if ends else []
+    while path and (before := reason[path[-1]]) is not None:
+        path.append(before)
+    return max(ends.values(), default=0), tuple(reversed(path))
+
+
+def unused_waits(rank: RankProgram, *, phase: PhaseName = "steady") -> tuple[tuple[int, int], ...]:
+    """Pairs (op, wait) that change nothing: streams and the op's other waits imply them."""
+    ops = rank.phase(phase)
+    order = happened(ops)
+    found = []
+    for op in ops:
+        tail = (
+            max((o.index for o in ops[: op.index] if o.stream == op.stream), default=-1) if op.stream != "host" else -1
+        )
+        for wait in op.waits:
+            others = [other for other in (*op.waits, tail) if other not in (wait, -1)]
+            if wait == tail or any(order.before(wait, other) for other in others):
+                found.append((op.index, wait))
+    return tuple(found)

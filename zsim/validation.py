@@ -1,0 +1,120 @@
+"""What a Program must be before anything interprets it: well-formed ops, waits that exist, buffers that live, ranks that meet.
+
+It says where the first breach is. What a correct strategy must have beyond that stands in `zsim.laws`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise, zip_longest
+
+from zsim.errors import ProgramError
+from zsim.memory import label, replay
+from zsim.mesh import Mesh
+from zsim.ops import COLLECTIVES, OP_KINDS, STREAMS, Op
+from zsim.program import PHASES, PhaseName, Program, RankProgram
+
+Signature = tuple[str, int, str, int]
+Sequences = dict[str, list[tuple[Op, Signature]]]
+
+
+def validate(program: Program, *, memory: bool = True) -> Program:
+    """`program` itself; ProgramError at its first breach of the rules of the IR, with the rank and the op.
+
+    Without `memory` allocations and frees are left to whoever replays them anyway.
+    """
+    mesh, used, known = program.mesh, set(program.assignment), set(range(len(program.ranks)))
+    if len(program.assignment) != mesh.world_size:
+        raise ProgramError(where="assignment", expected=f"{mesh.world_size} ranks", found=str(len(program.assignment)))
+    if used != known:
+        raise ProgramError(
+            where="assignment", expected=f"each program of {sorted(known)} on some rank", found=str(sorted(used))
+        )
+    sizes = _Sizes(mesh)
+    for number, rank in enumerate(program.ranks):
+        for phase in PHASES:
+            for place, op in enumerate(rank.phase(phase)):
+                problem = _problem(op, place, sizes)
+                if problem is not None:
+                    where = f"program {number}, {phase} op {place} ({label(op)})"
+                    raise ProgramError(where=where, expected=problem[0], found=problem[1])
+        if memory:
+            replay(rank, timeline=False)
+    for phase in PHASES:
+        _check_meetings(program, phase)
+    return program
+
+
+class _Sizes(dict[str, int]):
+    """Ranks of each group by name, 0 where there is no such group."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        super().__init__()
+        self.mesh = mesh
+
+    def __missing__(self, name: str) -> int:
+        try:
+            self[name] = self.mesh.size(name)
+        except KeyError:
+            self[name] = 0
+        return self[name]
+
+
+def _problem(op: Op, place: int, sizes: _Sizes) -> tuple[str, str] | None:
+    """What was expected of this op and what was found, if it breaks a rule."""
+    if op.index != place:
+        return f"index {place}", str(op.index)
+    if op.kind not in OP_KINDS or op.stream not in STREAMS:
+        return "a known kind and stream", f"{op.kind} on {op.stream}"
+    if op.waits and not (min(op.waits) >= 0 and max(op.waits) < place):
+        return "waits for earlier ops", f"waits for {op.waits}"
+    if op.kind not in COLLECTIVES:
+        return ("no group, as it is no collective", op.group) if op.group else None
+    if sizes[op.group] < 2:
+        return f"a group of more than one rank on {sizes.mesh}", op.group or "none"
+    return ("bytes to communicate", str(op.nbytes)) if op.nbytes <= 0 else None
+
+
+def collective_sequences(rank: RankProgram, phase: PhaseName) -> Sequences:
+    """By group: its collectives in issue order, each with what all members must agree on."""
+    found: Sequences = {}
+    for op in rank.phase(phase):
+        if op.kind in COLLECTIVES:
+            found.setdefault(op.group, []).append((op, (op.kind, op.nbytes, op.dtype, op.root)))
+    return found
+
+
+def _check_meetings(program: Program, phase: PhaseName) -> None:
+    """Kinds of rank that share a group must issue the same collectives over it in the same order."""
+    if len(program.ranks) == 1:
+        return
+    sequences = [collective_sequences(rank, phase) for rank in program.ranks]
+    for axis in sorted({axis for sequence in sequences for axis in sequence}):
+        for one, other in _neighbours(program, axis):
+            pairs = zip_longest(sequences[one].get(axis, []), sequences[other].get(axis, []))
+            for mine, theirs in pairs:
+                if mine is None or theirs is None or mine[1] != theirs[1]:
+                    where = f"{phase}, group {axis}, programs {one} and {other}"
+                    raise ProgramError(
+                        where=where,
+                        expected="the same collectives in the same order",
+                        found=f"{_said(mine)} against {_said(theirs)}",
+                    )
+
+
+def _neighbours(program: Program, axis: str) -> Iterator[tuple[int, int]]:
+    """Pairs of programs that meet in some group of `axis`, each once."""
+    seen: set[tuple[int, int]] = set()
+    for group in program.mesh.groups(axis):
+        kinds = [program.assignment[rank] for rank in group]
+        for pair in pairwise(kinds):
+            if pair[0] != pair[1] and pair not in seen:
+                seen.add(pair)
+                yield pair
+
+
+def _said(found: tuple[Op, Signature] | None) -> str:
+    if found is None:
+        return "none"
+    op, (kind, nbytes, dtype, _) = found
+    return f"op {op.index}, {kind} {op.unit} of {nbytes:,} B {dtype}"
