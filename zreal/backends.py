@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import BackendUnavailableError
-from zsim.run import Capabilities, RankRun, Run, RunOptions
+from zsim.run import Capabilities, IncompleteRunError, RankRun, Run, RunOptions
 from zsim.saved import from_table
 from zsim.scenario import Scenario
 
@@ -68,7 +68,7 @@ class GlooBackend:
         return Capabilities(memory=True, numerics=True, time=False, device=self.device)
 
     def run(self, scenario: Scenario, *, options: RunOptions) -> Run:
-        """The Run of every rank; LaunchError, with what the others reported, when one fails."""
+        """The Run of every rank; IncompleteRunError, with what all had ended by then, when one fails."""
         _require_torch(self.name)
         if scenario.world_size > MAX_PROCESSES:
             raise BackendUnavailableError(
@@ -88,17 +88,26 @@ class GlooBackend:
             "interpreter": interpreter,
             "timeout_s": options.timeout_s,
         }
-        tables = launch.launch(
-            "zreal.worker:gloo_rank", job, world_size=scenario.world_size, timeout_s=options.timeout_s
-        )
-        return Run(
+        failure: launch.LaunchError | None = None
+        try:
+            tables = launch.launch(
+                "zreal.worker:gloo_rank", job, world_size=scenario.world_size, timeout_s=options.timeout_s
+            )
+        except launch.LaunchError as error:
+            failure, tables = error, [table for _, table in sorted(error.results.items())]
+        run = Run(
             scenario=scenario.name,
             backend=self.name,
             interpreter=interpreter,
             world_size=scenario.world_size,
             ranks=tuple(from_table(RankRun, table) for table in tables),
+            complete=failure is None,
+            failure="" if failure is None else str(failure),
             provenance=worker.provenance(scenario, device=self.device),
         )
+        if failure is not None:
+            raise IncompleteRunError(failure, run) from None
+        return run
 
 
 class NcclBackend(GlooBackend):

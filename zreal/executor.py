@@ -56,8 +56,12 @@ def execute(
     steps: int = 3,
     device: str = "cpu",
     progress: Callable[[str], None] = lambda _: None,
+    keep: Callable[[RankRun], None] = lambda _: None,
 ) -> Execution:
-    """Train `steps` steps (at least 2) by `program` on this rank. The process group must exist."""
+    """Train `steps` steps (at least 2) by `program` on this rank. The process group must exist.
+
+    `progress` hears of each collective before it is entered, `keep` of the record so far after each phase.
+    """
     mesh, groups = device_mesh(scenario, device=device)
     recorder = CollectiveRecorder(groups, world_size=scenario.world_size, progress=progress)
     meter = MemoryMeter()
@@ -68,6 +72,7 @@ def execute(
         with meter.span() as span:
             trainer = _construct(scenario, ops, mesh.get_group(), meter, device=device)
         phases["construction"] = PhaseRecord(collectives=recorder.take(), memory=_record(span))
+        keep(RankRun(rank=rank, phases=dict(phases)))
         for step in range(steps):
             with meter.looking_away():
                 batches = _batches(scenario, rank=rank, step=step, device=device)
@@ -76,6 +81,7 @@ def execute(
                 losses.append(trainer.step(ops.first if step == 0 else ops.steady, batches))
             phase = PhaseRecord(collectives=recorder.take(), memory=_record(span))
             phases |= {name: phase for name, at in (("first", 0), ("steady", steps - 1)) if at == step}
+            keep(RankRun(rank=rank, phases=dict(phases)))
     return Execution(RankRun(rank=rank, phases=phases), losses, trainer.rank.parameters())
 
 

@@ -49,19 +49,18 @@ class _Rank:
         return text or "no collective yet"
 
     def receive(self) -> None:
-        """Take the rank's report, if it sent one."""
+        """Take what the rank has sent: parts of its result, and at last the result or the error."""
         try:
-            if not self.pipe.poll():
-                return
-            message = json.loads(self.pipe.recv_bytes())
+            while self.pipe.poll():
+                message = json.loads(self.pipe.recv_bytes())
+                self.result = message.get("result", message.get("part", self.result))
+                self.done, self.error = "result" in message, message.get("error", "")
         except (EOFError, OSError):
             return
-        self.done = "result" in message
-        self.result, self.error = message.get("result"), message.get("error", "")
 
 
 class LaunchError(RankError):
-    """A rank that failed; `results` holds what the others had reported by then, by rank."""
+    """A rank that failed; `results` holds what each rank had reported by then, by rank: its result or the last part of it."""
 
     def __init__(self, *, where: str, expected: str, found: str, remedy: str = "", results: dict[int, Any]) -> None:
         super().__init__(where=where, expected=expected, found=found, remedy=remedy)
@@ -78,8 +77,9 @@ def launch(
 ) -> list[Any]:
     """Run `target` ("module:function") on every rank and return what each returned, by rank.
 
-    The function is called with `arguments`, `rank`, `world_size`, `port` (of the store at 127.0.0.1) and `progress`; what it
-    returns must be JSON. RankError when any rank fails, or when not all are done after `timeout_s` seconds.
+    The function is called with `arguments`, `rank`, `world_size`, `port` (of the store at 127.0.0.1), `progress`, to say
+    which collective it enters, and `keep`, to hand over what is to survive its failure. What it keeps and returns must be
+    JSON. LaunchError when any rank fails, or when not all are done after `timeout_s` seconds.
     """
     import torch.distributed as dist
 
@@ -136,7 +136,7 @@ def _verdict(ranks: list[_Rank], bad: list[_Rank], timeout_s: float) -> LaunchEr
     """The first to die of its own is the headline; a lost connection to it is a consequence."""
     died = [rank for rank in bad if rank.ended_at and not rank.error]
     raised = [rank for rank in bad if rank.error]
-    results = {rank.rank: rank.result for rank in ranks if rank.done}
+    results = {rank.rank: rank.result for rank in ranks if rank.result is not None}
     if not died and not raised:
         return _hang(ranks, timeout_s, results)
     roots = died or [rank for rank in raised if not _is_consequence(rank.error)] or raised
@@ -147,7 +147,6 @@ def _verdict(ranks: list[_Rank], bad: list[_Rank], timeout_s: float) -> LaunchEr
         where=f"rank {first.rank}",
         expected="every rank to finish",
         found=f"{_cause(first)}, last collective: {first.last}{consequence}",
-        remedy="ranks that had finished keep their results, marked incomplete" if results else "",
         results=results,
     )
 
@@ -210,10 +209,14 @@ def _rank_main(
     def say(text: str) -> None:
         progress.value = text.encode()[: PROGRESS_BYTES - 1]
 
+    def keep(part: Any) -> None:
+        pipe.send_bytes(json.dumps({"part": part}).encode())
+
     try:
         module, _, name = target.partition(":")
         function: Callable[..., Any] = getattr(importlib.import_module(module), name)
-        result = function(json.loads(arguments), rank=rank, world_size=world_size, port=port, progress=say)
+        given = {"rank": rank, "world_size": world_size, "port": port, "progress": say, "keep": keep}
+        result = function(json.loads(arguments), **given)
         message = {"result": result}
     except BaseException:
         message = {"error": traceback.format_exc()}

@@ -50,8 +50,12 @@ def observe(
     rank: int,
     device: str = "cpu",
     progress: Callable[[str], None] = lambda _: None,
+    keep: Callable[[RankRun], None] = lambda _: None,
 ) -> Observation:
-    """Train `scenario.steps` steps (at least 3) of the real subject on this rank. The process group must exist."""
+    """Train `scenario.steps` steps (at least 3) of the real subject on this rank. The process group must exist.
+
+    `progress` hears of each collective before it is entered, `keep` of the record so far after each phase.
+    """
     steps = max(3, scenario.steps)
     mesh, groups = device_mesh(scenario, device=device)
     recorder = CollectiveRecorder(groups, world_size=scenario.world_size, progress=progress)
@@ -64,6 +68,7 @@ def observe(
             meter.watch(*model.parameters())
             subject = SUBJECTS[scenario.strategy](scenario, model, mesh)
         phases["construction"] = PhaseRecord(collectives=recorder.take(), memory=_record(span))
+        keep(RankRun(rank=rank, phases=dict(phases)))
         for step in range(steps):
             batches = _batches(scenario, meter, rank=rank, step=step, dtype=subject.dtype, device=device)
             with meter.span() as span:
@@ -72,6 +77,7 @@ def observe(
             collectives = recorder.take()
             if name is not None:
                 phases[name] = PhaseRecord(collectives=collectives, memory=_record(span))
+                keep(RankRun(rank=rank, phases=dict(phases)))
     if scenario.world_size > 1 and not phases["steady"].collectives:
         raise ZsimError(where=f"rank {rank}", expected="collectives in the steady step", found="none", remedy="report this")
     return Observation(run=RankRun(rank=rank, phases=phases), losses=losses, subject=subject)

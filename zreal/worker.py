@@ -31,9 +31,15 @@ from zsim.scenario import Scenario, load, parse
 
 RENDEZVOUS_S = 60.0
 
+Keep = Callable[[dict[str, Any]], None]
+
 
 class InterpreterError(ZsimError):
     """An interpreter that cannot run the scenario's strategy."""
+
+
+class LauncherError(ZsimError):
+    """A cluster's launcher that is not there, or that started another world than the scenario's."""
 
 
 def interpreter_of(scenario: Scenario, asked: str | None) -> str:
@@ -54,16 +60,18 @@ def run_rank(
     device: Device,
     parity: bool,
     progress: Callable[[str], None] = lambda _: None,
+    keep: Callable[[RankRun], None] = lambda _: None,
 ) -> RankRun:
     """Run `scenario` on this rank of an existing process group; with `parity`, compare parameters with the reference."""
     steps = max(3, scenario.steps)
     if interpreter == "observer":
-        seen = observe(scenario, rank=rank, device=device, progress=progress)
+        seen = observe(scenario, rank=rank, device=device, progress=progress, keep=keep)
         run, losses = seen.run, seen.losses
         assert seen.subject is not None
         parameters = _whole(dict(seen.subject.module.named_parameters())) if parity else {}
     else:
-        done = execute(scenario, plan(scenario, device=device), rank=rank, steps=steps, device=device, progress=progress)
+        program = plan(scenario, device=device)
+        done = execute(scenario, program, rank=rank, steps=steps, device=device, progress=progress, keep=keep)
         run, losses, parameters = done.run, done.losses, done.parameters
     if not parity:
         return run
@@ -82,9 +90,9 @@ def _whole(parameters: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def gloo_rank(
-    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Callable[[str], None]
+    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Callable[[str], None], keep: Keep
 ) -> dict[str, Any]:
-    """One rank of a gloo or NCCL run that zreal.launch started. Returns its RankRun as a table."""
+    """One rank of a gloo or NCCL run that zreal.launch started. Returns its RankRun as a table, and keeps it by phase."""
     torch.set_num_threads(1)
     device: Device = arguments["device"]
     scenario = parse(arguments["text"].encode(), where=arguments["where"], folder=Path(arguments["folder"]))
@@ -105,6 +113,7 @@ def gloo_rank(
         device=device,
         parity=True,
         progress=progress,
+        keep=lambda so_far: keep(saved.as_table(so_far)),
     )
     dist.barrier()
     dist.destroy_process_group()
@@ -140,12 +149,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--interpreter", choices=("observer", "executor"))
     options = parser.parse_args(arguments)
     scenario = load(options.scenario)
+    interpreter = interpreter_of(scenario, options.interpreter)
+    rank = _rank_under_torchrun(scenario)
     device: Device = "cuda" if torch.cuda.is_available() else "cpu"
-    rank = int(os.environ["RANK"])
     if device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if device == "cuda" else "gloo")
-    interpreter = interpreter_of(scenario, options.interpreter)
     mine = run_rank(scenario, rank=rank, interpreter=interpreter, device=device, parity=True)
     gathered: list[Any] = [None] * scenario.world_size
     dist.all_gather_object(gathered, saved.as_table(mine))
@@ -161,6 +170,18 @@ def main(arguments: list[str] | None = None) -> int:
         saved.save(run, options.save)
     dist.destroy_process_group()
     return 0
+
+
+def _rank_under_torchrun(scenario: Scenario) -> int:
+    """This process's rank; LauncherError when there is no launcher or it started another number of ranks."""
+    started = os.environ.get("WORLD_SIZE")
+    if started is None or "RANK" not in os.environ:
+        remedy = f"torchrun --nproc-per-node {scenario.world_size} -m zreal.worker SCENARIO --save RUN.json"
+        raise LauncherError(where="zreal.worker", expected="RANK and WORLD_SIZE from a launcher", found="neither", remedy=remedy)
+    if int(started) != scenario.world_size:
+        expected = f"{scenario.world_size} ranks, as the scenario's mesh has"
+        raise LauncherError(where=scenario.name, expected=expected, found=started, remedy="start as many, or change the mesh")
+    return int(os.environ["RANK"])
 
 
 if __name__ == "__main__":

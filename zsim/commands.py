@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from zsim import backends, compare, laws, plan, report, saved, trace
 from zsim.errors import ScenarioError, ZsimError
-from zsim.run import Backend, Capabilities, Run, RunOptions
+from zsim.run import Backend, Capabilities, IncompleteRunError, Run, RunOptions
 from zsim.scenario import Scenario, load
 
 NUMERICS_BOUND = {"float32": 1e-4, "bfloat16": 5e-2, "float16": 5e-2}
@@ -54,10 +55,11 @@ def run(options: argparse.Namespace) -> int:
     capabilities = backend.capabilities()
     reports = []
     for scenario in scenarios:
-        with report.progress(f"{scenario.name} on {backend.name}"):
+        place = _place(options.save, scenario, several, ".json") if options.save else None
+        with report.progress(f"{scenario.name} on {backend.name}"), keeping_what_there_is(place):
             found = observed(backend, capabilities, scenario, how)
-        if options.save:
-            saved.save(found, _place(options.save, scenario, several, ".json"))
+        if place:
+            saved.save(found, place)
         if options.trace:
             trace.write(found, _place(options.trace, scenario, several, ".trace.json.gz"))
         reports.append(report.of_run(found, scenario))
@@ -74,17 +76,33 @@ def validate(options: argparse.Namespace) -> int:
     how, several, reports = _how(options), len(scenarios) > 1, []
     capabilities = backend.capabilities()
     for scenario in scenarios:
-        with report.progress(f"{scenario.name}: for real on {backend.name}"):
+        folder = Path(options.save) if options.save else None
+        place = folder / f"{scenario.name}.measured.json" if folder else None
+        with report.progress(f"{scenario.name}: for real on {backend.name}"), keeping_what_there_is(place):
             measured = observed(backend, capabilities, scenario, how)
         predicted = prediction(scenario, measured, capabilities)
         bounds = compare.Bounds(numerics=NUMERICS_BOUND[scenario.precision.parameters])
         checks = compare.compare(predicted, measured, bounds=bounds)
-        if options.save:
-            saved.save(predicted, Path(options.save) / f"{scenario.name}.predicted.json")
-            saved.save(measured, Path(options.save) / f"{scenario.name}.measured.json")
+        if folder and place:
+            saved.save(predicted, folder / f"{scenario.name}.predicted.json")
+            saved.save(measured, place)
         reports.append(report.of_checks(checks, predicted, measured, replaced=_replaced(scenario, capabilities)))
     report.print_checks(reports, as_json=options.json, several=several)
     return 0 if all(one.ok for one in reports) else 1
+
+
+@contextmanager
+def keeping_what_there_is(place: Path | None) -> Iterator[None]:
+    """When a rank fails inside, save what the ranks had ended, marked incomplete, and say where."""
+    try:
+        yield
+    except IncompleteRunError as error:
+        ended = sum("steady" in rank.phases for rank in error.run.ranks)
+        error.remedy = f"{ended} of {error.run.world_size} ranks had ended their last step; --save keeps what there is"
+        if place:
+            saved.save(error.run, place)
+            error.remedy = f"what the ranks had ended until then is in {place}, marked incomplete"
+        raise
 
 
 def observed(backend: Backend, capabilities: Capabilities, scenario: Scenario, how: RunOptions) -> Run:

@@ -61,7 +61,7 @@ def compare(predicted: Run, measured: Run, *, bounds: Bounds | None = None) -> t
         return (Check(name="world size", status="failed", detail=detail),)
     pairs = tuple(_pairs(predicted, measured))
     if not pairs:
-        return (Check(name="ranks", status="failed", detail="the two Runs have no rank in common"),)
+        return (*_completeness(measured), Check(name="ranks", status="failed", detail="the two Runs have no rank in common"),)
     return (
         *_completeness(measured),
         _order(pairs, predicted.world_size),
@@ -85,7 +85,8 @@ def sees(run: Run, what: str) -> bool:
 
 def _completeness(measured: Run) -> Iterator[Check]:
     if not measured.complete:
-        yield Check(name="complete", status="failed", detail="the measured Run did not reach its end")
+        why = f": {measured.failure}" if measured.failure else ""
+        yield Check(name="complete", status="failed", detail=f"the measured Run did not reach its end{why}")
 
 
 def _pairs(predicted: Run, measured: Run) -> Iterator[_Pair]:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from zsim.errors import RankError
+
 if TYPE_CHECKING:
     from zsim.scenario import Scenario
 
@@ -89,7 +91,17 @@ class Run:
     ranks: tuple[RankRun, ...]
     step_time_ns: int | None = None
     complete: bool = True
+    failure: str = ""
+    """Why the Run is not complete; its ranks then hold the phases that they had ended."""
     provenance: Mapping[str, str] = field(default_factory=dict)
+
+
+class IncompleteRunError(RankError):
+    """A real run in which a rank failed; `run` holds what all ranks had ended by then, marked incomplete."""
+
+    def __init__(self, error: RankError, run: Run) -> None:
+        super().__init__(where=error.where, expected=error.expected, found=error.found, remedy=error.remedy)
+        self.run = run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,15 +8,18 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from zreal import worker
+
 Say = Callable[[str], None]
+Keep = Callable[[dict[str, Any]], None]
 
 
-def fine(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say) -> dict[str, int]:
+def fine(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep) -> dict[str, int]:
     """Return who this is."""
     return {"rank": rank, "world_size": world_size, "given": arguments["given"]}
 
 
-def killed(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say) -> None:
+def killed(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep) -> None:
     """Rank 1 is killed inside its second collective while the others wait for it."""
     progress("reduce_scatter #1 of 64 B over dp_shard")
     if rank == 1:
@@ -24,7 +27,7 @@ def killed(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, 
     time.sleep(60)
 
 
-def raising(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say) -> None:
+def raising(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep) -> None:
     """Rank 1 raises while the others wait for it."""
     progress("all_gather #7 of 128 B over dp_shard")
     if rank == 1:
@@ -32,7 +35,32 @@ def raising(arguments: dict[str, Any], *, rank: int, world_size: int, port: int,
     time.sleep(60)
 
 
-def absent(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say) -> None:
+def absent(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep) -> None:
     """Rank 2 never arrives at the collective that the others are in."""
     progress("all_reduce #3 of 8 B over world" if rank == 2 else "all_reduce #4 of 8 B over world")
+    time.sleep(60)
+
+
+def failing_in_the_first_step(
+    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
+) -> dict[str, Any]:
+    """A real gloo rank; rank 1 is killed, raises or stays away, as `how` says, before its third collective of the first step."""
+    entered = 0
+
+    def say(text: str) -> None:
+        nonlocal entered
+        entered += 1
+        if rank == 1 and entered == 3:
+            fail(arguments["how"])
+        progress(text)
+
+    return worker.gloo_rank(arguments, rank=rank, world_size=world_size, port=port, progress=say, keep=keep)
+
+
+def fail(how: str) -> None:
+    """End this rank in one of the ways in which ranks end."""
+    if how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "raised":
+        raise ValueError("a wrong shard")
     time.sleep(60)

@@ -1,0 +1,73 @@
+"""When a rank of a real gloo run fails, what all ranks had ended until then is kept, marked incomplete, and never agrees."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zreal import launch
+from zsim import saved
+from zsim.cli import main
+
+pytestmark = pytest.mark.gloo
+
+SCENARIO = str(Path(__file__).parents[2] / "scenarios/parity/fsdp2-mlp-2.toml")
+CAUSES = {
+    "killed": "rank 1: expected every rank to finish, found killed by SIGKILL",
+    "raised": "rank 1: expected every rank to finish, found ValueError: a wrong shard",
+    "absent": "rank 1: expected every rank to finish within 8 s, found a hang: ranks [1] at all_gather #1",
+}
+
+
+@pytest.fixture(params=CAUSES)
+def cause(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """One way to fail; the ranks are real, with rank 1 failing inside its first step."""
+    start = launch.launch
+
+    def failing(target: str, arguments: dict[str, Any], **more: Any) -> list[Any]:
+        assert target == "zreal.worker:gloo_rank"
+        job = {**arguments, "how": request.param}
+        return start("tests.zreal.rank_bodies:failing_in_the_first_step", job, **more)
+
+    monkeypatch.setattr(launch, "launch", failing)
+    return str(request.param)
+
+
+def test_a_failed_run_is_saved_with_the_phases_that_had_ended(cause, tmp_path, capsys):
+    place = tmp_path / "run.json"
+
+    assert main(["run", SCENARIO, "--backend", "gloo", "--timeout", "8", "--save", str(place)]) == 1
+
+    said = capsys.readouterr().err
+    assert CAUSES[cause] in said
+    assert "all_gather #1 of " in said  # the last that rank 1 entered
+    assert f"what the ranks had ended until then is in {place}, marked incomplete" in said
+    run = saved.load(place)
+    assert (run.complete, run.world_size, run.backend) == (False, 2, "gloo")
+    assert run.failure.split(";")[0] in said
+    assert [(rank.rank, list(rank.phases)) for rank in run.ranks] == [(0, ["construction"]), (1, ["construction"])]
+    assert run.ranks[1].phases["construction"].memory.peak_bytes > 0
+
+
+def test_a_failed_run_never_agrees(cause, tmp_path, capsys):
+    measured, predicted = tmp_path / "measured.json", tmp_path / "predicted.json"
+    assert main(["run", SCENARIO, "--save", str(predicted)]) == 0
+    assert main(["run", SCENARIO, "--backend", "gloo", "--timeout", "8", "--save", str(measured)]) == 1
+    capsys.readouterr()
+
+    assert main(["compare", str(predicted), str(measured), "--json"]) == 1
+
+    checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+    assert checks["complete"]["status"] == "failed"
+    assert checks["complete"]["detail"].startswith("the measured Run did not reach its end: rank ")
+
+
+def test_validate_keeps_the_failed_run_and_says_so(cause, tmp_path, capsys):
+    assert main(["validate", SCENARIO, "--timeout", "8", "--save", str(tmp_path), "--json"]) == 1
+
+    found = json.loads(capsys.readouterr().out)
+    assert CAUSES[cause] in found["error"][0]
+    assert saved.load(tmp_path / "fsdp2-mlp-2.measured.json").complete is False

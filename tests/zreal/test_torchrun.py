@@ -1,0 +1,64 @@
+"""The cluster's own launcher: torchrun runs the worker on every rank, rank 0 saves a Run that the simulator agrees with."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from zsim import saved
+from zsim.cli import main
+
+pytestmark = pytest.mark.gloo
+
+ROOT = Path(__file__).parents[2]
+SCENARIO = str(ROOT / "scenarios/parity/fsdp2-mlp-2.toml")
+
+
+def worker(*arguments: str, ranks: int) -> subprocess.CompletedProcess[str]:
+    """The worker under torchrun on `ranks` ranks, or without it for 0."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks else []
+    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")} | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *launcher, "-m", "zreal.worker", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def test_a_run_under_torchrun_agrees_with_the_simulator(tmp_path, capsys):
+    measured, predicted = tmp_path / "measured.json", tmp_path / "predicted.json"
+
+    done = worker(SCENARIO, "--save", str(measured), ranks=2)
+
+    assert done.returncode == 0, done.stderr
+    run = saved.load(measured)
+    assert (run.backend, run.interpreter, run.world_size, run.complete) == ("gloo", "observer", 2, True)
+    assert [rank.rank for rank in run.ranks] == [0, 1]
+    assert main(["run", SCENARIO, "--save", str(predicted), "--all-ranks"]) == 0
+    capsys.readouterr()
+    assert main(["compare", str(predicted), str(measured), "--json"]) == 0
+    statuses = {check["name"]: check["status"] for check in json.loads(capsys.readouterr().out)["checks"]}
+    assert {name: statuses[name] for name in ("collective order", "bytes", "numerics")} == dict.fromkeys(
+        ("collective order", "bytes", "numerics"), "ok"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ranks", "words"),
+    [
+        ((SCENARIO, "--save", "x.json"), 0, "expected RANK and WORLD_SIZE from a launcher, found neither; torchrun --nproc-per-node 2"),
+        ((SCENARIO, "--save", "x.json"), 1, "fsdp2-mlp-2: expected 2 ranks, as the scenario's mesh has, found 1"),
+        (("nowhere.toml", "--save", "x.json"), 0, "nowhere.toml: "),
+        ((SCENARIO,), 0, "the following arguments are required: --save"),
+        ((SCENARIO, "--save", "x.json", "--interpreter", "executor"), 0, "--interpreter: expected observer for fsdp2, found executor"),
+    ],
+)
+def test_a_wrong_start_says_what_is_wrong(arguments, ranks, words):
+    done = worker(*arguments, ranks=ranks)
+
+    assert done.returncode == (1 if ranks else 2)  # torchrun itself answers 1 for any failed rank
+    assert words in done.stderr
+    if not ranks:  # torchrun adds a traceback of its own
+        assert "Traceback" not in done.stderr
