@@ -12,6 +12,7 @@ import importlib
 import json
 import multiprocessing
 import os
+import re
 import signal
 import threading
 import time
@@ -167,11 +168,11 @@ def _cause(rank: _Rank) -> str:
 
 
 def _hang(ranks: list[_Rank], timeout_s: float, results: dict[int, Any]) -> LaunchError:
-    """A roll-call: ranks grouped by their last collective, the fewest first, for they are the likely culprits."""
+    """A roll-call: ranks grouped by their last collective, those furthest behind first: the others wait for them."""
     groups: dict[str, list[int]] = {}
     for rank in ranks:
         groups.setdefault("finished" if rank.done else rank.last, []).append(rank.rank)
-    stuck = sorted((item for item in groups.items() if item[0] != "finished"), key=lambda item: len(item[1]))
+    stuck = sorted((item for item in groups.items() if item[0] != "finished"), key=lambda item: (_place(item[0]), len(item[1])))
     roll = "; ".join(f"ranks {members} at {last}" for last, members in [*stuck, *(i for i in groups.items() if i[0] == "finished")])
     return LaunchError(
         where=f"rank {stuck[0][1][0]}",
@@ -180,6 +181,12 @@ def _hang(ranks: list[_Rank], timeout_s: float, results: dict[int, Any]) -> Laun
         remedy="raise --timeout if the run is only slow",
         results=results,
     )
+
+
+def _place(last: str) -> int:
+    """How many collectives a rank had entered, from what it said: "all_gather #3 of …" is 3; -1 for none."""
+    found = re.search(r"#(\d+)", last)
+    return int(found[1]) if found else -1
 
 
 def _end(ranks: list[_Rank]) -> None:
