@@ -51,6 +51,7 @@ class FakeBackend:
             backend=self.name,
             interpreter=interpreter,
             world_size=scenario.world_size,
+            mesh=scenario.mesh,
             ranks=tuple(worker.fake_rank(scenario, rank=rank, interpreter=interpreter) for rank in ranks),
             provenance=worker.provenance(scenario, device="cpu"),
         )
@@ -100,6 +101,7 @@ class GlooBackend:
             backend=self.name,
             interpreter=interpreter,
             world_size=scenario.world_size,
+            mesh=scenario.mesh,
             ranks=tuple(from_table(RankRun, table) for table in tables),
             complete=failure is None,
             failure="" if failure is None else str(failure),

@@ -164,6 +164,7 @@ def main(arguments: list[str] | None = None) -> int:
             backend="nccl" if device == "cuda" else "gloo",
             interpreter=interpreter,
             world_size=scenario.world_size,
+            mesh=scenario.mesh,
             ranks=tuple(saved.from_table(RankRun, table) for table in gathered),
             provenance=provenance(scenario, device=device) | {"sees": "memory numerics"},
         )

@@ -40,10 +40,11 @@ class Durations(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Start and end of each op of one rank, by index."""
+    """Start and end of each op of one rank, by index, and when its host had issued it."""
 
     starts: Sequence[int]
     ends: Sequence[int]
+    issued: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,8 +197,15 @@ class _Engine:
         if stuck:
             raise _deadlock(stuck)
         ends = [max(max(rank.ends, default=0), rank.program.issued[-1] if rank.program.issued else 0) for rank in self.ranks]
-        times = {rank.rank: Times(rank.starts, rank.ends) for rank in self.ranks}
+        times = {rank.rank: Times(rank.starts, rank.ends, self._issued(rank)) for rank in self.ranks}
         return Timeline(ranks=times, step_time_ns=max(ends, default=0))
+
+    def _issued(self, rank: _Rank) -> Sequence[int]:
+        """When the host issued each op, once all is known."""
+        program = rank.program
+        if not program.has_host_waits:
+            return program.issued
+        return [self._host_time(rank, op.index) for op in program.ops]
 
     def advance(self, rank: _Rank) -> None:
         """Resolve every op of `rank` whose dependencies are known; collectives arrive, and block their stream."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from zsim.errors import RankError
+from zsim.mesh import Mesh
 
 if TYPE_CHECKING:
     from zsim.scenario import Scenario
@@ -26,7 +27,7 @@ class CollectiveRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """One op on one stream. Times are ns since the start of the steady step."""
+    """One op on one stream. Times are ns since the start of the steady step; `group` is a collective's, as the mesh names it."""
 
     name: str
     kind: str
@@ -35,6 +36,9 @@ class Span:
     start_ns: int
     end_ns: int
     nbytes: int = 0
+    issued_ns: int = 0
+    """When the host had issued it, which is when its memory was allocated and freed."""
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +93,7 @@ class Run:
     """"simulator", "executor" or "observer"."""
     world_size: int
     ranks: tuple[RankRun, ...]
+    mesh: Mesh
     step_time_ns: int | None = None
     complete: bool = True
     failure: str = ""

@@ -62,6 +62,7 @@ class SimBackend:
             backend=self.name,
             interpreter="simulator",
             world_size=scenario.world_size,
+            mesh=scenario.mesh,
             ranks=_ranks(program, shown, costs=costs, times=timeline.ranks),
             step_time_ns=timeline.step_time_ns,
             provenance=_provenance(scenario, cluster),
@@ -153,8 +154,10 @@ def _spans(ops: tuple[Op, ...], times: Times) -> tuple[Span, ...]:
             start_ns=start,
             end_ns=end,
             nbytes=op.nbytes,
+            issued_ns=issued,
+            group=op.group,
         )
-        for op, start, end in zip(ops, times.starts, times.ends, strict=True)
+        for op, start, end, issued in zip(ops, times.starts, times.ends, times.issued, strict=True)
     )
 
 

@@ -73,31 +73,32 @@ def _complete(rank: int, span: Span) -> Event:
 
 
 def _counters(rank: RankRun) -> Iterator[Event]:
-    """Allocated bytes after each op: at the op's start where it has a span, else one microsecond apart."""
-    points = rank.phases["steady"].memory.timeline if "steady" in rank.phases else ()
-    matched = len(points) == len(rank.spans)
-    for i, (_, nbytes) in enumerate(points):
-        moment = rank.spans[i].start_ns / 1000 if matched else float(i)
-        yield {"ph": "C", "name": "allocated", "pid": rank.rank, "ts": moment, "args": {"bytes": nbytes}}
+    """Allocated bytes when the step begins and after each op, at the moment when the host issued it."""
+    steady = rank.phases.get("steady")
+    if steady is None or len(steady.memory.timeline) != len(rank.spans):
+        return
+    points = [(0, steady.memory.start_bytes)]
+    points += [(span.issued_ns, after) for span, (_, after) in zip(rank.spans, steady.memory.timeline, strict=True)]
+    for moment, nbytes in points:
+        yield {"ph": "C", "name": "allocated", "pid": rank.rank, "ts": moment / 1000, "args": {"bytes": nbytes}}
 
 
 def _flows(run: Run) -> Iterator[Event]:
-    """An arrow from the first rank shown to each other one, for the n-th collective of each name and stream."""
-    seen: dict[tuple[str, str, int], tuple[int, Span]] = {}
+    """An arrow from the first rank shown of each group to each other one, for the n-th collective of that group."""
+    first_seen: dict[tuple[str, tuple[int, ...], int], tuple[int, Span]] = {}
     identity = 0
     for rank in run.ranks:
-        count: dict[tuple[str, str], int] = defaultdict(int)
+        count: dict[str, int] = defaultdict(int)
         for span in rank.spans:
             if span.kind not in COLLECTIVES:
                 continue
-            key = (span.name, span.stream, count[span.name, span.stream])
-            count[span.name, span.stream] += 1
-            if key not in seen:
-                seen[key] = (rank.rank, span)
+            key = (span.group, run.mesh.group(span.group, rank.rank), count[span.group])
+            count[span.group] += 1
+            source, first = first_seen.setdefault(key, (rank.rank, span))
+            if source == rank.rank:
                 continue
-            source, first = seen[key]
             identity += 1
-            common = {"name": "group", "cat": "collective", "id": identity}
+            common = {"name": first.name, "cat": "collective", "id": identity}
             yield {**common, "ph": "s", "pid": source, "tid": _thread(first.stream), "ts": first.start_ns / 1000}
             target = {"pid": rank.rank, "tid": _thread(span.stream), "ts": span.start_ns / 1000}
             yield {**common, "ph": "f", "bp": "e", **target}

@@ -48,11 +48,19 @@ def test_a_run_under_torchrun_agrees_with_the_simulator(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "ranks", "words"),
     [
-        ((SCENARIO, "--save", "x.json"), 0, "expected RANK and WORLD_SIZE from a launcher, found neither; torchrun --nproc-per-node 2"),
+        (
+            (SCENARIO, "--save", "x.json"),
+            0,
+            "expected RANK and WORLD_SIZE from a launcher, found neither; torchrun --nproc-per-node 2",
+        ),
         ((SCENARIO, "--save", "x.json"), 1, "fsdp2-mlp-2: expected 2 ranks, as the scenario's mesh has, found 1"),
         (("nowhere.toml", "--save", "x.json"), 0, "nowhere.toml: "),
         ((SCENARIO,), 0, "the following arguments are required: --save"),
-        ((SCENARIO, "--save", "x.json", "--interpreter", "executor"), 0, "--interpreter: expected observer for fsdp2, found executor"),
+        (
+            (SCENARIO, "--save", "x.json", "--interpreter", "executor"),
+            0,
+            "--interpreter: expected observer for fsdp2, found executor",
+        ),
     ],
 )
 def test_a_wrong_start_says_what_is_wrong(arguments, ranks, words):

@@ -6,6 +6,7 @@ import pytest
 
 from zsim import saved
 from zsim.compare import Bounds, agrees, compare
+from zsim.mesh import Mesh
 from zsim.run import CollectiveRecord, MemoryRecord, Numerics, PhaseRecord, RankRun, Run, Span
 
 GATHER = CollectiveRecord(op="all_gather", nbytes=1024, group="dp_shard", group_size=2)
@@ -21,7 +22,8 @@ def a_run(backend: str = "gloo", *, peak: int = 1000, order=(GATHER, SCATTER), n
     phases = {"construction": phase(peak=7), "first": phase(*order), "steady": phase(*order, peak=peak)}
     ranks = tuple(RankRun(rank=rank, phases=phases, numerics=numerics) for rank in range(2))
     fields = {"scenario": "x", "backend": backend, "interpreter": "observer", "world_size": 2, "ranks": ranks}
-    return Run(**{**fields, **more})
+    fields |= more
+    return Run(mesh=Mesh(dp_shard=fields["world_size"]), **fields)
 
 
 def statuses(checks):

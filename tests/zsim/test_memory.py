@@ -1,0 +1,121 @@
+"""The ledger against a naive one that adds up every live buffer after every event."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.scenarios import scenarios
+from zsim.errors import ProgramError
+from zsim.memory import Ledger, replay
+from zsim.ops import MEMORY_KINDS, Alloc, Free, MemoryEvent, Op
+from zsim.plan import plan
+from zsim.program import PHASES, RankProgram
+
+
+def op(index: int, *memory: MemoryEvent, unit: str = "a") -> Op:
+    return Op(index=index, kind="forward", unit=unit, stream="compute", memory=memory)
+
+
+def program(*steady: Op, construction: tuple[Op, ...] = (), first: tuple[Op, ...] = ()) -> RankProgram:
+    return RankProgram(construction=construction, first=first, steady=steady)
+
+
+def naive(rank: RankProgram) -> dict[str, tuple[int, int, int, dict[str, int]]]:
+    """Start, peak, end and the split at the first highest moment of each phase, from a plain dict of live buffers."""
+    live: dict[str, Alloc] = {}
+    found = {}
+
+    def total() -> int:
+        return sum(alloc.nbytes for alloc in live.values())
+
+    def split() -> dict[str, int]:
+        return {kind: sum(a.nbytes for a in live.values() if a.kind == kind) for kind in MEMORY_KINDS}
+
+    for phase in PHASES:
+        start = total()
+        peak = (start, split())
+        for event in (event for op in rank.phase(phase) for event in op.memory):
+            if isinstance(event, Alloc):
+                live[event.buffer] = event
+            else:
+                del live[event.buffer]
+            if total() > peak[0]:
+                peak = (total(), split())
+        found[phase] = (start, peak[0], total(), peak[1])
+    return found
+
+
+@given(scenarios())
+def test_the_replay_is_the_naive_one_on_every_program(found):
+    for rank in plan(found, device=found.cluster.kind).ranks:
+        seen = {
+            phase: (record.start_bytes, record.peak_bytes, record.end_bytes, dict(record.by_kind))
+            for phase, record in replay(rank, timeline=False).items()
+        }
+        assert seen == naive(rank)
+
+
+@given(st.data())
+def test_the_replay_is_the_naive_one_on_random_events(data):
+    live: list[str] = []
+    phases: dict[str, list[Op]] = {phase: [] for phase in PHASES}
+    for place in range(data.draw(st.integers(0, 25))):
+        if live and data.draw(st.booleans()):
+            event: MemoryEvent = Free(live.pop(data.draw(st.integers(0, len(live) - 1))))
+        else:
+            kind = data.draw(st.sampled_from(MEMORY_KINDS))
+            event = Alloc(f"b{place}", kind, data.draw(st.integers(0, 9)))
+            live.append(f"b{place}")
+        ops = phases[data.draw(st.sampled_from(PHASES[:1] if place < 8 else PHASES[1:2] if place < 16 else PHASES[2:]))]
+        ops.append(op(len(ops), event))
+    rank = RankProgram(**{phase: tuple(ops) for phase, ops in phases.items()})
+    seen = {
+        phase: (record.start_bytes, record.peak_bytes, record.end_bytes, dict(record.by_kind))
+        for phase, record in replay(rank).items()
+    }
+    assert seen == naive(rank)
+
+
+def test_a_record_says_where_the_peak_is_of_what_and_what_was_live_after_each_op():
+    rank = program(
+        op(0, Alloc("x", "inputs", 3), Alloc("y", "activations", 4), Free("x"), unit="one"),
+        op(1, Alloc("z", "temporaries", 2), Free("z"), unit="two"),
+        op(2, Alloc("w", "gradients", 5), Free("w"), Free("y"), unit="three"),
+        construction=(op(0, Alloc("p", "parameters", 100)),),
+    )
+    steady = replay(rank)["steady"]
+    assert (steady.start_bytes, steady.peak_bytes, steady.end_bytes) == (100, 109, 100)
+    assert steady.peak_at == "forward three"
+    assert {k: v for k, v in steady.by_kind.items() if v} == {"parameters": 100, "activations": 4, "gradients": 5}
+    assert steady.timeline == (("forward one", 104), ("forward two", 104), ("forward three", 100))
+
+
+def test_a_phase_that_only_frees_peaks_at_its_start():
+    rank = program(op(0, Free("p")), construction=(op(0, Alloc("p", "parameters", 100)),))
+    steady = replay(rank, timeline=False)["steady"]
+    assert (steady.peak_bytes, steady.peak_at, steady.timeline) == (100, "start", ())
+    assert steady.by_kind["parameters"] == 100
+
+
+@pytest.mark.parametrize(
+    ("events", "words"),
+    [
+        ((Free("x"),), r"steady op 0 \(forward a\): expected a live buffer, found x: it is freed"),
+        (
+            (Alloc("x", "inputs", 1), Alloc("x", "inputs", 1)),
+            "expected a buffer that is not live, found x: it is allocated again",
+        ),
+        ((Alloc("x", "inputs", 1), Free("x"), Free("x")), "expected a live buffer, found x: it is freed"),
+    ],
+)
+def test_a_buffer_freed_or_made_twice_is_refused_with_its_op(events, words):
+    with pytest.raises(ProgramError, match=words):
+        replay(program(op(0, *events)))
+
+
+def test_the_sums_of_a_ledger_follow_its_buffers():
+    ledger = Ledger()
+    ledger.apply(op(0, Alloc("x", "inputs", 3), Alloc("y", "inputs", 4), Free("x")))
+    assert (ledger.allocated, ledger.by_kind["inputs"], set(ledger.live)) == (4, 4, {"y"})

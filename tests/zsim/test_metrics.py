@@ -1,0 +1,142 @@
+"""Figures of a Run against values worked out by hand, and laws between them on random scenarios."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.scenarios import scenarios
+from zsim import metrics
+from zsim.mesh import Mesh
+from zsim.run import CollectiveRecord, MemoryRecord, PhaseRecord, RankRun, Run, RunOptions, Span
+from zsim.scenario import Scenario, parse
+from zsim.simulator import SimBackend
+
+
+def scenario(*, accumulation: int = 1) -> Scenario:
+    text = f"""
+model = {{ family = "mlp", sizes = {{ dims = [3, 5], hidden = 7, num_classes = 2 }} }}
+batch = {{ micro_batch = 4, accumulation = {accumulation} }}
+cluster = {{ preset = "dgx-h100", ranks = 2 }}
+strategy = {{ name = "fsdp2" }}
+precision = {{ parameters = "bf16", reduce = "fp32" }}
+"""
+    return parse(text.encode(), where="metrics.toml")
+
+
+def span(kind: str, stream: str, start: int, end: int) -> Span:
+    return Span(name=kind, kind=kind, unit="a", stream=stream, start_ns=start, end_ns=end)
+
+
+def a_run(*spans: Span, step: int, peaks: tuple[int, ...] = (10, 30, 20), **more: object) -> Run:
+    """Two ranks; the second has the higher peak."""
+    records = (
+        CollectiveRecord(op="all_gather", nbytes=100, group="dp_shard", group_size=2),
+        CollectiveRecord(op="reduce_scatter", nbytes=60, group="dp_shard", group_size=2),
+        CollectiveRecord(op="all_gather", nbytes=40, group="dp_shard", group_size=2),
+    )
+
+    def phases(extra: int) -> dict[str, PhaseRecord]:
+        memory = [
+            MemoryRecord(start_bytes=1, peak_bytes=peak + extra, end_bytes=1, by_kind={"parameters": peak + extra})
+            for peak in peaks
+        ]
+        names = ("construction", "first", "steady")
+        return {name: PhaseRecord(collectives=records, memory=part) for name, part in zip(names, memory, strict=True)}
+
+    ranks = tuple(RankRun(rank=rank, phases=phases(rank), spans=spans, bytes_sent=50 + rank) for rank in range(2))
+    fields = {"scenario": "m", "backend": "sim", "interpreter": "simulator", "world_size": 2, "ranks": ranks}
+    fields |= {"mesh": Mesh(dp_shard=2), "provenance": {"device": "cuda", "calibration": "assumed"}}
+    return Run(step_time_ns=step, **{**fields, **more})
+
+
+SPANS = (
+    span("forward", "compute", 0, 100),
+    span("all_gather", "all_gather", 50, 150),  # 50 hidden, 50 exposed
+    span("backward", "compute", 150, 200),
+    span("reduce_scatter", "reduce_scatter", 180, 260),  # 20 hidden, 60 exposed
+    span("all_gather", "all_gather", 200, 230),  # under the reduce-scatter: not exposed twice
+    span("optimizer", "compute", 300, 310),
+)
+
+
+def test_times_are_the_lengths_of_unions_of_spans():
+    found = metrics.figures(a_run(*SPANS, step=400), scenario())
+    assert (found.compute_ns, found.communication_ns, found.exposed_communication_ns) == (160, 180, 110)
+    assert found.exposed_share == 110 / 400
+
+
+def test_tokens_and_mfu_follow_their_formulas():
+    """3·2·Σ m·k·n per token but for the first layer, whose input needs no gradient: 2·(3·7 + 7·5 + 5·2) forward."""
+    found = metrics.figures(a_run(*SPANS, step=400), scenario(accumulation=3))
+    tokens, forward, no_input_gradient = 4 * 3, 2 * (3 * 7 + 7 * 5 + 5 * 2), 2 * 3 * 7
+    assert metrics.model_flops(scenario(accumulation=3)) == tokens * (3 * forward - no_input_gradient)
+    assert found.tokens_per_second_per_gpu == tokens * 1e9 / 400
+    assert found.mfu == tokens * (3 * forward - no_input_gradient) * 1e9 / (
+        400 * scenario().cluster.device.peak_flops("bfloat16")
+    )
+
+
+def test_peaks_are_those_of_the_rank_with_the_highest():
+    found = metrics.figures(a_run(*SPANS, step=400), scenario())
+    assert (found.peak_memory_bytes, found.peak_first_step_bytes) == (21, 31)
+    assert {kind: nbytes for kind, nbytes in found.peak_memory_by_kind.items() if nbytes} == {"parameters": 21}
+
+
+def test_traffic_counts_the_steady_step_by_kind_and_the_wire_of_the_busiest_rank():
+    found = metrics.figures(a_run(*SPANS, step=400), scenario())
+    assert {op: (one.count, one.bytes) for op, one in found.collectives.items()} == {
+        "all_gather": (2, 140),
+        "reduce_scatter": (1, 60),
+    }
+    assert found.bytes_sent_per_rank == 51
+
+
+def test_a_measured_run_without_time_has_no_figures_of_time():
+    found = metrics.figures(replace(a_run(step=0), step_time_ns=None), scenario())
+    times = (
+        found.step_time_ns,
+        found.step_time_band_ns,
+        found.compute_ns,
+        found.communication_ns,
+        found.exposed_communication_ns,
+    )
+    assert {*times, found.exposed_share, found.tokens_per_second_per_gpu, found.mfu} == {None}
+    assert found.peak_memory_bytes == 21
+
+
+def test_a_measured_time_is_its_own_band():
+    measured = a_run(*SPANS, step=400, provenance={"device": "cuda"})
+    assert metrics.figures(measured, scenario()).step_time_band_ns == (400, 400)
+
+
+def test_mfu_of_another_device_than_the_scenarios_is_not_claimed():
+    assert metrics.figures(a_run(*SPANS, step=400, provenance={"device": "cpu"}), scenario()).mfu is None
+
+
+@given(scenarios())
+def test_exposed_is_part_of_communication_and_fits_into_the_step_beside_compute(found):
+    run = SimBackend().run(found, options=RunOptions())
+    seen = metrics.figures(run, found)
+    assert 0 <= seen.exposed_communication_ns <= seen.communication_ns
+    for rank in run.ranks:
+        assert metrics.compute_ns(rank) + metrics.exposed_ns(rank) <= run.step_time_ns
+        assert metrics.compute_ns(rank) == sum(s.end_ns - s.start_ns for s in rank.spans if s.stream == "compute")
+    low, high = seen.step_time_band_ns
+    assert low <= run.step_time_ns <= high
+    assert 0 < seen.mfu < 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), st.booleans()), max_size=12))
+def test_exposed_time_is_counted_nanosecond_by_nanosecond(pieces):
+    spans = tuple(
+        span("all_gather" if moves else "forward", "all_gather" if moves else "compute", start, start + length)
+        for start, length, moves in pieces
+    )
+    rank = a_run(*spans, step=200).ranks[0]
+    busy = {t for s in spans if s.kind == "forward" for t in range(s.start_ns, s.end_ns)}
+    moving = {t for s in spans if s.kind == "all_gather" for t in range(s.start_ns, s.end_ns)}
+    assert (metrics.compute_ns(rank), metrics.communication_ns(rank)) == (len(busy), len(moving))
+    assert metrics.exposed_ns(rank) == len(moving - busy)

@@ -1,0 +1,110 @@
+"""To add a strategy, a model, a collective, a cluster, a subject or a law is to add a file and a line; this finds a missing line."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from zreal.subjects.table import SUBJECTS
+from zsim import hardware, laws, models, operators
+from zsim.collectives import ALGORITHMS
+from zsim.eager import _CALLS
+from zsim.models import FAMILIES
+from zsim.schema import strategy_table
+from zsim.strategies import STRATEGIES
+
+ROOT = Path(__file__).parents[2]
+
+
+def modules_with(folder: str, function: str) -> set[str]:
+    """The modules of `folder` that define or import a public function called `function`: what their table is made of."""
+    found = set()
+    for file in (ROOT / folder).glob("*.py"):
+        if file.stem == "__init__":
+            continue
+        tree = ast.parse(file.read_text())
+        defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+        imported = {
+            alias.asname or alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
+        }
+        assigned = {
+            target.id
+            for node in tree.body
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        if function in defined | imported | assigned:
+            found.add(file.stem)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("folder", "function", "table"),
+    [
+        ("zsim/strategies", "plan", STRATEGIES),
+        ("zsim/models", "build", FAMILIES),
+        ("zsim/collectives", "duration_ns", ALGORITHMS),
+    ],
+)
+def test_each_file_is_in_its_table(folder, function, table):
+    assert modules_with(folder, function) == set(table)
+
+
+def test_each_subject_is_in_its_table():
+    files = modules_with("zreal/subjects", "build")
+    assert files == {build.__module__.rpartition(".")[2] for build in SUBJECTS.values()}
+    assert set(SUBJECTS) <= set(STRATEGIES)
+
+
+def test_each_preset_is_listed_and_loads():
+    files = {file.stem for file in (ROOT / "zsim/presets/models").iterdir()}
+    assert files == set(models.presets())
+    clusters = {file.stem for file in (ROOT / "zsim/presets/clusters").iterdir()}
+    assert clusters == set(hardware.clusters())
+    for name in models.presets():
+        assert models.preset(name).source
+    for name in hardware.clusters():
+        assert hardware.load_cluster(name).name == name
+
+
+def figures(table: dict[str, object]) -> list[dict[str, object]]:
+    """Every figure of a preset, however deep."""
+    inner = [part for part in table.values() if isinstance(part, dict)]
+    return [table] if "value" in table else [figure for part in inner for figure in figures(part)]
+
+
+def test_each_figure_of_a_cluster_has_its_provenance_and_source():
+    for file in (ROOT / "zsim/presets/clusters").iterdir():
+        found = figures(tomllib.loads(file.read_text()))
+        assert len(found) > 10
+        assert all(figure["provenance"] and figure["source"] for figure in found), file.name
+
+
+def test_each_kind_of_operator_has_its_calls():
+    assert set(operators.OperatorKind.__args__) == set(_CALLS)
+
+
+def test_each_law_is_in_its_table():
+    tree = ast.parse((ROOT / "zsim/laws.py").read_text())
+    first = {
+        node.name: node.args.args[0].arg
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and len(node.args.args) > 1
+    }
+    assert {law.__name__ for law in laws.PROGRAM_LAWS.values()} == {
+        name for name, argument in first.items() if argument == "program"
+    }
+    assert {law.__name__ for law in laws.RUN_LAWS.values()} == {
+        name for name, argument in first.items() if argument == "run"
+    }
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_each_strategy_has_a_schema_of_its_own_options(name):
+    keys = set(strategy_table(name).model_fields)
+    assert {"name", "sync"} <= keys
+    assert set(STRATEGIES[name].axes) <= keys

@@ -1,0 +1,153 @@
+"""Traces against the Trace Event Format: what a viewer needs to find of every event, and what the arrows and counters say."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import defaultdict
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zsim import scenario, trace
+from zsim.ops import COLLECTIVES
+from zsim.run import Run, RunOptions
+from zsim.simulator import SimBackend
+
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
+NAMES = [
+    "published/hsdp-llama-3-8b-4x8-h100",
+    "parity/zero3-gpt-4-lookahead-2",
+    "parity/zero-redundancy-gpt-4",
+    "parity/fsdp2-uneven-4",
+]
+
+REQUIRED = {
+    "M": {"ph", "name", "pid", "args"},
+    "X": {"ph", "name", "cat", "pid", "tid", "ts", "dur", "args"},
+    "C": {"ph", "name", "pid", "ts", "args"},
+    "s": {"ph", "name", "cat", "id", "pid", "tid", "ts"},
+    "f": {"ph", "name", "cat", "id", "pid", "tid", "ts", "bp"},
+}
+"""The keys of each kind of event, as the format's description has them."""
+
+
+def simulated(name: str, *, all_ranks: bool = True) -> Run:
+    return SimBackend().run(scenario.load(SCENARIOS / f"{name}.toml"), options=RunOptions(all_ranks=all_ranks))
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def run(request: pytest.FixtureRequest) -> Run:
+    """A Run of all its ranks."""
+    return simulated(request.param)
+
+
+def by_kind(run: Run) -> dict[str, list[dict[str, Any]]]:
+    """The events as a viewer reads them: through JSON."""
+    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for event in json.loads(json.dumps(trace.trace(run)))["traceEvents"]:
+        found[event["ph"]].append(event)
+    return found
+
+
+def ns(microseconds: float) -> int:
+    """The nanoseconds of a time in the trace, which must lose none."""
+    exact = round(Fraction(str(microseconds)) * 1000)
+    assert exact / 1000 == microseconds
+    return exact
+
+
+def test_every_event_has_what_the_format_asks_for(run):
+    for kind, events in by_kind(run).items():
+        for event in events:
+            assert set(event) - ({"tid"} if event["name"] == "thread_name" else set()) == REQUIRED[kind]
+            assert all(isinstance(event[key], int) for key in ("pid", "tid", "id") if key in event)
+            assert all(event[key] >= 0 for key in ("ts", "dur") if key in event)
+
+
+def test_every_process_and_thread_with_events_has_a_name(run):
+    events = by_kind(run)
+    named = {(e["pid"], e.get("tid")) for e in events["M"] if e["name"] in ("process_name", "thread_name")}
+    used = {(e["pid"], e["tid"]) for e in events["X"]}
+    assert named == used | {(rank.rank, None) for rank in run.ranks}
+
+
+def test_slices_are_the_spans_to_the_nanosecond(run):
+    seen = [(e["pid"], e["name"], ns(e["ts"]), ns(e["dur"])) for e in by_kind(run)["X"]]
+    assert seen == [(r.rank, s.name, s.start_ns, s.end_ns - s.start_ns) for r in run.ranks for s in r.spans]
+
+
+def test_slices_of_a_thread_do_not_overlap(run):
+    threads: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    for event in by_kind(run)["X"]:
+        threads[event["pid"], event["tid"]].append((ns(event["ts"]), ns(event["ts"]) + ns(event["dur"])))
+    for slices in threads.values():
+        slices.sort()
+        assert all(before[1] <= after[0] for before, after in zip(slices, slices[1:], strict=False))
+
+
+def test_arrows_come_in_pairs_between_slices_of_one_collective_of_one_group(run):
+    events = by_kind(run)
+    slices = {(e["pid"], e["tid"], e["ts"]): e for e in events["X"] if e["cat"] in COLLECTIVES}
+    starts, ends = ({e["id"]: e for e in events[kind]} for kind in "sf")
+    assert len(starts) == len(events["s"]) == len(ends) == len(events["f"])
+    assert starts.keys() == ends.keys()
+    for identity, start in starts.items():
+        source, target = (slices[e["pid"], e["tid"], e["ts"]] for e in (start, ends[identity]))
+        assert source["pid"] != target["pid"]
+        assert [source[key] for key in ("name", "ts", "dur", "args")] == [
+            target[key] for key in ("name", "ts", "dur", "args")
+        ]
+
+
+def test_every_collective_has_an_arrow_to_every_other_rank_of_its_group_and_to_no_one_else(run):
+    wanted = 0
+    for rank in run.ranks:
+        wanted += sum(
+            span.kind in COLLECTIVES and run.mesh.group(span.group, rank.rank)[0] != rank.rank for span in rank.spans
+        )
+    arrows = by_kind(run)
+    assert len(arrows["s"]) == wanted
+    for start, end in zip(arrows["s"], arrows["f"], strict=True):
+        spans = [s for r in run.ranks if r.rank == start["pid"] for s in r.spans if s.name == start["name"]]
+        group = next(span.group for span in spans)
+        assert end["pid"] in run.mesh.group(group, start["pid"])
+
+
+def test_counters_are_the_ledger_at_the_moments_of_issue(run):
+    for rank in run.ranks:
+        memory = rank.phases["steady"].memory
+        counted = [(ns(e["ts"]), e["args"]["bytes"]) for e in by_kind(run)["C"] if e["pid"] == rank.rank]
+        issued = [span.issued_ns for span in rank.spans]
+        assert counted == [(0, memory.start_bytes), *zip(issued, (after for _, after in memory.timeline), strict=True)]
+        assert issued == sorted(issued)
+        assert all(span.issued_ns <= span.start_ns for span in rank.spans)
+
+
+def test_a_folded_rank_says_for_how_many_it_stands():
+    run = simulated("published/llama-3-8b-8-h100", all_ranks=False)
+    names = [e["args"]["name"] for e in by_kind(run)["M"] if e["name"] == "process_name"]
+    assert names == ["rank 0 and 7 like it"]
+
+
+def test_a_run_without_spans_has_names_alone():
+    run = simulated("parity/fsdp2-mlp-4")
+    silent = replace(run, ranks=tuple(replace(rank, spans=()) for rank in run.ranks))
+    assert set(by_kind(silent)) == {"M"}
+
+
+def test_a_written_trace_reads_back_compressed_or_not(tmp_path):
+    run = simulated("parity/fsdp2-mlp-4")
+    trace.write(run, tmp_path / "t.json")
+    trace.write(run, tmp_path / "deep" / "t.json.gz")
+    plain = json.loads((tmp_path / "t.json").read_text())
+    assert plain == json.loads(gzip.decompress((tmp_path / "deep" / "t.json.gz").read_bytes())) == trace.trace(run)
+    assert plain["otherData"]["scenario"] == "fsdp2-mlp-4"
+
+
+def test_a_trace_that_cannot_be_written_says_where(tmp_path):
+    with pytest.raises(trace.TraceError, match=r"expected a file that can be written"):
+        trace.write(simulated("parity/fsdp2-mlp-4"), tmp_path)
