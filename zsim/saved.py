@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
+from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from zsim.errors import ZsimError
-from zsim.run import SCHEMA_VERSION, Run
+from zsim.run import SCHEMA_VERSION, RankRun, Run
 
 Part = TypeVar("Part")
 
 MAX_SAVED_BYTES = 4 * 1024**3
+SHARED = ("phases", "spans")
 
 
 class SavedRunError(ZsimError):
@@ -22,8 +24,33 @@ class SavedRunError(ZsimError):
 
 
 def dump(run: Run) -> str:
-    """The Run as JSON text; equal Runs give equal bytes."""
-    return json.dumps({"schema_version": SCHEMA_VERSION, "run": _plain(run)}, indent=1, sort_keys=True) + "\n"
+    """The Run as JSON text; equal Runs give equal bytes. A rank that did the same as an earlier one says so by `like`."""
+    table = _plain(replace(run, ranks=())) | {"ranks": list(_ranks(run.ranks))}
+    return json.dumps({"schema_version": SCHEMA_VERSION, "run": table}, indent=1, sort_keys=True) + "\n"
+
+
+def _ranks(ranks: tuple[RankRun, ...]) -> Iterator[dict[str, Any]]:
+    seen: dict[tuple[int, int], int] = {}
+    for rank in ranks:
+        first = seen.setdefault((id(rank.phases), id(rank.spans)), rank.rank)
+        if first == rank.rank:
+            yield _plain(rank)
+            continue
+        own = _plain(replace(rank, phases={}, spans=()))
+        yield {key: value for key, value in own.items() if key not in SHARED} | {"like": first}
+
+
+def _typed_ranks(tables: list[dict[str, Any]]) -> Iterator[RankRun]:
+    """The ranks of a saved Run; what they share is read once."""
+    whole: dict[int, RankRun] = {}
+    for table in tables:
+        if "like" not in table:
+            rank = whole[table["rank"]] = from_table(RankRun, table)
+            yield rank
+            continue
+        own = {key: value for key, value in table.items() if key != "like"} | {"phases": {}}
+        like = whole[table["like"]]
+        yield replace(from_table(RankRun, own), phases=like.phases, spans=like.spans)
 
 
 def save(run: Run, path: Path) -> None:
@@ -49,10 +76,10 @@ def load(path: Path) -> Run:
     if table.get("schema_version") != SCHEMA_VERSION:
         raise _not_a_run(path, f"schema_version {str(table.get('schema_version'))[:20]}, this is {SCHEMA_VERSION}")
     try:
-        run = _typed(Run, table["run"])
+        ranks = tuple(_typed_ranks(table["run"]["ranks"]))
+        run = replace(from_table(Run, table["run"] | {"ranks": []}), ranks=ranks)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise _not_a_run(path, f"a damaged one ({str(error)[:120]})") from None
-    assert isinstance(run, Run)
     return run
 
 
@@ -82,13 +109,18 @@ def _plain(value: Any) -> Any:
     return value
 
 
+@cache
+def _hints(kind: Any) -> Mapping[str, Any]:
+    return get_type_hints(kind)
+
+
 def _typed(kind: Any, value: Any) -> Any:
     """`value`, as JSON has it, as the annotated type `kind`."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return None if value is None else _typed(next(part for part in arguments if part is not type(None)), value)
     if is_dataclass(kind):
-        hints = get_type_hints(kind)
+        hints = _hints(kind)  # type: ignore[arg-type]
         unknown = set(value) - set(hints)
         if unknown:
             raise ValueError(f"unknown key {min(unknown)}")

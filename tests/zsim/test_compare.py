@@ -1,13 +1,18 @@
 """Two Runs are compared in order of rigour; what cannot be seen is unsupported, and nothing at all is a failure."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from zsim import saved
 from zsim.compare import Bounds, agrees, compare
 from zsim.mesh import Mesh
-from zsim.run import CollectiveRecord, MemoryRecord, Numerics, PhaseRecord, RankRun, Run, Span
+from zsim.run import CollectiveRecord, MemoryRecord, Numerics, PhaseRecord, RankRun, Run, RunOptions, Span
+from zsim.scenario import load
+from zsim.simulator import SimBackend
+
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
 
 GATHER = CollectiveRecord(op="all_gather", nbytes=1024, group="dp_shard", group_size=2)
 SCATTER = CollectiveRecord(op="reduce_scatter", nbytes=512, group="dp_shard", group_size=2)
@@ -160,6 +165,19 @@ def test_an_incomplete_measurement_fails():
 def test_a_group_of_all_ranks_is_the_world_whatever_its_axis_is_called():
     other = tuple(replace(record, group="world") for record in (GATHER, SCATTER))
     assert agrees(compare(a_run("sim"), a_run(order=other)))
+
+
+def test_ranks_that_did_the_same_are_saved_once_and_read_back(tmp_path):
+    """A Run of 1,024 ranks is one text for each kind of rank, not 1,024."""
+    found = load(SCENARIOS / "scale/fsdp2-gpt-1024.toml")
+    run = SimBackend().run(found, options=RunOptions(all_ranks=True))
+    saved.save(run, tmp_path / "run.json")
+
+    back = saved.load(tmp_path / "run.json")
+
+    assert back == run
+    assert len({id(rank.phases) for rank in back.ranks}) == len({id(rank.phases) for rank in run.ranks}) < 20
+    assert saved.dump(back) == saved.dump(run)
 
 
 def test_a_saved_run_is_read_back_to_the_last_field(tmp_path):

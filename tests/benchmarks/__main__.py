@@ -1,0 +1,95 @@
+"""How fast it is: `python -m tests.benchmarks [--json]` measures what is promised, on this machine, and says which one it is.
+
+Not part of the suite: a time is a property of a machine. Each figure is the median of several runs, of a whole process
+where it says so; the best of them is shown beside it, since a shared machine only ever adds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+from zsim import scenario
+from zsim.run import RunOptions
+from zsim.simulator import SimBackend
+
+HERE = Path(__file__).parent
+Measure = Callable[[], float]
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """How long `work` takes."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def process(*arguments: str) -> Measure:
+    """The seconds of a whole process `zsim arguments`."""
+    command = [sys.executable, "-m", "zsim", *arguments]
+    return lambda: seconds(lambda: subprocess.run(command, check=True, capture_output=True))
+
+
+def folded_step() -> float:
+    """One 32-layer FSDP2 step folded to its distinct ranks, from the loaded scenario to the Run, in this process."""
+    found = scenario.load(HERE / "fsdp2-32-layers-64-ranks.toml")
+    return seconds(lambda: SimBackend().run(found, options=RunOptions()))
+
+
+def warm_launch() -> float:
+    """Two ranks from a fork server that is warm, until both have answered; without a process group."""
+    from zreal.launch import launch
+
+    def start() -> object:
+        return launch("tests.zreal.rank_bodies:fine", {"given": 0}, world_size=2)
+
+    start()
+    return seconds(start)
+
+
+def all_ranks(name: str) -> Measure:
+    """The seconds of a whole process that simulates every rank of a scenario, saves the Run and prints its JSON."""
+    folder = Path(tempfile.mkdtemp())
+    return process("run", str(HERE / name), "--all-ranks", "--json", "--save", str(folder / "run.json"))
+
+
+BENCHMARKS: dict[str, tuple[float, int, Measure]] = {
+    "zsim --help, whole process": (0.2, 7, process("--help")),
+    "64 ranks x 32 layers, --all-ranks, whole process": (1.5, 5, all_ranks("fsdp2-32-layers-64-ranks.toml")),
+    "1,024 ranks x 80 layers, --all-ranks, whole process": (8.0, 3, all_ranks("fsdp2-80-layers-1024-ranks.toml")),
+    "one 32-layer step folded, in process": (0.030, 15, folded_step),
+    "2-rank gloo launch from a warm fork server": (0.3, 7, warm_launch),
+}
+"""By name: the target in seconds, how often it is run, and how it is measured."""
+
+
+def main() -> None:
+    """Print a table, or with --json one object."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    as_json = parser.parse_args().json
+    machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, load {os.getloadavg()[0]:.2f}"
+    rows = []
+    for name, (target, times, measure) in BENCHMARKS.items():
+        taken = sorted(measure() for _ in range(times))
+        rows.append({"name": name, "target_s": target, "median_s": median(taken), "best_s": taken[0], "runs": times})
+        if not as_json:
+            sys.stdout.write(f"{name:<54} target {target:6.3f} s   median {median(taken):6.3f}   best {taken[0]:6.3f}   of {times}\n")
+            sys.stdout.flush()
+    if as_json:
+        sys.stdout.write(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+    else:
+        sys.stdout.write(f"on {machine}\n")
+
+
+if __name__ == "__main__":
+    main()
