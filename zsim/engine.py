@@ -15,6 +15,7 @@ from typing import Protocol
 import simpy
 
 from zsim.errors import DeadlockError
+from zsim.folding import Meetings
 from zsim.ops import COLLECTIVES, STREAMS, Kernel, Op
 from zsim.program import Program
 
@@ -124,33 +125,6 @@ def _compile(ops: tuple[Op, ...], durations: Durations) -> _Compiled:
     )
 
 
-class _Meetings:
-    """Which of the ranks that stand for others meet in groups of one name: those whose kinds share some group."""
-
-    def __init__(self, program: Program, stand_ins: dict[int, int]) -> None:
-        self.program, self.stand_ins = program, stand_ins
-        self.met: dict[str, list[set[int]]] = {}
-
-    def present(self, axis: str, rank: int) -> tuple[int, ...]:
-        """The simulated ranks that a simulated rank meets, itself among them, in order."""
-        if axis not in self.met:
-            self.met[axis] = self._meet(axis)
-        return next(tuple(sorted(meeting)) for meeting in self.met[axis] if rank in meeting)
-
-    def _meet(self, axis: str) -> list[set[int]]:
-        met: list[set[int]] = []
-        covered: set[int] = set()
-        for rank in range(self.program.mesh.world_size):
-            if rank in covered:
-                continue
-            group = self.program.mesh.group(axis, rank)
-            covered.update(group)
-            meeting = {self.stand_ins[self.program.assignment[member]] for member in group}
-            apart = [other for other in met if not other & meeting]
-            met = [*apart, meeting.union(*(other for other in met if other & meeting))]
-        return met
-
-
 class _Engine:
     """The state of one simulation."""
 
@@ -163,7 +137,7 @@ class _Engine:
             stand_ins.setdefault(kind, rank)
         simulated = range(program.mesh.world_size) if all_ranks else sorted(stand_ins.values())
         communicators: dict[tuple[str, tuple[int, ...]], _Communicator] = {}
-        meetings = _Meetings(program, stand_ins)
+        meetings = Meetings(program, stand_ins)
         self.ranks = []
         for rank in simulated:
             mine = compiled[program.assignment[rank]]

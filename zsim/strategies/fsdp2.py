@@ -18,7 +18,9 @@ from zsim.ops import Alloc, Free, MemoryEvent
 from zsim.program import Program, RankProgram
 from zsim.sharding import shard_size
 from zsim.strategies.building import Step, units_read
-from zsim.strategies.sharded import ORIGINAL, Group, ShardedStep, sharded_group
+from zsim.strategies.sharded import ORIGINAL, ShardedStep
+from zsim.strategies.sharded_gradients import Gradients
+from zsim.strategies.sharded_groups import Group, sharded_group
 from zsim.training import DTYPE_NBYTES, LoweredModule, Training
 
 MODEL_INPUT = "x"
@@ -115,8 +117,9 @@ def _construction(groups: list[Group], *, rank_map: list[MemoryEvent]) -> Step:
 
 def _passes(training: Training, *, mesh: Mesh, groups: dict[str, Group], keep: Keep) -> ShardedStep:
     """The forward and backward passes of one step, the same in every step."""
-    numels = {parameter.fqn: parameter.numel for parameter in training.model.parameters}
-    step = ShardedStep(training=training, mesh=mesh, numels=numels, reads=units_read(training.model))
+    element = DTYPE_NBYTES[training.precision.parameters]
+    gradients = Gradients(nbytes={p.fqn: p.numel * element for p in training.model.parameters})
+    step = ShardedStep(training=training, mesh=mesh, gradients=gradients, reads=units_read(training.model))
     for micro_batch in range(training.batch.accumulation):
         step.micro_batch = micro_batch
         sync = training.sync == "every" or micro_batch == training.batch.accumulation - 1

@@ -6,70 +6,18 @@ reference. Streams and waits follow FSDPCommContext. Nothing here decides which 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from zsim.mesh import Mesh
-from zsim.model import ROOT, ParamGroup
+from zsim.model import ROOT
 from zsim.ops import Alloc, Free, Kernel, MemoryEvent
-from zsim.sharding import Dim0Layout
 from zsim.strategies.building import Step, copy_kernel
-from zsim.training import DTYPE_NBYTES, LoweredModule, ParameterGradient, TapeEvent, Training
+from zsim.strategies.sharded_gradients import Gradients
+from zsim.strategies.sharded_groups import Group
+from zsim.training import DTYPE_NBYTES, LoweredModule, ParameterGradient, Training
 
 ORIGINAL = "float32"
 """The dtype of the sharded parameters, their gradients and optimizer states."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sharded:
-    """One parameter on one rank: every rank stores `shard` padded elements, of which `local` are its own."""
-
-    fqn: str
-    numel: int
-    shard: int
-    padded: int
-    local: int
-
-
-@dataclass(slots=True, kw_only=True)
-class Group:
-    """A param group on one rank, and what of it is alive now."""
-
-    fqn: str
-    parameters: tuple[Sharded, ...]
-    unsharded: bool = False
-    gathered: bool = False
-    reduced: bool = False
-    resharded_to: int = 0
-    """Ranks that a group kept in `1/ranks` parts after forward is spread over; 0 when it is not."""
-
-    totals: dict[str, int] = field(init=False)
-    """The sums over parameters of "numel", "shard" and "padded"."""
-
-    def __post_init__(self) -> None:
-        self.totals = {
-            "numel": sum([parameter.numel for parameter in self.parameters]),
-            "shard": sum([parameter.shard for parameter in self.parameters]),
-            "padded": sum([parameter.padded for parameter in self.parameters]),
-        }
-
-
-def sharded_group(unit: ParamGroup, *, num_shards: int, rank: int) -> Group:
-    """`unit` cut along dim 0 for `rank` of `num_shards`."""
-    parameters = []
-    for parameter in unit.parameters:
-        layout = Dim0Layout(shape=parameter.shape, num_shards=num_shards)
-        parameters.append(
-            Sharded(
-                fqn=parameter.fqn,
-                numel=parameter.numel,
-                shard=layout.shard_numel,
-                padded=layout.padded_numel,
-                local=layout.local_numel(rank),
-            )
-        )
-    return Group(fqn=unit.fqn, parameters=tuple(parameters))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,8 +26,7 @@ class ShardedStep(Step):
 
     training: Training
     mesh: Mesh
-    numels: dict[str, int]
-    """Elements of each whole parameter, by fqn."""
+    gradients: Gradients
     reads: dict[str, tuple[str, ...]]
     """By module: the groups whose parameters it reads."""
     micro_batch: int = 0
@@ -96,11 +43,6 @@ class ShardedStep(Step):
     reduces: list[int] = field(default_factory=list)
     unfinished: list[int] = field(default_factory=list)
     """Reductions that the compute stream has not waited for yet."""
-    uses_left: Counter[str] = field(default_factory=Counter)
-    """Gradients of each parameter still to come in this backward: a tied one has several, summed before they are kept."""
-    tied_parts: dict[str, list[str]] = field(default_factory=dict)
-    born: set[str] = field(default_factory=set)
-    """Parameters whose gradient this backward has made anew, rather than found from an earlier micro-batch."""
 
     def copy(self) -> ShardedStep:
         """This step so far, to be ended in another way."""
@@ -168,7 +110,9 @@ class ShardedStep(Step):
         dtype = self.training.precision.parameters
         memory: list[MemoryEvent] = []
         for parameter in group.parameters:
-            memory += self.alloc(f"{parameter.fqn}.unsharded", "unsharded_parameters", self.nbytes(parameter.padded, dtype))
+            memory += self.alloc(
+                f"{parameter.fqn}.unsharded", "unsharded_parameters", self.nbytes(parameter.padded, dtype)
+            )
         if group.resharded_to:
             for parameter in group.parameters:
                 memory += self.drop(f"{parameter.fqn}.resharded")
@@ -235,42 +179,12 @@ class ShardedStep(Step):
             micro_batch=self.micro_batch,
             reads=self.reads[module.fqn],
             kernels=module.backward.kernels,
-            memory=self._gradients(module.backward.memory),
+            memory=self.gradients.events(module.backward.memory, self.live),
         )
 
     def begin_backward(self) -> None:
-        """Count the gradients that this backward will make of each parameter."""
-        events = (event for module in self.training.modules for event in module.backward.memory)
-        self.uses_left = Counter(event.fqn for event in events if isinstance(event, ParameterGradient))
-        self.born = set()
-
-    def _gradients(self, events: Iterable[TapeEvent]) -> Iterator[MemoryEvent]:
-        """A gradient that finds an older one is added to it when the node that made it has let go of what it held."""
-        added: list[str] = []
-        node_over = False
-        for event in events:
-            if node_over and not isinstance(event, Free):
-                yield from (Free(name) for name in added)
-                added, node_over = [], False
-            if not isinstance(event, ParameterGradient):
-                node_over = node_over or (isinstance(event, Free) and bool(added))
-                yield event
-                continue
-            nbytes = self.nbytes(self.numels[event.fqn], self.training.precision.parameters)
-            name = f"{event.fqn}.unsharded_gradient"
-            self.uses_left[event.fqn] -= 1
-            if name not in self.live:
-                self.born.add(event.fqn)
-                yield from self.alloc(name, "unsharded_gradients", nbytes)
-                continue
-            part = f"{name}.added{self.uses_left[event.fqn]}"
-            yield Alloc(part, "temporaries", nbytes)
-            waiting = self.tied_parts.pop(event.fqn, [])
-            if self.uses_left[event.fqn] and event.fqn not in self.born:
-                self.tied_parts[event.fqn] = [*waiting, part]
-            else:
-                added += [*waiting, part]
-        yield from (Free(name) for name in added)
+        """A backward begins, which will make every gradient of the model once more."""
+        self.gradients.begin(self.training.modules)
 
     # -- reduce
 
@@ -405,9 +319,7 @@ class ShardedStep(Step):
         memory = self.drop(f"{group.fqn}.reduced")
         if memory or self.unfinished:
             waits, self.unfinished = self.unfinished, []
-            self.issue(
-                "free", group.fqn, stream="compute", waits=waits, micro_batch=self.micro_batch, memory=memory
-            )
+            self.issue("free", group.fqn, stream="compute", waits=waits, micro_batch=self.micro_batch, memory=memory)
 
     def end_backward(self) -> None:
         """The end of the root's final callback: the last reduce-scatter's input goes."""
@@ -416,6 +328,4 @@ class ShardedStep(Step):
             (buffer, event), self.reduce_input = self.reduce_input, None
             memory = self.drop(buffer)
             if memory:
-                self.issue(
-                    "free", ROOT, stream="compute", waits=(event,), micro_batch=self.micro_batch, memory=memory
-                )
+                self.issue("free", ROOT, stream="compute", waits=(event,), micro_batch=self.micro_batch, memory=memory)

@@ -1,0 +1,58 @@
+"""Unsharded gradients as backward makes them: born, or added to older ones, in the order of autograd's engine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from zsim.ops import Alloc, Free, MemoryEvent
+from zsim.training import LoweredModule, ParameterGradient, TapeEvent
+
+
+@dataclass(slots=True, kw_only=True)
+class Gradients:
+    """The unsharded gradients of one rank, "<fqn>.unsharded_gradient" each; `nbytes` of each whole parameter, by fqn."""
+
+    nbytes: dict[str, int]
+    uses_left: Counter[str] = field(default_factory=Counter)
+    """Gradients of each parameter still to come in this backward: a tied one has several, summed before they are kept."""
+    tied_parts: dict[str, list[str]] = field(default_factory=dict)
+    born: set[str] = field(default_factory=set)
+    """Parameters whose gradient this backward has made anew, rather than found from an earlier micro-batch."""
+
+    def begin(self, modules: tuple[LoweredModule, ...]) -> None:
+        """A backward over `modules` begins: count the gradients that it will make of each parameter."""
+        events = (event for module in modules for event in module.backward.memory)
+        self.uses_left = Counter(event.fqn for event in events if isinstance(event, ParameterGradient))
+        self.born = set()
+
+    def events(self, tape: Iterable[TapeEvent], live: set[str]) -> Iterator[MemoryEvent]:
+        """A module's backward; `live` are the rank's live buffers, and learns of gradients that are born.
+
+        A gradient that finds an older one is added to it when the node that made it has let go of what it held.
+        """
+        added: list[str] = []
+        node_over = False
+        for event in tape:
+            if node_over and not isinstance(event, Free):
+                yield from (Free(name) for name in added)
+                added, node_over = [], False
+            if not isinstance(event, ParameterGradient):
+                node_over = node_over or (isinstance(event, Free) and bool(added))
+                yield event
+                continue
+            name, nbytes = f"{event.fqn}.unsharded_gradient", self.nbytes[event.fqn]
+            self.uses_left[event.fqn] -= 1
+            if name not in live:
+                self.born.add(event.fqn)
+                live.add(name)
+                yield Alloc(name, "unsharded_gradients", nbytes)
+                continue
+            yield Alloc(part := f"{name}.added{self.uses_left[event.fqn]}", "temporaries", nbytes)
+            waiting = self.tied_parts.pop(event.fqn, [])
+            if self.uses_left[event.fqn] and event.fqn not in self.born:
+                self.tied_parts[event.fqn] = [*waiting, part]
+            else:
+                added += [*waiting, part]
+        yield from (Free(name) for name in added)
