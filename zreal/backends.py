@@ -40,9 +40,10 @@ class FakeBackend:
     def run(self, scenario: Scenario, *, options: RunOptions) -> Run:
         """The Run of `options.ranks`, first and last by default."""
         _require_torch(self.name)
-        from zreal import worker
+        from zreal import room, worker
 
         interpreter = worker.interpreter_of(scenario, options.interpreter)
+        room.require_room(scenario, backend=self.name, processes=1, parity=False)
         ranks = options.ranks or tuple(dict.fromkeys((0, scenario.world_size - 1)))
         if options.all_ranks:
             ranks = tuple(range(scenario.world_size))
@@ -78,9 +79,11 @@ class GlooBackend:
                 found=f"{scenario.world_size}",
                 remedy="use --backend fake, or torchrun -m zreal.worker on a cluster",
             )
-        from zreal import launch, worker
+        from zreal import launch, room, worker
 
         interpreter = worker.interpreter_of(scenario, options.interpreter)
+        if self.device == "cpu":
+            room.require_room(scenario, backend=self.name, processes=scenario.world_size, parity=True)
         job: dict[str, Any] = {
             "text": scenario.text,
             "where": f"{scenario.name}.toml",

@@ -32,10 +32,11 @@ class Observation:
 
 
 def device_mesh(scenario: Scenario, *, device: str) -> tuple[DeviceMesh, dict[str, GroupName]]:
-    """The scenario's mesh as torch has it (2-D when both axes are used), and c10d's group names as axes."""
+    """The scenario's mesh as torch has it (2-D where there are replicas of shards), and c10d's group names as axes."""
     mesh = scenario.mesh
     sizes = [(axis, size) for axis, size in (("dp_replicate", mesh.dp_replicate), ("dp_shard", mesh.dp_shard))]
-    used = sizes if scenario.strategy == "hsdp" else [max(sizes, key=lambda item: item[1])]
+    two = scenario.strategy == "hsdp" and mesh.dp_replicate > 1  # one replica is no axis: torch would reduce over it all the same
+    used = sizes if two else [max(sizes, key=lambda item: item[1])]
     torch_mesh = init_device_mesh(device, tuple(size for _, size in used), mesh_dim_names=tuple(axis for axis, _ in used))
     groups = {}
     for axis, size in used:

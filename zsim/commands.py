@@ -68,27 +68,44 @@ def run(options: argparse.Namespace) -> int:
 
 
 def validate(options: argparse.Namespace) -> int:
-    """`zsim validate`: 0 when every check that can be made is fine."""
+    """`zsim validate`: 0 when every check that can be made is fine. Of several scenarios one that cannot run stops no other."""
     scenarios = load_all(options.scenarios)
     backend = backends.find(options.against)
     if backend.name == backends.SimBackend.name:
         raise UsageError(where="--against", expected="a backend that runs for real", found=backend.name)
-    how, several, reports = _how(options), len(scenarios) > 1, []
-    capabilities = backend.capabilities()
+    capabilities, several = backend.capabilities(), len(scenarios) > 1
+    reports: list[report.CheckReport] = []
+    failures: list[tuple[str, ZsimError]] = []
     for scenario in scenarios:
-        folder = Path(options.save) if options.save else None
-        place = folder / f"{scenario.name}.measured.json" if folder else None
-        with report.progress(f"{scenario.name}: for real on {backend.name}"), keeping_what_there_is(place):
-            measured = observed(backend, capabilities, scenario, how)
-        predicted = prediction(scenario, measured, capabilities)
-        bounds = compare.Bounds(numerics=NUMERICS_BOUND[scenario.precision.parameters])
-        checks = compare.compare(predicted, measured, bounds=bounds)
-        if folder and place:
-            saved.save(predicted, folder / f"{scenario.name}.predicted.json")
-            saved.save(measured, place)
-        reports.append(report.of_checks(checks, predicted, measured, replaced=_replaced(scenario, capabilities)))
-    report.print_checks(reports, as_json=options.json, several=several)
-    return 0 if all(one.ok for one in reports) else 1
+        try:
+            reports.append(_validated(scenario, backend, capabilities, options))
+        except ZsimError as error:
+            if not several:
+                raise
+            failures.append((scenario.name, error))
+            report.print_failure(scenario.name, error)
+            continue
+        if not options.json:
+            report.print_checks(reports[-1])
+    if options.json:
+        report.write_checks(reports, failures, several=several)
+    return max([int(not one.ok) for one in reports] + [error.exit_code for _, error in failures])
+
+
+def _validated(
+    scenario: Scenario, backend: Backend, capabilities: Capabilities, options: argparse.Namespace
+) -> report.CheckReport:
+    folder = Path(options.save) if options.save else None
+    place = folder / f"{scenario.name}.measured.json" if folder else None
+    with report.progress(f"{scenario.name}: for real on {backend.name}"), keeping_what_there_is(place):
+        measured = observed(backend, capabilities, scenario, _how(options))
+    predicted = prediction(scenario, measured, capabilities)
+    bounds = compare.Bounds(numerics=NUMERICS_BOUND[scenario.precision.parameters])
+    checks = compare.compare(predicted, measured, bounds=bounds)
+    if folder and place:
+        saved.save(predicted, folder / f"{scenario.name}.predicted.json")
+        saved.save(measured, place)
+    return report.of_checks(checks, predicted, measured, replaced=_replaced(scenario, capabilities))
 
 
 @contextmanager
@@ -152,7 +169,10 @@ def compare_saved(options: argparse.Namespace) -> int:
     predicted, measured = saved.load(Path(options.predicted)), saved.load(Path(options.measured))
     checks = compare.compare(predicted, measured)
     one = report.of_checks(checks, predicted, measured)
-    report.print_checks([one], as_json=options.json, several=False)
+    if options.json:
+        report.write_checks([one], [], several=False)
+    else:
+        report.print_checks(one)
     return 0 if one.ok else 1
 
 

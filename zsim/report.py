@@ -9,11 +9,12 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from zsim import expect, metrics, schema
 from zsim.compare import Check, agrees
+from zsim.errors import ZsimError
 from zsim.memory import replay
 from zsim.ops import COLLECTIVES
 from zsim.program import Program
@@ -161,26 +162,34 @@ def run_object(one: RunReport) -> dict[str, Any]:
     }
 
 
-def print_checks(reports: Sequence[CheckReport], *, as_json: bool, several: bool) -> None:
-    """Every check of every scenario, and the verdict."""
-    if as_json:
-        objects = [check_object(one) for one in reports]
-        everything = all(one.ok for one in reports)
-        whole = {"schema_version": SCHEMA_VERSION, "validations": objects, "ok": everything}
-        write_json(whole if several else objects[0])
-        return
-    for one in reports:
-        real = f"{one.measured.backend} ({one.measured.interpreter})"
-        say(f"{one.measured.scenario}: {one.predicted.backend} against {real}, {one.measured.world_size:,} ranks")
-        if one.replaced:
-            say(f"  {one.replaced}")
-        for check in one.checks:
-            first, *rest = check.detail.splitlines() or [""]
-            status = "FAILED " if check.status == "failed" else ""
-            say(f"  {check.name:26} {status}{first}")
-            for line in rest:
-                say(f"      {line}")
-        say(f"  {'agrees' if one.ok else 'DIFFERS'}")
+def print_checks(one: CheckReport) -> None:
+    """Every check of one scenario, and the verdict."""
+    real = f"{one.measured.backend} ({one.measured.interpreter})"
+    say(f"{one.measured.scenario}: {one.predicted.backend} against {real}, {one.measured.world_size:,} ranks")
+    if one.replaced:
+        say(f"  {one.replaced}")
+    for check in one.checks:
+        first, *rest = check.detail.splitlines() or [""]
+        status = "FAILED " if check.status == "failed" else ""
+        say(f"  {check.name:26} {status}{first}")
+        for line in rest:
+            say(f"      {line}")
+    say(f"  {'agrees' if one.ok else 'DIFFERS'}")
+    sys.stdout.flush()
+
+
+def print_failure(scenario: str, error: ZsimError) -> None:
+    """A scenario that could not be run, on standard error."""
+    sys.stderr.write(f"zsim: {scenario}: {error}\n")
+
+
+def write_checks(reports: Sequence[CheckReport], failures: Sequence[tuple[str, ZsimError]], *, several: bool) -> None:
+    """The checks as JSON: of one scenario its object, of several a list of them and of those that could not be run."""
+    objects = [check_object(one) for one in reports]
+    errors = [{"scenario": name, "error": str(error), "exit_code": error.exit_code} for name, error in failures]
+    ok = not failures and all(one.ok for one in reports)
+    whole = {"schema_version": SCHEMA_VERSION, "validations": objects, "errors": errors, "ok": ok}
+    write_json(whole if several else objects[0])
 
 
 def check_object(one: CheckReport) -> dict[str, Any]:
@@ -213,8 +222,8 @@ def print_show(
         "description": scenario.description,
         "model": f"{model.name}, {model.num_parameters:,} parameters, {len(model.units)} units",
         "cluster": f"{scenario.cluster.name}, {scenario.cluster.num_ranks:,} ranks",
-        "mesh": str(program.mesh),
-        "strategy": f"{scenario.strategy} {scenario.options}",
+        "mesh": str(program.mesh).removeprefix("mesh "),
+        "strategy": f"{scenario.strategy}{_options(scenario)}",
         "rank programs": f"{len(program.ranks)} distinct, {len(program.ranks[0].steady):,} ops in rank 0's steady step",
     }
     waterfall = replay(program.of_rank(0))["steady"]
@@ -228,6 +237,10 @@ def print_show(
         say(str(program))
     if with_memory:
         _print_waterfall(waterfall.timeline, waterfall.peak_bytes, waterfall.peak_at, waterfall.by_kind)
+
+
+def _options(scenario: Scenario) -> str:
+    return "".join(f", {option.name} = {getattr(scenario.options, option.name)}" for option in fields(scenario.options))
 
 
 def _print_waterfall(points: Sequence[tuple[str, int]], peak: int, at: str, kinds: Mapping[str, int]) -> None:

@@ -68,7 +68,7 @@ class OptimizerTable(_Table):
 
     name: Literal["adamw", "sgd"] = "adamw"
     implementation: Literal["foreach", "for-loop", "fused"] = "foreach"
-    learning_rate: float = Field(default=1e-3, gt=0)
+    learning_rate: float = Field(default=1e-3, ge=0)
     momentum: float = Field(default=0.0, ge=0, lt=1)
     weight_decay: float = Field(default=0.01, ge=0)
 

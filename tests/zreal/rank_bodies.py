@@ -8,7 +8,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from zreal import worker
+import torch
+import torch.distributed as dist
+
+from zreal import torch_private, worker
 
 Say = Callable[[str], None]
 Keep = Callable[[dict[str, Any]], None]
@@ -64,3 +67,24 @@ def fail(how: str) -> None:
     if how == "raised":
         raise ValueError("a wrong shard")
     time.sleep(60)
+
+
+def reduced_both_ways(
+    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
+) -> dict[str, Any]:
+    """All-reduce against reduce-scatter and all-gather of the same random numbers, for each of `numels`."""
+    store = dist.TCPStore("127.0.0.1", port, world_size, is_master=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    assert dist.group.WORLD is not None
+    equal, sums = [], 0.0
+    for numel in arguments["numels"]:
+        mine = torch.randn(numel, generator=torch.Generator().manual_seed(100 * numel + rank))
+        whole = mine.clone()
+        dist.all_reduce(whole)
+        shard, joined = torch.empty(numel // world_size), torch.empty(numel)
+        torch_private.reduce_scatter(shard, mine, group=dist.group.WORLD)
+        torch_private.all_gather(joined, shard, group=dist.group.WORLD)
+        equal.append(bool(torch.equal(whole, joined)))
+        sums += float(whole.abs().sum())
+    dist.destroy_process_group()
+    return {"equal": equal, "nonzero": sums > 0}

@@ -88,28 +88,50 @@ def _rank_program(training: Training, *, mesh: Mesh, groups: list[Group], keep: 
     by_fqn = {group.fqn: group for group in groups}
     passes = _passes(training, mesh=mesh, groups=by_fqn, keep=keep)
     first, steady = (optimizer(passes.copy(), by_fqn, first=first) for first in (True, False))
-    construction = _construction(groups, rank_map=_rank_map(training, mesh=mesh, keep=keep))
+    construction = _construction(groups, derived=_DerivedMesh(training=training, mesh=mesh, keep=keep))
     return RankProgram(construction=tuple(construction.ops), first=tuple(first.ops), steady=tuple(steady.ops))
 
 
-def _rank_map(training: Training, *, mesh: Mesh, keep: Keep) -> list[MemoryEvent]:
-    """A mesh that is derived from another (2-D, or for an int reshard) keeps a map of int32 ranks, in host memory."""
-    derived = mesh.dp_replicate > 1 or keep.to
-    return [Alloc("mesh.rank_map", "communication", 4 * mesh.world_size)] if derived and training.device == "cpu" else []
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _DerivedMesh:
+    """What torch's DeviceMesh holds in host memory where a mesh is derived from another: 2-D, or for an int reshard.
+
+    A map of int32 ranks lives on. To find its own coordinate a rank compares the map with itself (a byte per rank) and
+    lists the place (an int64 per axis, of which there are two): for each parameter of a 2-D mesh, for each group of an int
+    reshard. torch/distributed/device_mesh.py, get_coordinate.
+    """
+
+    training: Training
+    mesh: Mesh
+    keep: Keep
+
+    @property
+    def rank_map(self) -> list[MemoryEvent]:
+        """The map, made with the first group."""
+        needed = (self.mesh.dp_replicate > 1 or self.keep.to) and self.training.device == "cpu"
+        return [Alloc("mesh.rank_map", "communication", 4 * self.mesh.world_size)] if needed else []
+
+    def lookup(self, *, of: Literal["group", "parameter"]) -> list[MemoryEvent]:
+        """One search of this rank's coordinate."""
+        needed = self.keep.to if of == "group" else self.mesh.dp_replicate > 1
+        nbytes = self.mesh.world_size + 2 * DTYPE_NBYTES["int64"]
+        found = Alloc("mesh.coordinate", "temporaries", nbytes)
+        return [found, Free(found.buffer)] if needed and self.training.device == "cpu" else []
 
 
-def _construction(groups: list[Group], *, rank_map: list[MemoryEvent]) -> Step:
+def _construction(groups: list[Group], *, derived: _DerivedMesh) -> Step:
     """Parameters are made whole, then every group in turn is cut: its shards are made before its whole ones go."""
-    step = Step()
+    step, element = Step(), DTYPE_NBYTES[ORIGINAL]
     for group in groups:
-        whole = [Alloc(f"{p.fqn}.whole", "parameters", p.numel * DTYPE_NBYTES[ORIGINAL]) for p in group.parameters]
+        whole = [Alloc(f"{p.fqn}.whole", "parameters", p.numel * element) for p in group.parameters]
         step.issue("alloc", group.fqn, stream="host", memory=whole)
-    if rank_map:
-        step.issue("alloc", ROOT, stream="host", memory=rank_map)
+    if derived.rank_map:
+        step.issue("alloc", ROOT, stream="host", memory=derived.rank_map)
     for group in [*(g for g in groups if g.fqn != ROOT), *(g for g in groups if g.fqn == ROOT)]:
-        shards: list[MemoryEvent] = [
-            Alloc(f"{p.fqn}.shard", "parameters", p.shard * DTYPE_NBYTES[ORIGINAL]) for p in group.parameters if p.shard
-        ]
+        shards = derived.lookup(of="group")
+        for p in group.parameters:
+            shards += derived.lookup(of="parameter")
+            shards += [Alloc(f"{p.fqn}.shard", "parameters", p.shard * element)] if p.shard else []
         frees = [Free(f"{p.fqn}.whole") for p in group.parameters]
         step.issue("alloc", group.fqn, stream="host", memory=(*shards, *frees))
     return step

@@ -234,10 +234,9 @@ class ShardedStep(Step):
         output = f"{group.fqn}.gradient" if fresh and dtype == ORIGINAL else f"{group.fqn}.reduced"
         source = f"{group.fqn}.reduce_input"
         gradients = self._gradient_buffers(group)
-        last = gradients[-1:]
-        if self.mesh.dp_shard > 1:
-            memory += self.alloc(source, "communication", self.nbytes(group.totals["padded"], dtype))
-        memory += [event for name in gradients[:-1] for event in self.drop(name)]
+        held = gradients[-1:] if self.mesh.dp_shard > 1 else []  # by torch's loop over shards, until it returns
+        memory += self.alloc(source, "communication", self.nbytes(group.totals["padded"], dtype))
+        memory += [event for name in gradients if name not in held for event in self.drop(name)]
         memory += self.alloc(output, "gradients", self.nbytes(group.totals["shard"], dtype))
         copy = self.issue(
             "copy",
@@ -271,7 +270,7 @@ class ShardedStep(Step):
                 dtype=dtype,
                 micro_batch=self.micro_batch,
             )
-        self.unfinished = [self._post_reduce(group, output, done, last, fresh=fresh)]  # one stream: the last covers all
+        self.unfinished = [self._post_reduce(group, output, done, held, fresh=fresh)]  # one stream: the last covers all
         self.reduces += self.unfinished
         group.reduced = True
 
