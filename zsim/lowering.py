@@ -38,6 +38,12 @@ def lower(model: ModelSpec, *, batch: Batch, dtype: str, casts_input: bool = Fal
     return tuple(lowered)
 
 
+def loss_buffers(model: ModelSpec) -> tuple[str, str]:
+    """The buffers of the loss and of its gradient, which the caller of backward holds until it returns."""
+    last = model.modules[-1]
+    return tape.SEED, f"{last.fqn}:{last.operators[-1].output}"
+
+
 def _runs(modules: tuple[Module, ...]) -> Iterator[tuple[Module, ...]]:
     """`modules` in runs of neighbours that differ in their names only."""
     run: list[Module] = []

@@ -17,7 +17,7 @@ from zsim.model import ROOT
 from zsim.ops import Alloc, Free, MemoryEvent
 from zsim.program import Program, RankProgram
 from zsim.sharding import shard_size
-from zsim.strategies.building import Step, units_read
+from zsim.strategies.building import Step, named_parameters, units_read
 from zsim.strategies.sharded import ORIGINAL, ShardedStep
 from zsim.strategies.sharded_gradients import Gradients
 from zsim.strategies.sharded_groups import Group, sharded_group
@@ -223,7 +223,8 @@ def post_backward(step: ShardedStep, group: Group, *, sync: bool) -> None:
 
 def optimizer(step: ShardedStep, groups: dict[str, Group], *, first: bool) -> ShardedStep:
     """The optimizer steps this rank's shards; its states are made in the first step. Then gradients are dropped."""
-    numels = [parameter.local for group in groups.values() for parameter in group.parameters]
+    local = {parameter.fqn: parameter.local for group in groups.values() for parameter in group.parameters}
+    numels = [local[parameter.fqn] for parameter in named_parameters(step.training.model)]
     settings = step.training.optimizer
     memory: list[MemoryEvent] = []
     if first:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from zsim.lowering import loss_buffers
 from zsim.mesh import Mesh
 from zsim.model import ROOT
 from zsim.ops import Alloc, Free, Kernel, MemoryEvent
@@ -41,6 +42,8 @@ class ShardedStep(Step):
     """The copy that kept a part of each group after forward; the group's next all-gather waits for it."""
     reduce_input: tuple[str, int] | None = None
     reduces: list[int] = field(default_factory=list)
+    loss: list[MemoryEvent] = field(default_factory=list)
+    """The frees of the loss and its gradient, held back to the end of backward."""
     unfinished: list[int] = field(default_factory=list)
     """Reductions that the compute stream has not waited for yet."""
 
@@ -172,14 +175,20 @@ class ShardedStep(Step):
         )
 
     def backward(self, module: LoweredModule) -> None:
-        """A module's backward: gradients of parameters are born unsharded, or added to what is there."""
+        """A module's backward: gradients of parameters are born unsharded, or added to what is there.
+
+        The loss and its gradient outlive it: torch reduces the last groups before `loss.backward()` returns.
+        """
+        kept = [Free(buffer) for buffer in loss_buffers(self.training.model)]
+        tape = [event for event in module.backward.memory if event not in kept]
+        self.loss += [event for event in module.backward.memory if event in kept]
         self.issue(
             "backward",
             module.unit,
             micro_batch=self.micro_batch,
             reads=self.reads[module.fqn],
             kernels=module.backward.kernels,
-            memory=self.gradients.events(module.backward.memory, self.live),
+            memory=self.gradients.events(tape, self.live),
         )
 
     def begin_backward(self) -> None:
@@ -321,10 +330,12 @@ class ShardedStep(Step):
             self.issue("free", group.fqn, stream="compute", waits=waits, micro_batch=self.micro_batch, memory=memory)
 
     def end_backward(self) -> None:
-        """The end of the root's final callback: the last reduce-scatter's input goes."""
+        """The end of the root's final callback: the last reduce-scatter's input goes; backward returns, and the loss goes."""
         self.gather_waits, self.last_copy_out = [], []
         if self.reduce_input is not None:
             (buffer, event), self.reduce_input = self.reduce_input, None
             memory = self.drop(buffer)
             if memory:
                 self.issue("free", ROOT, stream="compute", waits=(event,), micro_batch=self.micro_batch, memory=memory)
+        memory, self.loss = self.loss, []
+        self.issue("free", ROOT, stream="host", micro_batch=self.micro_batch, memory=memory)
