@@ -10,11 +10,15 @@ NUM_RANKS = st.sampled_from([1, 2, 3, 4, 6, 8])
 FLAT = ['granularity = "unit"', 'granularity = "parameter"', "granularity = 900"]
 
 
+FAMILIES = ("mlp", "gpt", "llama")
+STRATEGIES = ("ddp", "zero_redundancy", "zero1", "zero2", "zero3", "fsdp2", "hsdp")
+
+
 @st.composite
-def models(draw: st.DrawFn) -> str:
+def models(draw: st.DrawFn, families: tuple[str, ...]) -> str:
     """A mlp of uneven widths, a gpt or a llama, of 1 to 5 blocks."""
     layers = draw(st.integers(1, 5))
-    family = draw(st.sampled_from(["mlp", "gpt", "llama"]))
+    family = draw(st.sampled_from(families))
     tied = draw(st.sampled_from(["true", "false"]))
     attention = draw(st.sampled_from(["explicit", "sdpa"]))
     if family == "mlp":
@@ -36,8 +40,8 @@ def models(draw: st.DrawFn) -> str:
 
 
 @st.composite
-def strategy_tables(draw: st.DrawFn, ranks: int) -> str:
-    """A strategy for `ranks` ranks with options drawn, without `sync`."""
+def strategy_tables(draw: st.DrawFn, ranks: int, strategies: tuple[str, ...]) -> str:
+    """One of `strategies` for `ranks` ranks with options drawn, without `sync`."""
     divisors = [n for n in range(1, ranks + 1) if ranks % n == 0]
     flat = draw(st.sampled_from(FLAT))
     reshard = draw(st.sampled_from(['"auto"', "true", "false"]))
@@ -45,24 +49,23 @@ def strategy_tables(draw: st.DrawFn, ranks: int) -> str:
     shards = ranks // replicas
     part = draw(st.sampled_from([reshard, *(str(n) for n in range(1, shards + 1) if shards % n == 0)]))
     bucket = draw(st.sampled_from(["", ", bucket_cap_mb = 0.001", ", gradient_as_bucket_view = true"]))
-    return draw(
-        st.sampled_from(
-            [
-                f'name = "ddp"{bucket}',
-                f'name = "zero_redundancy"{bucket}',
-                f'name = "zero1", form = "all_reduce", {flat}',
-                f'name = "zero1", form = "reduce_scatter", {flat}',
-                f'name = "zero2", {flat}',
-                f'name = "zero3", lookahead = {draw(st.integers(0, 3))}, {flat}',
-                f'name = "fsdp2", reshard_after_forward = {reshard}',
-                f'name = "hsdp", dp_replicate = {replicas}, dp_shard = {shards}, reshard_after_forward = {part}',
-            ]
-        )
-    )
+    form = draw(st.sampled_from(["all_reduce", "reduce_scatter"]))
+    tables = {
+        "ddp": f'name = "ddp"{bucket}',
+        "zero_redundancy": f'name = "zero_redundancy"{bucket}',
+        "zero1": f'name = "zero1", form = "{form}", {flat}',
+        "zero2": f'name = "zero2", {flat}',
+        "zero3": f'name = "zero3", lookahead = {draw(st.integers(0, 3))}, {flat}',
+        "fsdp2": f'name = "fsdp2", reshard_after_forward = {reshard}',
+        "hsdp": f'name = "hsdp", dp_replicate = {replicas}, dp_shard = {shards}, reshard_after_forward = {part}',
+    }
+    return tables[draw(st.sampled_from(strategies))]
 
 
 @st.composite
-def scenario_texts(draw: st.DrawFn) -> str:
+def scenario_texts(
+    draw: st.DrawFn, families: tuple[str, ...] = FAMILIES, strategies: tuple[str, ...] = STRATEGIES
+) -> str:
     """A whole scenario file."""
     ranks = draw(NUM_RANKS)
     cluster = draw(st.sampled_from(["cpu-gloo", "dgx-a100", "pcie-box"]))
@@ -75,9 +78,9 @@ def scenario_texts(draw: st.DrawFn) -> str:
         )
     )
     return (
-        draw(models())
+        draw(models(families))
         + f'cluster = {{ preset = "{cluster}", ranks = {ranks} }}\n'
-        + f'strategy = {{ {draw(strategy_tables(ranks))}, sync = "{sync}" }}\n'
+        + f'strategy = {{ {draw(strategy_tables(ranks, strategies))}, sync = "{sync}" }}\n'
         + f'precision = {{ parameters = "{parameters}", reduce = "{reduce}" }}\n'
         + f"optimizer = {{ {optimizer} }}\n"
     )

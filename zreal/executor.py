@@ -7,7 +7,7 @@ entered from a hook on its output, so autograd runs whole and frees as it does i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -79,14 +79,14 @@ def execute(
             with meter.span() as span:
                 trainer.rank.begin(first=step == 0)
                 losses.append(trainer.step(ops.first if step == 0 else ops.steady, batches))
-            phase = PhaseRecord(collectives=recorder.take(), memory=_record(span))
+            phase = PhaseRecord(collectives=recorder.take(), memory=_record(span, trainer.holds))
             phases |= {name: phase for name, at in (("first", 0), ("steady", steps - 1)) if at == step}
             keep(RankRun(rank=rank, phases=dict(phases)))
     return Execution(RankRun(rank=rank, phases=phases), losses, trainer.rank.parameters())
 
 
-def _record(span: dict[str, int]) -> MemoryRecord:
-    return MemoryRecord(start_bytes=span["start"], peak_bytes=span["peak"], end_bytes=span["end"])
+def _record(span: dict[str, int], holds: Mapping[str, int] | None = None) -> MemoryRecord:
+    return MemoryRecord(start_bytes=span["start"], peak_bytes=span["peak"], end_bytes=span["end"], held=holds or {})
 
 
 def _construct(
@@ -122,6 +122,8 @@ class Trainer:
 
     scenario: Scenario
     rank: Rank
+    holds: Mapping[str, int] = field(default_factory=dict)
+    """What the rank held when the optimizer had stepped, by kind."""
     _ops: tuple[Op, ...] = ()
     _cursor: int = 0
     _forwards: int = 0
@@ -147,6 +149,8 @@ class Trainer:
         last = op.micro_batch == self.scenario.batch.accumulation - 1
         with torch.no_grad():
             self.rank.perform(op, last_micro_batch=last)
+            if op.kind == "optimizer":
+                self.holds = self.rank.held()
 
     def _forward(self, op: Op, batch: MicroBatch) -> None:
         """Run the next module of the model; all but the last hand over to its backward by a hook on its output."""

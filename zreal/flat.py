@@ -6,7 +6,7 @@ frees; when it is carried out is the executor's business, which reads it from th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from zreal import torch_private
+from zreal.held import held, state_tensors
 from zreal.modules import DTYPES, Model
 from zreal.optimizers import make_optimizer
 from zsim.errors import ProgramError
@@ -214,6 +215,18 @@ class FlatRank:
             tensor.grad = None
             if f"{unit}:master" in self.buffers:
                 self._shard(unit).copy_(tensor)
+
+    def held(self) -> Mapping[str, int]:
+        """Bytes of this rank's parameters, gradients (whole ones are ZeRO-1's own) and optimizer states."""
+        assert self._optimizer is not None
+        kept = (":gradients", ":gradient_shard") if self.scenario.strategy == "zero1" else (":gradient_shard",)
+        named = self.buffers.items()
+        masters = [tensor for name, tensor in named if name.endswith(":master")]
+        return held(
+            parameters=[tensor for name, tensor in named if name.endswith(":parameters")],
+            gradients=[tensor for name, tensor in named if name.endswith(kept)],
+            states=[*masters, *state_tensors(self._optimizer)],
+        )
 
     def parameters(self) -> dict[str, Tensor]:
         """Every whole parameter, in the dtype that is stepped, gathered from the ranks; for parity."""

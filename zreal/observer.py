@@ -5,7 +5,7 @@ The subject issues, holds and frees as it likes; the observer only watches: coll
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from zreal import modules
+from zreal.held import held
 from zreal.meters import MemoryMeter
 from zreal.recorder import CollectiveRecorder, GroupName
 from zreal.subjects import Subject
@@ -73,19 +74,20 @@ def observe(
         for step in range(steps):
             batches = _batches(scenario, meter, rank=rank, step=step, dtype=subject.dtype, device=device)
             with meter.span() as span:
-                losses.append(_train_step(scenario, subject, batches))
+                loss, holds = _train_step(scenario, subject, batches)
+            losses.append(loss)
             name = {0: "first", steps - 1: "steady"}.get(step)
             collectives = recorder.take()
             if name is not None:
-                phases[name] = PhaseRecord(collectives=collectives, memory=_record(span))
+                phases[name] = PhaseRecord(collectives=collectives, memory=_record(span, holds))
                 keep(RankRun(rank=rank, phases=dict(phases)))
     if scenario.world_size > 1 and not phases["steady"].collectives:
         raise ZsimError(where=f"rank {rank}", expected="collectives in the steady step", found="none", remedy="report this")
     return Observation(run=RankRun(rank=rank, phases=phases), losses=losses, subject=subject)
 
 
-def _record(span: dict[str, int]) -> MemoryRecord:
-    return MemoryRecord(start_bytes=span["start"], peak_bytes=span["peak"], end_bytes=span["end"])
+def _record(span: dict[str, int], holds: Mapping[str, int] | None = None) -> MemoryRecord:
+    return MemoryRecord(start_bytes=span["start"], peak_bytes=span["peak"], end_bytes=span["end"], held=holds or {})
 
 
 def _batches(
@@ -104,8 +106,10 @@ def _batches(
         ]
 
 
-def _train_step(scenario: Scenario, subject: Subject, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
-    """Micro-batches, the optimizer's step, gradients to None. Returns the mean loss of this rank."""
+def _train_step(
+    scenario: Scenario, subject: Subject, batches: list[tuple[torch.Tensor, torch.Tensor]]
+) -> tuple[float, Mapping[str, int]]:
+    """Micro-batches, the optimizer's step, gradients to None. Returns this rank's mean loss, and what it held after the step."""
     total = 0.0
     for i, (x, targets) in enumerate(batches):
         sync = scenario.sync == "every" or i == len(batches) - 1
@@ -115,5 +119,9 @@ def _train_step(scenario: Scenario, subject: Subject, batches: list[tuple[torch.
             total += loss.detach().item()
             del loss
     subject.optimizer.step()
+    parameters = list(subject.module.parameters())
+    gradients = [parameter.grad for parameter in parameters if subject.owns_gradients]
+    holds = held(parameters=parameters, gradients=gradients, states=subject.states())
+    del gradients
     subject.optimizer.zero_grad(set_to_none=True)
-    return total / len(batches)
+    return total / len(batches), holds

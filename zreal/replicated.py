@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from zreal import torch_private
+from zreal.held import held, state_tensors
 from zreal.modules import DTYPES, Model
 from zreal.optimizers import make_optimizer
 from zsim import lowering
@@ -175,6 +176,14 @@ class ReplicatedRank:
             parameter = self.model.get_parameter(fqn).data
             if tensor.dtype != parameter.dtype:
                 parameter.copy_(tensor)
+
+    def held(self) -> Mapping[str, int]:
+        """Bytes of this rank's parameters, gradients and optimizer states, master copies among them."""
+        assert self._optimizer is not None
+        parameters = list(self.model.parameters())
+        gradients = [parameter.grad for parameter in parameters if not self.scenario.options.gradient_as_bucket_view]
+        states = [*self._stepped.values(), *state_tensors(self._optimizer)]
+        return held(parameters=parameters, gradients=gradients, states=states)
 
     def parameters(self) -> dict[str, Tensor]:
         """Every parameter, in the dtype that is stepped."""

@@ -192,6 +192,23 @@ def _memory(pairs: tuple[_Pair, ...], predicted: Run, measured: Run, bound: floa
         if found:
             late = _late_free(found) if measured.backend == "gloo" else 0
             yield _phase_memory(f"peak memory, {phase}", found, _blind(predicted, measured, "memory"), bound, late)
+    told = [pair for pair in pairs if pair.measured.memory.held]
+    if told:
+        yield _memory_by_kind(told)
+
+
+def _memory_by_kind(pairs: list[_Pair]) -> Check:
+    """What ranks hold from step to step, exactly, kind by kind."""
+    for pair in pairs:
+        for kind, nbytes in pair.measured.memory.held.items():
+            wanted = pair.predicted.memory.held.get(kind, 0)
+            if nbytes != wanted:
+                where = f"rank {pair.rank}, {pair.phase}: {kind}: predicted {wanted:,} B, measured {nbytes:,} B"
+                return Check(name="memory by kind", status="failed", predicted=wanted, measured=nbytes, detail=where)
+    seen = pairs[-1].measured.memory.held
+    kinds = ", ".join(f"{kind} {nbytes:,} B" for kind, nbytes in seen.items())
+    total = sum(seen.values())
+    return Check(name="memory by kind", status="ok", predicted=total, measured=total, detail=f"exact    {kinds}")
 
 
 def _late_free(pairs: list[_Pair]) -> int:

@@ -13,6 +13,9 @@ from zsim.ops import MEMORY_KINDS, Alloc, MemoryKind, Op
 from zsim.program import PHASES, PhaseName, RankProgram
 from zsim.run import MemoryRecord
 
+HELD: tuple[MemoryKind, ...] = ("parameters", "gradients", "optimizer_states")
+"""The kinds that a rank holds from step to step, which a real run can tell apart by its tensors."""
+
 
 @dataclass(slots=True)
 class Ledger:
@@ -77,6 +80,7 @@ class _Summit:
 
 def _phase(ledger: Ledger, ops: tuple[Op, ...], phase: PhaseName, *, timeline: bool) -> MemoryRecord:
     start, points = ledger.allocated, []
+    held: Mapping[str, int] = {}
     summit = _Summit(start, dict(ledger.by_kind))
     for op in ops:
         if op.memory:
@@ -85,6 +89,8 @@ def _phase(ledger: Ledger, ops: tuple[Op, ...], phase: PhaseName, *, timeline: b
             except ProgramError as error:
                 where = f"{phase} op {op.index} ({label(op)})"
                 raise ProgramError(where=where, expected=error.expected, found=f"{error.where}: {error.found}") from None
+        if op.kind == "optimizer":
+            held = {kind: ledger.by_kind[kind] for kind in HELD}
         if timeline:
             points.append((label(op), ledger.allocated))
     if summit.climbing:
@@ -95,6 +101,7 @@ def _phase(ledger: Ledger, ops: tuple[Op, ...], phase: PhaseName, *, timeline: b
         end_bytes=ledger.allocated,
         peak_at=label(summit.op) if summit.op else "start",
         by_kind={str(kind): nbytes for kind, nbytes in summit.split.items()},
+        held=held,
         timeline=tuple(points),
     )
 

@@ -50,6 +50,8 @@ class MemoryRecord:
     end_bytes: int
     peak_at: str = ""
     by_kind: Mapping[str, int] = field(default_factory=dict)
+    held: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of parameters, gradients and optimizer_states when the optimizer has stepped and gradients still live."""
     timeline: tuple[tuple[str, int], ...] = ()
     """(op label, allocated bytes after it), for reading and plotting; may be empty."""
 

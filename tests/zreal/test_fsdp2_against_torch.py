@@ -6,7 +6,10 @@ import itertools
 
 import pytest
 import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from tests.scenarios import scenario_texts
 from zreal import torch_private
 from zreal.observer import observe
 from zsim.memory import replay
@@ -58,12 +61,14 @@ def differences(case: Scenario, *, rank: int) -> list[str]:
         issued = [(op.kind, op.nbytes, op.group.split(":")[0]) for op in program.phase(phase) if op.kind in COLLECTIVES]
         seen = measured.phases[phase]
         recorded = [(one.op, one.nbytes, one.group) for one in seen.collectives]
-        if [one[:2] for one in issued] != [one[:2] for one in recorded]:
+        if issued != recorded:
             found.append(f"{phase}: issued {issued}, recorded {recorded}")
         if memory[phase].end_bytes != seen.memory.end_bytes:
             found.append(f"{phase}: ends at {memory[phase].end_bytes}, measured {seen.memory.end_bytes}")
-        if phase != "construction" and memory[phase].peak_bytes != seen.memory.peak_bytes:
+        if memory[phase].peak_bytes != seen.memory.peak_bytes:
             found.append(f"{phase}: peak {memory[phase].peak_bytes}, measured {seen.memory.peak_bytes}")
+        if dict(memory[phase].held) != dict(seen.memory.held):
+            found.append(f"{phase}: held {memory[phase].held}, measured {seen.memory.held}")
     return found
 
 
@@ -103,3 +108,34 @@ def test_fsdp2_of_transformers_is_exact(
 @pytest.mark.parametrize("implementation", ["foreach", "for-loop", "fused"])
 def test_optimizer_implementations_are_exact_on_a_model_of_nothing_but_optimizer(implementation: str) -> None:
     assert differences(scenario("mlp-small", ranks=2, implementation=implementation), rank=0) == []
+
+
+EXACT = scenario_texts(families=("mlp", "gpt"), strategies=("fsdp2", "hsdp"))
+
+
+@settings(max_examples=25)
+@given(text=EXACT, data=st.data())
+def test_random_scenarios_of_fully_shard_are_exact(text: str, data: st.DataObject) -> None:
+    """One rank and many, one shard or one replica, odd widths, every option: order, bytes, peaks and what is held by kind."""
+    case = parse(text.encode(), where="random.toml")
+
+    assert differences(case, rank=data.draw(st.integers(0, case.world_size - 1))) == []
+
+
+MESHES = [(1, 1), (1, 4), (4, 1), (3, 5), (16, 64), (4, 256)]
+
+
+@pytest.mark.parametrize(("replicas", "shards"), MESHES)
+def test_hsdp_of_any_mesh_is_exact_from_construction_on(replicas: int, shards: int) -> None:
+    text = f"""
+model = {{ preset = "mlp-tiny" }}
+batch = {{ micro_batch = 2 }}
+cluster = {{ preset = "cpu-gloo", ranks = {replicas * shards} }}
+strategy = {{ name = "hsdp", dp_replicate = {replicas}, dp_shard = {shards} }}
+"""
+    assert differences(parse(text.encode(), where="mesh.toml"), rank=0) == []
+
+
+@pytest.mark.parametrize(("ranks", "keep"), [(64, 8), (1024, 8), (1024, 512)])
+def test_resharding_to_fewer_ranks_is_exact_from_construction_on(ranks: int, keep: int) -> None:
+    assert differences(scenario("mlp-tiny", ranks=ranks, keep=str(keep)), rank=0) == []

@@ -211,3 +211,30 @@ def test_every_single_damage_to_a_saved_run_is_refused_or_read(tmp_path):
             refused.append(str(error))
     assert len(refused) > 100
     assert all("run.json" in message for message in refused)
+
+
+def with_held(run: Run, **held: int) -> Run:
+    """`run` with what each rank held after its steady step's optimizer."""
+
+    def told(rank: RankRun) -> RankRun:
+        steady = rank.phases["steady"]
+        return replace(rank, phases={**rank.phases, "steady": replace(steady, memory=replace(steady.memory, held=held))})
+
+    return replace(run, ranks=tuple(map(told, run.ranks)))
+
+
+def test_what_ranks_hold_is_compared_kind_by_kind_and_exactly():
+    told = with_held(a_run(), parameters=10, gradients=4, optimizer_states=20)
+    check = named(compare(with_held(a_run("sim"), parameters=10, gradients=4, optimizer_states=20), told), "memory by kind")
+    assert (check.status, check.detail) == ("ok", "exact    parameters 10 B, gradients 4 B, optimizer_states 20 B")
+
+
+@pytest.mark.quality
+def test_one_byte_of_one_kind_is_a_difference():
+    told = with_held(a_run(), parameters=10, gradients=5, optimizer_states=20)
+    check = named(compare(with_held(a_run("sim"), parameters=10, gradients=4, optimizer_states=21), told), "memory by kind")
+    assert (check.status, check.detail) == ("failed", "rank 0, steady: gradients: predicted 4 B, measured 5 B")
+
+
+def test_a_backend_that_knows_no_kinds_is_not_asked():
+    assert "memory by kind" not in statuses(compare(a_run("sim"), a_run()))

@@ -25,6 +25,10 @@ class Subject:
     module: nn.Module
     optimizer: torch.optim.Optimizer
     micro_batch: Callable[[bool], AbstractContextManager[None]]
+    states: Callable[[], list[torch.Tensor]]
+    """What the optimizer keeps on this rank, master copies included."""
+    owns_gradients: bool = True
+    """Whether gradients have memory of their own, rather than being views of buckets."""
     dtype: str = "float32"
     """The dtype in which a floating-point input is handed to the module."""
 

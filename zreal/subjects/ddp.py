@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
+from zreal.held import state_tensors
 from zreal.modules import DTYPES, Model
 from zreal.optimizers import make_optimizer
 from zreal.subjects import Subject
@@ -87,13 +88,17 @@ def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
     module = wrap(scenario, model, mesh)
     parameters = list(module.parameters())
     optimizer: torch.optim.Optimizer
+    masters: list[torch.Tensor] = []
     if scenario.precision.parameters == "float32":
-        optimizer = make_optimizer(scenario.optimizer, list(parameters))
+        optimizer = inner = make_optimizer(scenario.optimizer, list(parameters))
     else:
-        optimizer = MasterOptimizer(parameters, originals, make_optimizer(scenario.optimizer, originals))
+        masters, inner = originals, make_optimizer(scenario.optimizer, originals)
+        optimizer = MasterOptimizer(parameters, masters, inner)
     return Subject(
         module=module,
         optimizer=optimizer,
         micro_batch=lambda sync: synchronised(module, sync),
+        states=lambda: [*masters, *state_tensors(inner)],
+        owns_gradients=not scenario.options.gradient_as_bucket_view,
         dtype=scenario.precision.parameters,
     )

@@ -10,6 +10,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from zreal.held import state_tensors
 from zreal.modules import DTYPES, Model
 from zreal.optimizers import make_optimizer
 from zreal.subjects import Subject
@@ -38,4 +39,4 @@ def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
         yield
 
     optimizer: torch.optim.Optimizer = make_optimizer(scenario.optimizer, list(model.parameters()))
-    return Subject(module=model, optimizer=optimizer, micro_batch=micro_batch)
+    return Subject(module=model, optimizer=optimizer, micro_batch=micro_batch, states=lambda: state_tensors(optimizer))

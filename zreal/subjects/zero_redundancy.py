@@ -8,6 +8,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
+from zreal.held import state_tensors
 from zreal.modules import Model
 from zreal.optimizers import EPSILON
 from zreal.subjects import Subject, ddp
@@ -26,6 +27,8 @@ def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
         module=module,
         optimizer=optimizer,
         micro_batch=lambda sync: ddp.synchronised(module, sync),
+        states=lambda: state_tensors(optimizer.optim),
+        owns_gradients=not scenario.options.gradient_as_bucket_view,
         dtype=scenario.precision.parameters,
     )
 

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from zsim import optimizers
 from zsim.model import ROOT, Parameter
-from zsim.ops import Alloc, Free, MemoryEvent
+from zsim.ops import Alloc, Free, MemoryEvent, OpKind
 from zsim.strategies.building import MASTER_DTYPE, Step, copy_kernel, late_weights, named_parameters
 from zsim.training import DTYPE_NBYTES, LoweredModule, ParameterGradient, Training
 
@@ -97,18 +97,23 @@ def construction(model: ReplicatedModel, *, has_master: bool) -> Step:
         whole = [Alloc(parameter.fqn, "parameters", parameter.numel * element) for parameter in unit.parameters]
         masters = [Alloc(f"{p.fqn}:master", "optimizer_states", p.numel * MASTER_NBYTES) for p in unit.parameters]
         step.issue("alloc", unit.fqn, stream="host", memory=masters + whole if has_master else whole)
-    if model.num_replicas > 1:
-        _check_shapes(step, model)
-        _broadcast_parameters(step, model)
+    _check_shapes(step, model)
+    _broadcast_parameters(step, model)
     step.issue("alloc", "buckets", stream="host", memory=(Alloc("buckets", "communication", model.nbytes),))
     return step
 
 
 def _check_shapes(step: Step, model: ReplicatedModel) -> None:
-    """Every rank's number of parameters is gathered; rank 0's sizes and strides are broadcast."""
-    shapes = 2 * DTYPE_NBYTES["int64"] * sum(len(p.shape) for p in model.training.model.parameters)
-    _transient(step, "all_gather", "shapes", DTYPE_NBYTES["int64"] * model.num_replicas, dtype="int64")
-    _transient(step, "broadcast", "shapes", shapes, dtype="int64")
+    """Every rank's number of parameters is gathered; rank 0's sizes and strides are broadcast and checked against a copy.
+
+    All of these live until the check is over, also on one rank, which communicates nothing.
+    """
+    count, shapes = DTYPE_NBYTES["int64"], 2 * DTYPE_NBYTES["int64"] * sum(len(p.shape) for p in model.training.model.parameters)
+    counts = (Alloc("shapes:count", "communication", count), Alloc("shapes:counts", "communication", count * model.num_replicas))
+    sizes = (Alloc("shapes:sizes", "communication", shapes), Alloc("shapes:expected", "communication", shapes))
+    _collective(step, model, "all_gather", "shapes", counts[1].nbytes, dtype="int64", memory=counts)
+    freed = tuple(Free(alloc.buffer) for alloc in (*sizes, *counts))
+    _collective(step, model, "broadcast", "shapes", shapes, dtype="int64", memory=(*sizes, *freed))
 
 
 def _broadcast_parameters(step: Step, model: ReplicatedModel) -> None:
@@ -116,23 +121,26 @@ def _broadcast_parameters(step: Step, model: ReplicatedModel) -> None:
     for parameter in named_parameters(model.training.model):
         nbytes += parameter.numel * element
         if nbytes >= BROADCAST_CAP:
-            _transient(step, "broadcast", "parameters", nbytes, dtype=model.dtype)
+            _transient(step, model, "broadcast", "parameters", nbytes, dtype=model.dtype)
             nbytes = 0
     if nbytes:
-        _transient(step, "broadcast", "parameters", nbytes, dtype=model.dtype)
+        _transient(step, model, "broadcast", "parameters", nbytes, dtype=model.dtype)
 
 
-def _transient(step: Step, kind: str, unit: str, nbytes: int, *, dtype: str) -> None:
+def _transient(step: Step, model: ReplicatedModel, kind: OpKind, unit: str, nbytes: int, *, dtype: str) -> None:
     """A collective over a buffer that lives only for it."""
-    buffer = f"{unit}:{kind}"
-    step.issue(
-        "all_gather" if kind == "all_gather" else "broadcast",
-        unit,
-        group=AXIS,
-        nbytes=nbytes,
-        dtype=dtype,
-        memory=(Alloc(buffer, "communication", nbytes), Free(buffer)),
-    )
+    memory = (Alloc(f"{unit}:{kind}", "communication", nbytes), Free(f"{unit}:{kind}"))
+    _collective(step, model, kind, unit, nbytes, dtype=dtype, memory=memory)
+
+
+def _collective(
+    step: Step, model: ReplicatedModel, kind: OpKind, unit: str, nbytes: int, *, dtype: str, memory: tuple[MemoryEvent, ...]
+) -> None:
+    """A collective over the replicas; on one rank its memory alone."""
+    if model.num_replicas == 1:
+        step.issue("alloc", unit, stream="host", memory=memory)
+        return
+    step.issue(kind, unit, group=AXIS, nbytes=nbytes, dtype=dtype, memory=memory)
 
 
 @dataclass(slots=True)
@@ -159,10 +167,9 @@ class ReplicatedStep:
     def rebuild_buckets(self) -> None:
         """Broadcast rank 0's order and the buckets' sizes; free the one bucket, then make those of later backwards."""
         self.buckets, self._in_one_bucket = self.model.rebuilt, False
-        if self.model.num_replicas > 1:
-            order = len(self.model.training.model.parameters) + 1
-            for unit, count in (("bucket_order", order), ("bucket_sizes", len(self.buckets))):
-                _transient(self.step, "broadcast", unit, 4 * count, dtype="int32")
+        order = len(self.model.training.model.parameters) + 1
+        for unit, count in (("bucket_order", order), ("bucket_sizes", len(self.buckets))):
+            _transient(self.step, self.model, "broadcast", unit, 4 * count, dtype="int32")
         memory = (Free("buckets"), Alloc("buckets", "communication", self.model.nbytes))
         self.step.issue("alloc", "buckets", stream="host", micro_batch=self.micro_batch, memory=memory)
 

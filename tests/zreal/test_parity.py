@@ -1,0 +1,104 @@
+"""Every strategy through every interpreter that runs it, on real gloo ranks: layout to the bit, training within rounding."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from zreal.executor import RANKS
+from zreal.launch import launch
+from zreal.numerics import largest_relative_difference
+from zreal.subjects.table import SUBJECTS
+from zsim.backends import find
+from zsim.cli import main
+from zsim.run import RunOptions
+from zsim.scenario import Scenario, parse
+
+pytestmark = pytest.mark.gloo
+
+SCENARIOS = Path(__file__).parents[2] / "scenarios/parity"
+BOTH = [(strategy, "executor") for strategy in RANKS] + [(strategy, "observer") for strategy in SUBJECTS]
+
+
+def scenario(strategy: str, *, model: str, optimizer: str, ranks: int = 3) -> Scenario:
+    replicas = ", dp_replicate = 1, dp_shard = 3" if strategy == "hsdp" else ""
+    text = f"""
+model = {{ preset = "{model}" }}
+batch = {{ micro_batch = 1, sequence_length = {1 if "mlp" in model else 8} }}
+cluster = {{ preset = "cpu-gloo", ranks = {ranks} }}
+strategy = {{ name = "{strategy}"{replicas} }}
+optimizer = {{ {optimizer} }}
+"""
+    return parse(text.encode(), where="parity.toml")
+
+
+def difference(case: Scenario, interpreter: str) -> float:
+    """The largest relative difference of a parameter on any rank to the single-process reference."""
+    run = find("gloo").run(case, options=RunOptions(interpreter=interpreter, all_ranks=True))
+    found = [rank.numerics.largest_relative_difference for rank in run.ranks if rank.numerics is not None]
+    assert len(found) == case.world_size
+    return max(found)
+
+
+@pytest.mark.parametrize(("strategy", "interpreter"), BOTH)
+def test_cutting_and_joining_parameters_changes_no_bit(strategy, interpreter):
+    """Uneven shapes on three ranks, with a learning rate of 0: what comes back is what went in."""
+    assert difference(scenario(strategy, model="mlp-uneven", optimizer='name = "adamw", learning_rate = 0.0'), interpreter) == 0.0
+
+
+@pytest.mark.parametrize(("strategy", "interpreter"), BOTH)
+def test_tied_weights_train_as_in_one_process(strategy, interpreter):
+    """With SGD, in which rounding stays as small as it is: AdamW divides by gradients that are nearly nothing."""
+    case = scenario(strategy, model="gpt-tiny", optimizer='name = "sgd", learning_rate = 0.1, momentum = 0.9')
+    head, embedding = case.model.modules[-1].operators, case.model.modules[0].operators
+    assert {op.weight for op in head} & {op.weight for op in embedding if op.kind == "embedding"}
+
+    assert 0 < difference(case, interpreter) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["fsdp2-uneven-4", "hsdp-gpt-2x2", "zero-redundancy-gpt-4", "ddp-llama-2-bf16", "zero3-uneven-4", "zero2-gpt-4-accumulate-every"],
+)
+def test_a_scenario_of_the_project_agrees_with_its_real_run(name, capsys):
+    assert main(["validate", str(SCENARIOS / f"{name}.toml"), "--json"]) == 0
+
+    checks: dict[str, dict[str, Any]] = {c["name"]: c for c in json.loads(capsys.readouterr().out)["checks"]}
+    exact = {key: checks[key]["detail"].startswith("exact") for key in ("collective order", "bytes")}
+    assert exact == {"collective order": True, "bytes": True}
+    assert {key: check["status"] for key, check in checks.items() if key != "step time"} == {
+        "collective order": "ok",
+        "bytes": "ok",
+        "peak memory, construction": "ok",
+        "peak memory, first": "ok",
+        "peak memory, steady": "ok",
+        "memory by kind": "ok",
+        "numerics": "ok",
+    }
+
+
+def test_a_reduce_scatter_and_an_all_gather_give_what_an_all_reduce_gives():
+    """On every rank, bit by bit: gloo adds in the same order in both."""
+    results = launch("tests.zreal.rank_bodies:reduced_both_ways", {"numels": [3, 6, 33, 3000]}, world_size=3)
+    assert results == [{"equal": [True] * 4, "nonzero": True}] * 3
+
+
+@pytest.mark.quality
+@pytest.mark.parametrize("place", [0, -1])
+def test_one_changed_element_is_a_difference(place):
+    whole = {"weight": torch.linspace(1, 2, 12).view(3, 4), "bias": torch.zeros(3)}
+    changed = {name: tensor.clone() for name, tensor in whole.items()}
+    changed["weight"].view(-1)[place] += 1e-3
+    assert largest_relative_difference(whole, whole) == 0.0
+    assert largest_relative_difference(changed, whole) > 1e-4
+
+
+@pytest.mark.quality
+def test_a_missing_parameter_is_no_agreement():
+    whole = {"weight": torch.ones(3), "bias": torch.ones(3)}
+    assert largest_relative_difference({"weight": torch.ones(3)}, whole) == float("inf")
+    assert largest_relative_difference(whole | {"bias": torch.full((3,), float("nan"))}, whole) == float("inf")
