@@ -19,6 +19,7 @@ STEPS: tuple[PhaseName, ...] = ("first", "steady")
 COMPUTE = frozenset({"forward", "backward", "recompute"})
 REDUCTIONS = frozenset({"all_reduce", "reduce_scatter"})
 GATHERS = frozenset({"all_gather", "broadcast"})
+REDUCTION_STREAMS = frozenset({"reduce_scatter", "all_reduce"})
 GATHER_STREAMS = frozenset({"all_gather", "all_gather_copy_in"})
 
 ProgramLaw = Callable[[Program, RankProgram, PhaseName], Iterator[str]]
@@ -132,7 +133,7 @@ def copies_wait_for_what_they_copy(program: Program, rank: RankProgram, phase: P
 
 
 def what_is_sent_is_freed_afterwards(program: Program, rank: RankProgram, phase: PhaseName) -> Iterator[str]:
-    """An op that frees a communication buffer waits for the collective it was made for, unless it is that collective.
+    """An op that frees a communication buffer waits for the collective (or copy in its stead) it was made for, unless it is that.
 
     Frees on the host promise nothing: there the allocator itself waits for the streams that still use the memory.
     """
@@ -148,7 +149,7 @@ def what_is_sent_is_freed_afterwards(program: Program, rank: RankProgram, phase:
                     yield f"op {op.index} ({label(op)}) frees {event.buffer}, which op {sender} may still use"
             elif event.kind == "communication":
                 waiting[event.buffer] = op.unit
-        if op.kind in COLLECTIVES:
+        if op.kind in COLLECTIVES or (op.kind == "copy" and op.stream in REDUCTION_STREAMS):
             made = [buffer for buffer, unit in waiting.items() if unit == op.unit]
             for buffer in made:
                 del waiting[buffer]

@@ -124,6 +124,7 @@ def test_validate_compares_and_exits_0_when_all_agrees(capsys):
         ("peak memory, construction", "ok"),
         ("peak memory, first", "ok"),
         ("peak memory, steady", "ok"),
+        ("memory by kind", "ok"),
         ("numerics", "ok"),
         ("step time", "unsupported"),
     ]

@@ -255,7 +255,6 @@ class ShardedStep(Step):
             kernels=(copy_kernel(group.totals["padded"], source=self.training.precision.parameters, target=dtype),),
             memory=memory,
         )
-        done = copy
         if self.mesh.dp_shard > 1:
             done = self.issue(
                 "reduce_scatter",
@@ -266,6 +265,15 @@ class ShardedStep(Step):
                 nbytes=self.nbytes(group.totals["padded"], dtype),
                 dtype=dtype,
                 micro_batch=self.micro_batch,
+            )
+        else:  # torch copies the one shard where it would reduce
+            done = self.issue(
+                "copy",
+                group.fqn,
+                stream="reduce_scatter",
+                waits=(copy,),
+                micro_batch=self.micro_batch,
+                kernels=(copy_kernel(group.totals["shard"], source=dtype, target=dtype),),
             )
         self.reduce_input = (source, done)
         if self.mesh.dp_replicate > 1:
