@@ -16,7 +16,7 @@ from torch import Tensor
 
 from zreal import modules
 from zreal.flat import FlatRank
-from zreal.meters import MemoryMeter
+from zreal.meters import MemoryMeter, as_record
 from zreal.observer import device_mesh
 from zreal.recorder import CollectiveRecorder
 from zreal.replicated import ReplicatedRank
@@ -24,7 +24,7 @@ from zsim.errors import ProgramError
 from zsim.model import ROOT
 from zsim.ops import Op
 from zsim.program import Program, RankProgram
-from zsim.run import MemoryRecord, PhaseRecord, RankRun
+from zsim.run import PhaseRecord, RankRun
 from zsim.scenario import Scenario
 
 Rank = FlatRank | ReplicatedRank
@@ -35,8 +35,6 @@ RANKS: dict[str, type[FlatRank] | type[ReplicatedRank]] = {
     "zero3": FlatRank,
 }
 """What holds a rank's memory, by strategy."""
-
-MicroBatch = tuple[Tensor, Tensor]
 
 
 @dataclass(slots=True)
@@ -71,22 +69,19 @@ def execute(
     with meter, recorder:
         with meter.span() as span:
             trainer = _construct(scenario, ops, mesh.get_group(), meter, device=device)
-        phases["construction"] = PhaseRecord(collectives=recorder.take(), memory=_record(span))
+        phases["construction"] = PhaseRecord(collectives=recorder.take(), memory=as_record(span))
         keep(RankRun(rank=rank, phases=dict(phases)))
         for step in range(steps):
             with meter.looking_away():
-                batches = _batches(scenario, rank=rank, step=step, device=device)
+                dtype = scenario.precision.parameters
+                batches = modules.micro_batches(scenario, rank=rank, step=step, dtype=dtype, device=device)
             with meter.span() as span:
                 trainer.rank.begin(first=step == 0)
                 losses.append(trainer.step(ops.first if step == 0 else ops.steady, batches))
-            phase = PhaseRecord(collectives=recorder.take(), memory=_record(span, trainer.holds))
+            phase = PhaseRecord(collectives=recorder.take(), memory=as_record(span, trainer.holds))
             phases |= {name: phase for name, at in (("first", 0), ("steady", steps - 1)) if at == step}
             keep(RankRun(rank=rank, phases=dict(phases)))
     return Execution(RankRun(rank=rank, phases=phases), losses, trainer.rank.parameters())
-
-
-def _record(span: dict[str, int], holds: Mapping[str, int] | None = None) -> MemoryRecord:
-    return MemoryRecord(start_bytes=span["start"], peak_bytes=span["peak"], end_bytes=span["end"], held=holds or {})
 
 
 def _construct(
@@ -98,22 +93,6 @@ def _construct(
         for op in ops.construction:
             rank.construct(op)
     return Trainer(scenario, rank)
-
-
-def _batches(scenario: Scenario, *, rank: int, step: int, device: str) -> list[MicroBatch]:
-    batches = (
-        modules.inputs(
-            scenario.model,
-            scenario.batch,
-            seed=scenario.seed,
-            rank=rank,
-            step=step,
-            micro_batch=micro_batch,
-            dtype=scenario.precision.parameters,
-        )
-        for micro_batch in range(scenario.batch.accumulation)
-    )
-    return [(x.to(device), targets.to(device)) for x, targets in batches]
 
 
 @dataclass(slots=True)
@@ -131,7 +110,7 @@ class Trainer:
     _value: Tensor | None = None
     _losses: list[float] = field(default_factory=list)
 
-    def step(self, ops: tuple[Op, ...], batches: list[MicroBatch]) -> float:
+    def step(self, ops: tuple[Op, ...], batches: list[modules.MicroBatch]) -> float:
         """Carry out every op of one step; returns this rank's mean loss."""
         self._ops, self._cursor, self._losses = ops, 0, []
         while self._cursor < len(ops):
@@ -152,7 +131,7 @@ class Trainer:
             if op.kind == "optimizer":
                 self.holds = self.rank.held()
 
-    def _forward(self, op: Op, batch: MicroBatch) -> None:
+    def _forward(self, op: Op, batch: modules.MicroBatch) -> None:
         """Run the next module of the model; all but the last hand over to its backward by a hook on its output."""
         specs = self.scenario.model.modules
         spec, model = specs[self._forwards], self.rank.model

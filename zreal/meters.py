@@ -8,7 +8,7 @@ CUDA device the same bytes are what `memory_allocated` counts before rounding. I
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, cast
@@ -17,6 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from zreal import torch_private
+from zsim.run import MemoryRecord
 
 
 class MemoryMeter(TorchDispatchMode):
@@ -123,3 +124,8 @@ class MemoryMeter(TorchDispatchMode):
         self.reset_peak()
         yield record
         record |= {"peak": self.peak, "end": self.allocated}
+
+
+def as_record(span: Mapping[str, int], held: Mapping[str, int] | None = None) -> MemoryRecord:
+    """A span as a Run has it, with what the rank held by kind where that is known."""
+    return MemoryRecord(start_bytes=span["start"], peak_bytes=span["peak"], end_bytes=span["end"], held=held or {})

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from zsim.model import ROOT, ModelSpec, Module, Parameter
 from zsim.operators import Operator
+from zsim.scenario import Scenario
 from zsim.training import Batch
 
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -179,3 +180,15 @@ def inputs(
         return x, torch.randint(classes, (batch.micro_batch,), generator=generator)
     tokens = torch.randint(classes, (batch.micro_batch, batch.sequence_length + 1), generator=generator)
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+MicroBatch = tuple[Tensor, Tensor]
+
+
+def micro_batches(scenario: Scenario, *, rank: int, step: int, dtype: str, device: str = "cpu") -> list[MicroBatch]:
+    """The inputs of all micro-batches of one step, in order; floating-point ones in `dtype`."""
+    found = (
+        inputs(scenario.model, scenario.batch, seed=scenario.seed, rank=rank, step=step, micro_batch=i, dtype=dtype)
+        for i in range(scenario.batch.accumulation)
+    )
+    return [(x.to(device), targets.to(device)) for x, targets in found]

@@ -34,16 +34,7 @@ def reference(scenario: Scenario, *, steps: int) -> Reference:
         compute = master if dtype == "float32" else _rounded(scenario, master, dtype)
         total = 0.0
         for rank in range(scenario.world_size):
-            for micro_batch in range(scenario.batch.accumulation):
-                x, targets = modules.inputs(
-                    scenario.model,
-                    scenario.batch,
-                    seed=scenario.seed,
-                    rank=rank,
-                    step=step,
-                    micro_batch=micro_batch,
-                    dtype=dtype,
-                )
+            for x, targets in modules.micro_batches(scenario, rank=rank, step=step, dtype=dtype):
                 loss = compute(x, targets)
                 (loss / scenario.world_size).backward()
                 total += loss.item()

@@ -8,18 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from zreal import modules
 from zreal.held import held
-from zreal.meters import MemoryMeter
+from zreal.meters import MemoryMeter, as_record
 from zreal.recorder import CollectiveRecorder, GroupName
 from zreal.subjects import Subject
 from zreal.subjects.table import SUBJECTS
 from zsim.errors import ZsimError
-from zsim.run import MemoryRecord, PhaseRecord, RankRun
+from zsim.run import PhaseRecord, RankRun
 from zsim.scenario import Scenario
 
 
@@ -36,9 +35,13 @@ def device_mesh(scenario: Scenario, *, device: str) -> tuple[DeviceMesh, dict[st
     """The scenario's mesh as torch has it (2-D where there are replicas of shards), and c10d's group names as axes."""
     mesh = scenario.mesh
     sizes = [(axis, size) for axis, size in (("dp_replicate", mesh.dp_replicate), ("dp_shard", mesh.dp_shard))]
-    two = scenario.strategy == "hsdp" and mesh.dp_replicate > 1  # one replica is no axis: torch would reduce over it all the same
+    two = (
+        scenario.strategy == "hsdp" and mesh.dp_replicate > 1
+    )  # one replica is no axis: torch would reduce over it all the same
     used = sizes if two else [max(sizes, key=lambda item: item[1])]
-    torch_mesh = init_device_mesh(device, tuple(size for _, size in used), mesh_dim_names=tuple(axis for axis, _ in used))
+    torch_mesh = init_device_mesh(
+        device, tuple(size for _, size in used), mesh_dim_names=tuple(axis for axis, _ in used)
+    )
     groups = {}
     for axis, size in used:
         group = torch_mesh.get_group(axis)
@@ -69,45 +72,28 @@ def observe(
         with meter.span() as span:
             meter.watch(*model.parameters())
             subject = SUBJECTS[scenario.strategy](scenario, model, mesh)
-        phases["construction"] = PhaseRecord(collectives=recorder.take(), memory=_record(span))
+        phases["construction"] = PhaseRecord(collectives=recorder.take(), memory=as_record(span))
         keep(RankRun(rank=rank, phases=dict(phases)))
         for step in range(steps):
-            batches = _batches(scenario, meter, rank=rank, step=step, dtype=subject.dtype, device=device)
+            with meter.looking_away():  # inputs are the user's, not the strategy's
+                batches = modules.micro_batches(scenario, rank=rank, step=step, dtype=subject.dtype, device=device)
             with meter.span() as span:
                 loss, holds = _train_step(scenario, subject, batches)
             losses.append(loss)
             name = {0: "first", steps - 1: "steady"}.get(step)
             collectives = recorder.take()
             if name is not None:
-                phases[name] = PhaseRecord(collectives=collectives, memory=_record(span, holds))
+                phases[name] = PhaseRecord(collectives=collectives, memory=as_record(span, holds))
                 keep(RankRun(rank=rank, phases=dict(phases)))
     if scenario.world_size > 1 and not phases["steady"].collectives:
-        raise ZsimError(where=f"rank {rank}", expected="collectives in the steady step", found="none", remedy="report this")
+        raise ZsimError(
+            where=f"rank {rank}", expected="collectives in the steady step", found="none", remedy="report this"
+        )
     return Observation(run=RankRun(rank=rank, phases=phases), losses=losses, subject=subject)
 
 
-def _record(span: dict[str, int], holds: Mapping[str, int] | None = None) -> MemoryRecord:
-    return MemoryRecord(start_bytes=span["start"], peak_bytes=span["peak"], end_bytes=span["end"], held=holds or {})
-
-
-def _batches(
-    scenario: Scenario, meter: MemoryMeter, *, rank: int, step: int, dtype: str, device: str
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The step's inputs, made while the meter looks away: they are the user's, not the strategy's."""
-    with meter.looking_away():
-        return [
-            tuple(  # type: ignore[misc]
-                tensor.to(device)
-                for tensor in modules.inputs(
-                    scenario.model, scenario.batch, seed=scenario.seed, rank=rank, step=step, micro_batch=i, dtype=dtype
-                )
-            )
-            for i in range(scenario.batch.accumulation)
-        ]
-
-
 def _train_step(
-    scenario: Scenario, subject: Subject, batches: list[tuple[torch.Tensor, torch.Tensor]]
+    scenario: Scenario, subject: Subject, batches: list[modules.MicroBatch]
 ) -> tuple[float, Mapping[str, int]]:
     """Micro-batches, the optimizer's step, gradients to None. Returns this rank's mean loss, and what it held after the step."""
     total = 0.0

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from zsim.errors import ScenarioError
-from zsim.model import ROOT, ModelSpec, Module, ParamGroup
-from zsim.models.layers import cross_entropy, elementwise, linear, norm, parameters_of
+from zsim.model import ROOT, ModelSpec, Module
+from zsim.models.layers import elementwise, embedding, head, language_model, linear, norm
 from zsim.operators import Operator
 
 
@@ -58,50 +58,21 @@ def _block(sizes: GptSizes, index: int) -> Module:
 
 
 def _embed(sizes: GptSizes, sequence_length: int) -> Module:
-    rows = sizes.max_positions or sequence_length
-    return Module(
-        fqn="embed",
-        unit=ROOT,
-        operators=(
-            Operator(
-                kind="embedding",
-                name="wte",
-                inputs=("tokens",),
-                output="e",
-                weight="wte.weight",
-                num_embeddings=sizes.vocabulary,
-                out_features=sizes.hidden_size,
-            ),
-            Operator(
-                kind="positions",
-                name="wpe",
-                inputs=("e",),
-                output="h",
-                weight="wpe.weight",
-                num_embeddings=rows,
-                out_features=sizes.hidden_size,
-            ),
-        ),
-    )
+    rows, width = sizes.max_positions or sequence_length, sizes.hidden_size
+    tokens = embedding("embedding", "wte", "tokens", "e", rows=sizes.vocabulary, width=width)
+    places = embedding("positions", "wpe", "e", "h", rows=rows, width=width)
+    return Module(fqn="embed", unit=ROOT, operators=(tokens, places))
 
 
 def build(sizes: GptSizes, *, name: str, sequence_length: int) -> ModelSpec:
     """The ModelSpec; tokens in, mean cross-entropy out. ScenarioError when the heads do not divide hidden_size."""
     if sizes.num_heads < 1 or sizes.hidden_size % sizes.num_heads:
         raise ScenarioError((f"model: {sizes.num_heads} heads do not divide a hidden size of {sizes.hidden_size}",))
-    head_linear = Operator(
-        kind="linear",
-        name="lm_head",
-        inputs=("n",),
-        output="logits",
-        weight="wte.weight" if sizes.tied else "lm_head.weight",
-        in_features=sizes.hidden_size,
-        out_features=sizes.vocabulary,
+    final_norm = norm("layer_norm", "ln_f", "x", "n", sizes.hidden_size)
+    return language_model(
+        name,
+        family="gpt",
+        embed=_embed(sizes, sequence_length),
+        blocks=tuple(_block(sizes, index) for index in range(sizes.num_layers)),
+        head=head(final_norm, vocabulary=sizes.vocabulary, tied=sizes.tied),
     )
-    final = norm("layer_norm", "ln_f", "x", "n", sizes.hidden_size)
-    head = Module(fqn="head", unit=ROOT, operators=(final, head_linear, cross_entropy("logits", sizes.vocabulary)))
-    embed = _embed(sizes, sequence_length)
-    blocks = tuple(_block(sizes, index) for index in range(sizes.num_layers))
-    units = [ParamGroup(fqn=ROOT, parameters=parameters_of(embed, head))]
-    units += [ParamGroup(fqn=block.fqn, parameters=parameters_of(block)) for block in blocks]
-    return ModelSpec(name=name, family="gpt", modules=(embed, *blocks, head), units=tuple(units))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from zsim.model import Module, Parameter
+from dataclasses import replace
+
+from zsim.model import ROOT, ModelSpec, Module, Parameter, ParamGroup
 from zsim.operators import Operator
 
 
@@ -64,3 +66,31 @@ def parameters_of(*modules: Module) -> tuple[Parameter, ...]:
             for parameter in parameter_shapes(operator):
                 found.setdefault(parameter.fqn, parameter)
     return tuple(found.values())
+
+
+def embedding(kind: str, name: str, source: str, output: str, *, rows: int, width: int) -> Operator:
+    """A table `name.weight` of `rows` × `width`: looked up by tokens ("embedding") or added by place ("positions")."""
+    return Operator(
+        kind=kind,  # type: ignore[arg-type]
+        name=name,
+        inputs=(source,),
+        output=output,
+        weight=f"{name}.weight",
+        num_embeddings=rows,
+        out_features=width,
+    )
+
+
+def head(final_norm: Operator, *, vocabulary: int, tied: bool) -> Module:
+    """The root's last module: the final norm from "x" to "n", the logits (with the embedding's weight if `tied`), the loss."""
+    logits = linear("lm_head", "n", "logits", final_norm.out_features, vocabulary, bias=False)
+    if tied:
+        logits = replace(logits, weight="wte.weight")
+    return Module(fqn="head", unit=ROOT, operators=(final_norm, logits, cross_entropy("logits", vocabulary)))
+
+
+def language_model(name: str, *, family: str, embed: Module, blocks: tuple[Module, ...], head: Module) -> ModelSpec:
+    """A decoder with one unit per block and one, the root's, for embedding and head."""
+    units = [ParamGroup(fqn=ROOT, parameters=parameters_of(embed, head))]
+    units += [ParamGroup(fqn=block.fqn, parameters=parameters_of(block)) for block in blocks]
+    return ModelSpec(name=name, family=family, modules=(embed, *blocks, head), units=tuple(units))

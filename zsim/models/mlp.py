@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zsim.model import ROOT, ModelSpec, Module, ParamGroup
-from zsim.models.layers import linear, parameters_of
+from zsim.models.layers import cross_entropy, linear, parameters_of
 from zsim.operators import Operator
 
 
@@ -41,13 +41,7 @@ def build(sizes: MlpSizes, *, name: str, sequence_length: int) -> ModelSpec:
         unit=ROOT,
         operators=(
             linear("head", "x", "logits", sizes.dims[-1], sizes.num_classes),
-            Operator(
-                kind="cross_entropy",
-                name="loss",
-                inputs=("logits", "targets"),
-                output="loss",
-                out_features=sizes.num_classes,
-            ),
+            cross_entropy("logits", sizes.num_classes),
         ),
     )
     units = [ParamGroup(fqn=ROOT, parameters=parameters_of(head))]
