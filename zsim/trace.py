@@ -84,21 +84,18 @@ def _counters(rank: RankRun) -> Iterator[Event]:
 
 
 def _flows(run: Run) -> Iterator[Event]:
-    """An arrow from the first rank shown of each group to each other one, for the n-th collective of that group."""
-    first_seen: dict[tuple[str, tuple[int, ...], int], tuple[int, Span]] = {}
-    identity = 0
+    """An arrow from the rank that began first to each other one of a group, for the n-th collective of that group."""
+    meetings: dict[tuple[str, tuple[int, ...], int], list[tuple[int, int, Span]]] = defaultdict(list)
     for rank in run.ranks:
         count: dict[str, int] = defaultdict(int)
         for span in rank.spans:
-            if span.kind not in COLLECTIVES:
-                continue
-            key = (span.group, run.mesh.group(span.group, rank.rank), count[span.group])
-            count[span.group] += 1
-            source, first = first_seen.setdefault(key, (rank.rank, span))
-            if source == rank.rank:
-                continue
-            identity += 1
-            common = {"name": first.name, "cat": "collective", "id": identity}
-            yield {**common, "ph": "s", "pid": source, "tid": _thread(first.stream), "ts": first.start_ns / 1000}
-            target = {"pid": rank.rank, "tid": _thread(span.stream), "ts": span.start_ns / 1000}
-            yield {**common, "ph": "f", "bp": "e", **target}
+            if span.kind in COLLECTIVES:
+                key = (span.group, run.mesh.group(span.group, rank.rank), count[span.group])
+                meetings[key].append((span.start_ns, rank.rank, span))
+                count[span.group] += 1
+    pairs = ((min(met, key=lambda one: one[:2]), other) for met in meetings.values() for other in met)
+    arrows = ((source, target) for source, target in pairs if source is not target)
+    for identity, ((_, source, first), (_, other, span)) in enumerate(arrows, 1):
+        common = {"name": first.name, "cat": "collective", "id": identity}
+        yield {**common, "ph": "s", "pid": source, "tid": _thread(first.stream), "ts": first.start_ns / 1000}
+        yield {**common, "ph": "f", "bp": "e", "pid": other, "tid": _thread(span.stream), "ts": span.start_ns / 1000}

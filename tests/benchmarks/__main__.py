@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
@@ -64,10 +65,10 @@ def all_ranks(name: str) -> Measure:
 
 BENCHMARKS: dict[str, tuple[float, int, Measure]] = {
     "zsim --help, whole process": (0.2, 7, process("--help")),
-    "64 ranks x 32 layers, --all-ranks, whole process": (1.5, 5, all_ranks("fsdp2-32-layers-64-ranks.toml")),
-    "1,024 ranks x 80 layers, --all-ranks, whole process": (8.0, 3, all_ranks("fsdp2-80-layers-1024-ranks.toml")),
+    "64 ranks x 32 layers, --all-ranks --save, whole process": (1.5, 5, all_ranks("fsdp2-32-layers-64-ranks.toml")),
+    "1,024 ranks x 80 layers, --all-ranks --save, whole process": (8.0, 3, all_ranks("fsdp2-80-layers-1024-ranks.toml")),
     "one 32-layer step folded, in process": (0.030, 15, folded_step),
-    "2-rank gloo launch from a warm fork server": (0.3, 7, warm_launch),
+    "2-rank launch from a warm fork server, no process group": (0.3, 7, warm_launch),
 }
 """By name: the target in seconds, how often it is run, and how it is measured."""
 
@@ -77,13 +78,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
     parser.add_argument("--json", action="store_true")
     as_json = parser.parse_args().json
-    machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, load {os.getloadavg()[0]:.2f}"
+    software = f"Python {platform.python_version()}, torch {version('torch')}"
+    machine = f"{os.cpu_count()} cores, {platform.machine()}, {software}, load {os.getloadavg()[0]:.2f}"
     rows = []
     for name, (target, times, measure) in BENCHMARKS.items():
         taken = sorted(measure() for _ in range(times))
         rows.append({"name": name, "target_s": target, "median_s": median(taken), "best_s": taken[0], "runs": times})
         if not as_json:
-            sys.stdout.write(f"{name:<54} target {target:6.3f} s   median {median(taken):6.3f}   best {taken[0]:6.3f}   of {times}\n")
+            sys.stdout.write(f"{name:<58} target {target:6.3f} s   median {median(taken):6.3f}   best {taken[0]:6.3f}   of {times}\n")
             sys.stdout.flush()
     if as_json:
         sys.stdout.write(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")

@@ -238,3 +238,20 @@ def test_one_byte_of_one_kind_is_a_difference():
 
 def test_a_backend_that_knows_no_kinds_is_not_asked():
     assert "memory by kind" not in statuses(compare(a_run("sim"), a_run()))
+
+
+def test_the_bound_of_late_frees_is_one_tensor_of_a_collective_and_no_more():
+    """The largest here has 1,024 B: gloo may show that much above the prediction, and one byte more is a failure."""
+    predicted = a_run("sim", peak=10_000)
+    assert named(compare(predicted, a_run(peak=11_024)), "peak memory, steady").status == "ok"
+    assert named(compare(predicted, a_run(peak=11_025)), "peak memory, steady").status == "failed"
+    assert named(compare(predicted, a_run("nccl", peak=11_024)), "peak memory, steady").status == "failed"
+
+
+def test_ranks_that_share_phases_and_not_spans_keep_their_own(tmp_path):
+    run = a_run()
+    spans = tuple((Span(name="a", kind="forward", unit="a", stream="compute", start_ns=n, end_ns=n + 1),) for n in range(2))
+    ranks = tuple(replace(rank, phases=run.ranks[0].phases, spans=own) for rank, own in zip(run.ranks, spans, strict=True))
+    apart = replace(run, ranks=ranks)
+    saved.save(apart, tmp_path / "run.json")
+    assert saved.load(tmp_path / "run.json") == apart

@@ -11,7 +11,7 @@ from zsim.engine import simulate
 from zsim.errors import DeadlockError
 from zsim.hardware import load_cluster
 from zsim.mesh import Mesh
-from zsim.ops import Op
+from zsim.ops import Kernel, Op
 from zsim.plan import plan
 from zsim.program import Program, RankProgram
 from zsim.program_graph import Node, graph, longest_path
@@ -121,3 +121,25 @@ def test_ten_runs_are_equal():
     found = scenario.load(SCENARIOS / "parity/fsdp2-uneven-4.toml")
     runs = [SimBackend().run(found, options=RunOptions()) for _ in range(10)]
     assert all(run == runs[0] for run in runs)
+
+
+def test_a_host_that_waits_issues_what_follows_late_and_the_graph_agrees():
+    """The host waits for the first kernel; what it issues afterwards begins only then, though on another stream."""
+    work = (Kernel("linear", 10**12, 10**6, "bfloat16"),)
+    ops = (
+        Op(index=0, kind="forward", unit="a", stream="compute", kernels=work),
+        Op(index=1, kind="host_wait", unit="a", stream="host", waits=(0,)),
+        Op(index=2, kind="copy", unit="a", stream="all_gather", kernels=work),
+        Op(index=3, kind="copy", unit="a", stream="all_reduce", kernels=work),
+    )
+    mesh = Mesh()
+    program = Program(mesh=mesh, ranks=(RankProgram(construction=(), first=(), steady=ops),), assignment=(0,))
+    costs = Costs(cluster=load_cluster("dgx-h100", ranks=1))
+
+    found = simulate(program, costs=costs)
+
+    times = found.ranks[0]
+    issue = costs.issue_ns(ops[2])
+    assert times.starts[2] == times.issued[2] == times.ends[0] + issue
+    assert times.starts[3] == times.ends[0] + 2 * issue
+    assert found.step_time_ns == longest(program, costs)

@@ -122,3 +122,11 @@ def test_more_ranks_than_devices_are_refused() -> None:
 def test_loading_a_cluster_does_not_import_networkx() -> None:
     code = "import sys, zsim.hardware as h; h.load_cluster('dgx-h100'); sys.exit('networkx' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_ring_is_as_wide_as_the_node_with_the_fewest_of_its_members() -> None:
+    """Two ranks on the first node and one on the second: one NIC carries what the ring sends there."""
+    cluster = load_cluster("dgx-h100", nodes=2)
+    one_nic = min(cluster.links.pcie.bandwidth, cluster.links.rail.bandwidth)
+    assert cluster.path((6, 7, 8)).bytes_per_s == one_nic
+    assert cluster.path((6, 7, 8, 9)).bytes_per_s == 2 * one_nic

@@ -302,3 +302,10 @@ def test_zero1_adds_only_to_gradients_whose_reduction_has_ended(form):
 
     for op in (op for op in found if op.kind == "backward" and op.micro_batch == 1):
         assert reduced[op.unit] in op.waits
+
+
+def test_a_bucket_closes_once_it_has_reached_its_cap_exactly():
+    case = training("mlp-tiny")
+    first, second, *_ = replicated.ready_order(case)
+    cap = 4 * (first.numel + second.numel) / ddp.MIB
+    assert ddp.buckets(case, ddp.Options(bucket_cap_mb=cap))[0] == (first, second)

@@ -151,3 +151,12 @@ def test_a_written_trace_reads_back_compressed_or_not(tmp_path):
 def test_a_trace_that_cannot_be_written_says_where(tmp_path):
     with pytest.raises(trace.TraceError, match=r"expected a file that can be written"):
         trace.write(simulated("parity/fsdp2-mlp-4"), tmp_path)
+
+
+def test_an_arrow_starts_at_the_rank_that_began_first():
+    """As on a measured run, where ranks do not begin together; an arrow back in time is none."""
+    run = simulated("parity/fsdp2-mlp-4")
+    late = replace(run.ranks[0], spans=tuple(replace(s, start_ns=s.start_ns + 1, end_ns=s.end_ns + 1) for s in run.ranks[0].spans))
+    events = by_kind(replace(run, ranks=(late, *run.ranks[1:])))
+    assert {event["pid"] for event in events["s"]} == {1}
+    assert all(start["ts"] <= end["ts"] for start, end in zip(events["s"], events["f"], strict=True))

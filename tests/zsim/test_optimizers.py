@@ -1,0 +1,35 @@
+"""What an optimizer keeps and makes, by implementation and device, as torch.optim documents it."""
+
+from __future__ import annotations
+
+import pytest
+
+from zsim.optimizers import states, step_memory, step_nbytes
+from zsim.training import Optimizer
+
+
+@pytest.mark.parametrize(
+    ("implementation", "device", "nbytes"),
+    [("foreach", "cpu", 4), ("fused", "cpu", 4), ("foreach", "cuda", 0), ("for-loop", "cuda", 0), ("fused", "cuda", 4)],
+)
+def test_the_step_counter_is_on_the_device_where_it_is_a_cpu_or_the_step_is_fused(implementation, device, nbytes):
+    assert step_nbytes(Optimizer(implementation=implementation), device=device) == nbytes
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "names"),
+    [
+        (Optimizer(), ["step", "exp_avg", "exp_avg_sq"]),
+        (Optimizer(name="sgd", momentum=0.9), ["momentum_buffer"]),
+        (Optimizer(name="sgd"), []),
+    ],
+)
+def test_states_are_made_per_parameter_and_an_empty_one_has_a_counter_alone(optimizer, names):
+    made = states([3, 0], optimizer=optimizer, dtype="float32", device="cpu", owner="o")
+    full = [(f"o.0.{name}", 4 if name == "step" else 12) for name in names]
+    empty = [("o.1.step", 4)] if "step" in names else []
+    assert [(one.buffer, one.nbytes) for one in made] == full + empty
+
+
+def test_a_fused_step_makes_nothing():
+    assert step_memory([3], optimizer=Optimizer(implementation="fused"), dtype="float32", owner="o") == ()
