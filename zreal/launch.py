@@ -88,11 +88,11 @@ def launch(
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     os.environ.setdefault("OMP_NUM_THREADS", str(cores or 1))
-    ranks = [
-        _start(context, target, json.dumps(arguments), rank=rank, world_size=world_size, port=store.port)
-        for rank in range(world_size)
-    ]
+    ranks: list[_Rank] = []
     try:
+        for rank in range(world_size):
+            started = _start(context, target, json.dumps(arguments), rank=rank, world_size=world_size, port=store.port)
+            ranks.append(started)  # noqa: PERF401 - one by one, so that those before a failed start are ended
         _supervise(ranks, deadline=time.monotonic() + timeout_s, timeout_s=timeout_s)
     finally:
         _end(ranks)
@@ -153,7 +153,9 @@ def _verdict(ranks: list[_Rank], bad: list[_Rank], timeout_s: float) -> LaunchEr
 
 
 def _is_consequence(error: str) -> bool:
-    return any(word in error for word in ("Connection closed", "Connection reset", "Broken pipe", "Read error", "Timed out"))
+    return any(
+        word in error for word in ("Connection closed", "Connection reset", "Broken pipe", "Read error", "Timed out")
+    )
 
 
 def _cause(rank: _Rank) -> str:
@@ -163,7 +165,8 @@ def _cause(rank: _Rank) -> str:
     code = rank.process.exitcode
     if code is not None and code < 0:
         hint = " (often the system's out-of-memory killer)" if -code == signal.SIGKILL else ""
-        return f"killed by {signal.Signals(-code).name}{hint}"
+        names = {known.value: known.name for known in signal.Signals}
+        return f"killed by {names.get(-code, f'signal {-code}')}{hint}"
     return f"exited with code {code} without a result"
 
 
@@ -172,8 +175,12 @@ def _hang(ranks: list[_Rank], timeout_s: float, results: dict[int, Any]) -> Laun
     groups: dict[str, list[int]] = {}
     for rank in ranks:
         groups.setdefault("finished" if rank.done else rank.last, []).append(rank.rank)
-    stuck = sorted((item for item in groups.items() if item[0] != "finished"), key=lambda item: (_place(item[0]), len(item[1])))
-    roll = "; ".join(f"ranks {members} at {last}" for last, members in [*stuck, *(i for i in groups.items() if i[0] == "finished")])
+    stuck = sorted(
+        (item for item in groups.items() if item[0] != "finished"), key=lambda item: (_place(item[0]), len(item[1]))
+    )
+    roll = "; ".join(
+        f"ranks {members} at {last}" for last, members in [*stuck, *(i for i in groups.items() if i[0] == "finished")]
+    )
     return LaunchError(
         where=f"rank {stuck[0][1][0]}",
         expected=f"every rank to finish within {timeout_s:g} s",
@@ -224,12 +231,12 @@ def _rank_main(
         function: Callable[..., Any] = getattr(importlib.import_module(module), name)
         given = {"rank": rank, "world_size": world_size, "port": port, "progress": say, "keep": keep}
         result = function(json.loads(arguments), **given)
-        message = {"result": result}
+        message, code = json.dumps({"result": result}), 0
     except BaseException:
-        message = {"error": traceback.format_exc()}
-    pipe.send_bytes(json.dumps(message).encode())
+        message, code = json.dumps({"error": traceback.format_exc()}), 1
+    pipe.send_bytes(message.encode())
     pipe.close()
-    os._exit(0 if "result" in message else 1)
+    os._exit(code)
 
 
 def _follow(sentinel: int) -> None:

@@ -151,6 +151,7 @@ def main(arguments: list[str] | None = None) -> int:
     scenario = load(options.scenario)
     interpreter = interpreter_of(scenario, options.interpreter)
     rank = _rank_under_torchrun(scenario)
+    saved.require_place(options.save)
     device: Device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
@@ -176,9 +177,10 @@ def main(arguments: list[str] | None = None) -> int:
 def _rank_under_torchrun(scenario: Scenario) -> int:
     """This process's rank; LauncherError when there is no launcher or it started another number of ranks."""
     started = os.environ.get("WORLD_SIZE")
-    if started is None or "RANK" not in os.environ:
+    known = all(os.environ.get(name, "").isdecimal() for name in ("WORLD_SIZE", "RANK")) and "MASTER_ADDR" in os.environ
+    if started is None or not known:
         remedy = f"torchrun --nproc-per-node {scenario.world_size} -m zreal.worker SCENARIO --save RUN.json"
-        raise LauncherError(where="zreal.worker", expected="RANK and WORLD_SIZE from a launcher", found="neither", remedy=remedy)
+        raise LauncherError(where="zreal.worker", expected="RANK, WORLD_SIZE and MASTER_ADDR from a launcher", found="none", remedy=remedy)
     if int(started) != scenario.world_size:
         expected = f"{scenario.world_size} ranks, as the scenario's mesh has"
         raise LauncherError(where=scenario.name, expected=expected, found=started, remedy="start as many, or change the mesh")

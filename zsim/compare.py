@@ -61,9 +61,9 @@ def compare(predicted: Run, measured: Run, *, bounds: Bounds | None = None) -> t
         return (Check(name="world size", status="failed", detail=detail),)
     pairs = tuple(_pairs(predicted, measured))
     if not pairs:
-        return (*_completeness(measured), Check(name="ranks", status="failed", detail="the two Runs have no rank in common"),)
+        return (*_completeness(predicted, measured), Check(name="ranks", status="failed", detail="the two Runs have no rank in common"),)
     return (
-        *_completeness(measured),
+        *_completeness(predicted, measured),
         _order(pairs, predicted.world_size),
         _bytes(pairs, predicted.world_size),
         *_memory(pairs, predicted, measured, limits.memory),
@@ -83,10 +83,11 @@ def sees(run: Run, what: str) -> bool:
     return what in run.provenance.get("sees", what).split()
 
 
-def _completeness(measured: Run) -> Iterator[Check]:
-    if not measured.complete:
-        why = f": {measured.failure}" if measured.failure else ""
-        yield Check(name="complete", status="failed", detail=f"the measured Run did not reach its end{why}")
+def _completeness(predicted: Run, measured: Run) -> Iterator[Check]:
+    for word, run in (("predicted", predicted), ("measured", measured)):
+        if not run.complete:
+            why = f": {run.failure}" if run.failure else ""
+            yield Check(name="complete", status="failed", detail=f"the {word} Run did not reach its end{why}")
 
 
 def _pairs(predicted: Run, measured: Run) -> Iterator[_Pair]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
@@ -60,6 +61,17 @@ def save(run: Run, path: Path) -> None:
         path.write_text(dump(run), encoding="utf-8")
     except OSError as error:
         raise SavedRunError(where=str(path), expected="a file that can be written", found=str(error.strerror)) from None
+
+
+def require_place(path: Path) -> None:
+    """SavedRunError when nothing could be written to `path`, asked before a long run and not after it."""
+    parent = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if path.is_dir() or not os.access(parent, os.W_OK):
+        raise SavedRunError(
+            where=str(path),
+            expected="a file that can be written",
+            found="a folder" if path.is_dir() else f"{parent} closed to writing",
+        )
 
 
 def load(path: Path) -> Run:

@@ -88,3 +88,14 @@ def reduced_both_ways(
         sums += float(whole.abs().sum())
     dist.destroy_process_group()
     return {"equal": equal, "nonzero": sums > 0}
+
+
+def unspeakable(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep) -> object:
+    """A result that JSON cannot say."""
+    return object()
+
+
+def killed_by(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep) -> None:
+    """End by the signal `number`."""
+    os.kill(os.getpid(), arguments["number"])
+    time.sleep(60)

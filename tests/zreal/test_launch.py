@@ -103,3 +103,14 @@ def _descendants_when(pid: int, *, at_least: int) -> list[int]:
             return found
         time.sleep(0.2)
     raise AssertionError(f"no ranks appeared below {pid}")
+
+
+def test_a_result_that_json_cannot_say_is_an_error_with_its_text() -> None:
+    with pytest.raises(LaunchError, match="TypeError: Object of type object is not JSON serializable"):
+        launch(f"{BODIES}:unspeakable", {}, world_size=1, timeout_s=30)
+
+
+@pytest.mark.parametrize(("number", "name"), [(11, "SIGSEGV"), (40, "signal 40")])
+def test_a_rank_killed_by_any_signal_is_named_with_it(number: int, name: str) -> None:
+    with pytest.raises(LaunchError, match=f"killed by {name}"):
+        launch(f"{BODIES}:killed_by", {"number": number}, world_size=1, timeout_s=30)

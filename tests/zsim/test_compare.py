@@ -255,3 +255,17 @@ def test_ranks_that_share_phases_and_not_spans_keep_their_own(tmp_path):
     apart = replace(run, ranks=ranks)
     saved.save(apart, tmp_path / "run.json")
     assert saved.load(tmp_path / "run.json") == apart
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_an_incomplete_run_never_agrees_on_whichever_side(order):
+    broken = a_run(complete=False, failure="rank 1: killed")
+    checks = compare(*(a_run("sim"), broken)[::order])
+    assert not agrees(checks)
+    assert named(checks, "complete").detail.endswith("Run did not reach its end: rank 1: killed")
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_run(tmp_path):
+    saved.require_place(tmp_path / "new" / "folder" / "run.json")
+    with pytest.raises(saved.SavedRunError, match="expected a file that can be written, found a folder"):
+        saved.require_place(tmp_path)
