@@ -92,7 +92,7 @@ def launch(
     try:
         for rank in range(world_size):
             started = _start(context, target, json.dumps(arguments), rank=rank, world_size=world_size, port=store.port)
-            ranks.append(started)  # noqa: PERF401 - one by one, so that those before a failed start are ended
+            ranks.append(started)
         _supervise(ranks, deadline=time.monotonic() + timeout_s, timeout_s=timeout_s)
     finally:
         _end(ranks)
