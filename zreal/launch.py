@@ -17,8 +17,9 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -26,6 +27,7 @@ from zsim.errors import RankError
 
 PRELOAD = ["torch", "torch.distributed", "torch.distributed.fsdp", "zreal.worker"]
 PROGRESS_BYTES = 200
+READ_BYTES = 1 << 20
 GRACE_S = 1.0
 """How long siblings may still report after the first rank failed."""
 
@@ -38,6 +40,8 @@ class _Rank:
     process: Any
     pipe: Connection
     progress: Any
+    unread: bytearray = field(default_factory=bytearray)
+    """The beginning of a message whose end has not come yet."""
     result: Any = None
     error: str = ""
     ended_at: float = 0.0
@@ -50,14 +54,22 @@ class _Rank:
         return text or "no collective yet"
 
     def receive(self) -> None:
-        """Take what the rank has sent: parts of its result, and at last the result or the error."""
-        try:
-            while self.pipe.poll():
-                message = json.loads(self.pipe.recv_bytes())
-                self.result = message.get("result", message.get("part", self.result))
-                self.done, self.error = "result" in message, message.get("error", "")
-        except (EOFError, OSError):
-            return
+        """Take what the rank has sent: parts of its result, and at last the result or the error.
+
+        A message ends with a line; one that has come in part is kept and never waited for, since its rank may have
+        stopped in the middle of it.
+        """
+        with suppress(BlockingIOError):
+            while data := os.read(self.pipe.fileno(), READ_BYTES):
+                self.unread += data
+                if b"\n" in data:
+                    *messages, self.unread = self.unread.split(b"\n")
+                    for message in messages:
+                        self._take(json.loads(message))
+
+    def _take(self, message: dict[str, Any]) -> None:
+        self.result = message.get("result", message.get("part", self.result))
+        self.done, self.error = "result" in message, message.get("error", "")
 
 
 class LaunchError(RankError):
@@ -74,7 +86,6 @@ def launch(
     *,
     world_size: int,
     timeout_s: float = 120.0,
-    cores: int | None = None,
 ) -> list[Any]:
     """Run `target` ("module:function") on every rank and return what each returned, by rank.
 
@@ -87,7 +98,7 @@ def launch(
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
-    os.environ.setdefault("OMP_NUM_THREADS", str(cores or 1))
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # ranks share this machine's cores
     ranks: list[_Rank] = []
     try:
         for rank in range(world_size):
@@ -95,7 +106,8 @@ def launch(
             ranks.append(started)
         _supervise(ranks, deadline=time.monotonic() + timeout_s, timeout_s=timeout_s)
     finally:
-        _end(ranks)
+        with _undisturbed():
+            _end(ranks)
         del store
     return [rank.result for rank in ranks]
 
@@ -108,6 +120,7 @@ def _start(context: Any, target: str, arguments: str, *, rank: int, world_size: 
     )
     process.start()
     sender.close()
+    os.set_blocking(receiver.fileno(), False)
     return _Rank(rank=rank, process=process, pipe=receiver, progress=progress)
 
 
@@ -196,6 +209,19 @@ def _place(last: str) -> int:
     return int(found[1]) if found else -1
 
 
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """A second Ctrl-C does not stop the ending of ranks, which takes some seconds at most."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _end(ranks: list[_Rank]) -> None:
     """Nothing is left running: asked to stop, then killed, then reaped."""
     for stop in ("terminate", "kill"):
@@ -224,7 +250,7 @@ def _rank_main(
         progress.value = text.encode()[: PROGRESS_BYTES - 1]
 
     def keep(part: Any) -> None:
-        pipe.send_bytes(json.dumps({"part": part}).encode())
+        _send(pipe, json.dumps({"part": part}))
 
     try:
         module, _, name = target.partition(":")
@@ -234,9 +260,16 @@ def _rank_main(
         message, code = json.dumps({"result": result}), 0
     except BaseException:
         message, code = json.dumps({"error": traceback.format_exc()}), 1
-    pipe.send_bytes(message.encode())
+    _send(pipe, message)
     pipe.close()
     os._exit(code)
+
+
+def _send(pipe: Connection, message: str) -> None:
+    """A message and the line's end; JSON has no line ends of its own."""
+    data = memoryview(message.encode() + b"\n")
+    while data:
+        data = data[os.write(pipe.fileno(), data) :]
 
 
 def _follow(sentinel: int) -> None:

@@ -99,3 +99,17 @@ def killed_by(arguments: dict[str, Any], *, rank: int, world_size: int, port: in
     """End by the signal `number`."""
     os.kill(os.getpid(), arguments["number"])
     time.sleep(60)
+
+
+def half_sent(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep) -> str:
+    """Rank 1 stops in the middle of sending its result."""
+    write = os.write
+
+    def half(descriptor: int, data: memoryview) -> int:
+        written = write(descriptor, data[: len(data) // 2])
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return written
+
+    if rank == 1:
+        os.write = half  # type: ignore[assignment]
+    return "a result"

@@ -114,3 +114,21 @@ def test_a_result_that_json_cannot_say_is_an_error_with_its_text() -> None:
 def test_a_rank_killed_by_any_signal_is_named_with_it(number: int, name: str) -> None:
     with pytest.raises(LaunchError, match=f"killed by {name}"):
         launch(f"{BODIES}:killed_by", {"number": number}, world_size=1, timeout_s=30)
+
+
+def test_a_rank_that_stops_in_the_middle_of_its_result_is_a_hang_and_not_waited_for() -> None:
+    launch(f"{BODIES}:fine", {"given": 0}, world_size=1, timeout_s=60)
+    began = time.monotonic()
+    with pytest.raises(LaunchError, match="a hang") as error:
+        launch(f"{BODIES}:half_sent", {}, world_size=2, timeout_s=2)
+
+    assert error.value.where == "rank 1"
+    assert error.value.results == {0: "a result"}
+    assert time.monotonic() - began < 7
+    assert multiprocessing.active_children() == []
+
+
+def test_a_result_larger_than_a_pipe_arrives_whole() -> None:
+    text = "é" * 5_000_000
+
+    assert launch(f"{BODIES}:fine", {"given": text}, world_size=1, timeout_s=60)[0]["given"] == text
