@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import BackendUnavailableError
-from zsim.run import Capabilities, IncompleteRunError, RankRun, Run, RunOptions
+from zsim.run import Capabilities, IncompleteRunError, RankRun, Run, RunOptions, observed_ranks
 from zsim.saved import from_table
 from zsim.scenario import Scenario
 
@@ -54,7 +54,8 @@ class FakeBackend:
             world_size=scenario.world_size,
             mesh=scenario.mesh,
             ranks=tuple(worker.fake_rank(scenario, rank=rank, interpreter=interpreter) for rank in ranks),
-            provenance=worker.provenance(scenario, device="cpu"),
+            provenance=worker.provenance(scenario, device="cpu")
+            | ({} if len(ranks) == scenario.world_size else observed_ranks(ranks)),
         )
 
 

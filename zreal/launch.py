@@ -95,7 +95,10 @@ def launch(
     """
     import torch.distributed as dist
 
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    try:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    except (OSError, RuntimeError) as error:
+        raise _not_started(error) from error
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # ranks share this machine's cores
@@ -105,11 +108,24 @@ def launch(
             started = _start(context, target, json.dumps(arguments), rank=rank, world_size=world_size, port=store.port)
             ranks.append(started)
         _supervise(ranks, deadline=time.monotonic() + timeout_s, timeout_s=timeout_s)
+    except (OSError, EOFError) as error:
+        raise _not_started(error) from error
     finally:
         with _undisturbed():
             _end(ranks)
         del store
     return [rank.result for rank in ranks]
+
+
+def _not_started(error: Exception) -> LaunchError:
+    """This machine refuses a process, a pipe or a socket: too many are open, or the path of temporary files is too long."""
+    return LaunchError(
+        where="launch",
+        expected="processes, pipes and sockets for every rank",
+        found=f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}",
+        remedy="look at `ulimit -n`, at TMPDIR (sockets take short paths only) and at free memory",
+        results={},
+    )
 
 
 def _start(context: Any, target: str, arguments: str, *, rank: int, world_size: int, port: int) -> _Rank:
@@ -149,11 +165,11 @@ def _supervise(ranks: list[_Rank], *, deadline: float, timeout_s: float) -> None
 def _verdict(ranks: list[_Rank], bad: list[_Rank], timeout_s: float) -> LaunchError:
     """The first to die of its own is the headline; a lost connection to it is a consequence."""
     died = [rank for rank in bad if rank.ended_at and not rank.error]
-    raised = [rank for rank in bad if rank.error]
+    raised = [rank for rank in bad if rank.error and not _is_consequence(rank.error)]
     results = {rank.rank: rank.result for rank in ranks if rank.result is not None}
-    if not died and not raised:
+    roots = [*died, *raised] or [rank for rank in bad if rank.error]
+    if not roots:
         return _hang(ranks, timeout_s, results)
-    roots = died or [rank for rank in raised if not _is_consequence(rank.error)] or raised
     first = min(roots, key=lambda rank: rank.ended_at)
     others = [rank.rank for rank in bad if rank is not first]
     consequence = f"; ranks {others} were stopped or failed after it" if others else ""
@@ -173,8 +189,8 @@ def _is_consequence(error: str) -> bool:
 
 def _cause(rank: _Rank) -> str:
     if rank.error:
-        lines = rank.error.strip().splitlines()
-        return f"{lines[-1][:300]} ({lines[-3].strip() if len(lines) > 2 else ''})"
+        said, _, place = rank.error.partition("\n")
+        return f"{said[:300]} ({place})"
     code = rank.process.exitcode
     if code is not None and code < 0:
         hint = " (often the system's out-of-memory killer)" if -code == signal.SIGKILL else ""
@@ -233,6 +249,8 @@ def _end(ranks: list[_Rank]) -> None:
             process.join(max(0.0, limit - time.monotonic()))
     for rank in ranks:
         rank.process.join()
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(rank.process.pid, signal.SIGKILL)  # what the rank itself had started: it leads a session
         rank.process.close()
         rank.pipe.close()
 
@@ -247,7 +265,7 @@ def _rank_main(
     threading.Thread(target=_follow, args=(parent.sentinel,), daemon=True).start()
 
     def say(text: str) -> None:
-        progress.value = text.encode()[: PROGRESS_BYTES - 1]
+        progress.value = text.encode(errors="replace")[: PROGRESS_BYTES - 1].decode(errors="ignore").encode()
 
     def keep(part: Any) -> None:
         _send(pipe, json.dumps({"part": part}))
@@ -258,11 +276,19 @@ def _rank_main(
         given = {"rank": rank, "world_size": world_size, "port": port, "progress": say, "keep": keep}
         result = function(json.loads(arguments), **given)
         message, code = json.dumps({"result": result}), 0
-    except BaseException:
-        message, code = json.dumps({"error": traceback.format_exc()}), 1
+    except BaseException as error:
+        message, code = json.dumps({"error": _told(error)}), 1
     _send(pipe, message)
     pipe.close()
     os._exit(code)
+
+
+def _told(error: BaseException) -> str:
+    """The error's own first line, and below it where it was raised; what a library adds in further lines is left out."""
+    said = "".join(traceback.format_exception_only(error)).strip().splitlines()[0]
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f'File "{frames[-1].filename}", line {frames[-1].lineno}, in {frames[-1].name}' if frames else ""
+    return f"{said}\n{place}"
 
 
 def _send(pipe: Connection, message: str) -> None:

@@ -1,7 +1,8 @@
-"""The single-process reference: the whole model on the batches of all ranks, and how far parameters are from it."""
+"""The single-process reference: the whole model on the batches of all ranks, and how far from it parameters end up."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,23 +16,26 @@ from zsim.scenario import Scenario
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """Mean loss over ranks of each step, and every parameter after the last, in float32."""
+    """Mean loss over ranks of each step, and every parameter before the first and after the last, in float32."""
 
     losses: tuple[float, ...]
+    initial: Mapping[str, Tensor]
     parameters: Mapping[str, Tensor]
 
 
-def reference(scenario: Scenario, *, steps: int) -> Reference:
+def reference(scenario: Scenario, *, steps: int, stepped_in: torch.dtype = torch.float32) -> Reference:
     """Train on one process: gradients are means over ranks and sums over micro-batches, as every strategy makes them.
 
-    Parameters, gradients and optimizer are float32; with 2-byte precision the forward and backward run on a rounded copy.
+    Parameters, gradients and optimizer are in `stepped_in`; where that is float32 and the precision has 2 bytes, the forward and
+    backward run on a rounded copy.
     """
-    master = modules.build(scenario.model, seed=scenario.seed)
+    master = modules.build(scenario.model, seed=scenario.seed).to(stepped_in)
+    initial = _copies(master)
     dtype = scenario.precision.parameters
     optimizer = make_optimizer(scenario.optimizer, list(master.parameters()))
     losses = []
     for step in range(steps):
-        compute = master if dtype == "float32" else _rounded(scenario, master, dtype)
+        compute = master if modules.DTYPES[dtype] == stepped_in else _rounded(scenario, master, dtype)
         total = 0.0
         for rank in range(scenario.world_size):
             for x, targets in modules.micro_batches(scenario, rank=rank, step=step, dtype=dtype):
@@ -44,8 +48,11 @@ def reference(scenario: Scenario, *, steps: int) -> Reference:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         losses.append(total / (scenario.world_size * scenario.batch.accumulation))
-    parameters = {name: parameter.detach().clone() for name, parameter in master.named_parameters()}
-    return Reference(losses=tuple(losses), parameters=parameters)
+    return Reference(losses=tuple(losses), initial=initial, parameters=_copies(master))
+
+
+def _copies(model: modules.Model) -> dict[str, Tensor]:
+    return {name: parameter.detach().float().clone() for name, parameter in model.named_parameters()}
 
 
 def _rounded(scenario: Scenario, master: modules.Model, dtype: str) -> modules.Model:
@@ -56,13 +63,22 @@ def _rounded(scenario: Scenario, master: modules.Model, dtype: str) -> modules.M
     return copy
 
 
-def largest_relative_difference(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
-    """The largest over parameters of ‖found − expected‖ / ‖expected‖; infinite when a parameter is missing or not finite."""
+def largest_relative_difference(found: Mapping[str, Tensor], reference: Reference) -> float:
+    """The largest over parameters of ‖found − reference‖ relative to how far training moved the reference.
+
+    An untrained parameter is thus 1 away. One that the reference hardly moves (the bias of keys, whose gradient is zero but for
+    rounding) is measured by what an average element of the model moves instead. Where nothing moves, as with a learning rate
+    of 0, equal is 0 and anything else infinite; so is a parameter that is missing or not finite.
+    """
+    expected = reference.parameters
     if set(found) != set(expected):
-        return float("inf")
+        return math.inf
+    moved = {name: float((want - reference.initial[name]).norm()) for name, want in expected.items()}
+    average = math.sqrt(sum(one**2 for one in moved.values()) / sum(want.numel() for want in expected.values()))
     largest = 0.0
     for name, want in expected.items():
-        have = found[name].detach().float().cpu().reshape(want.shape)
-        difference = ((have - want).norm() / want.norm().clamp_min(1e-12)).item()
-        largest = max(largest, difference) if difference == difference else float("inf")
+        apart = float((found[name].detach().float().cpu().reshape(want.shape) - want).norm())
+        scale = max(moved[name], average * math.sqrt(want.numel()))
+        relative = apart / scale if scale else math.inf if apart else 0.0
+        largest = max(largest, relative) if math.isfinite(relative) else math.inf
     return largest

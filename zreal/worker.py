@@ -22,9 +22,10 @@ from torch.distributed.tensor import DTensor
 from zreal import numerics, torch_private
 from zreal.executor import RANKS, execute
 from zreal.observer import observe
+from zreal.subjects import Subject
 from zreal.subjects.table import SUBJECTS
 from zsim import saved
-from zsim.errors import ZsimError
+from zsim.errors import BackendUnavailableError, ZsimError
 from zsim.plan import Device, plan
 from zsim.run import Numerics, RankRun, Run
 from zsim.scenario import Scenario, load, parse
@@ -45,6 +46,13 @@ class LauncherError(ZsimError):
 def interpreter_of(scenario: Scenario, asked: str | None) -> str:
     """ "observer" where torch has the strategy itself, else "executor"; InterpreterError when the one asked for has not."""
     can = [name for name, table in (("observer", SUBJECTS), ("executor", RANKS)) if scenario.strategy in table]
+    if not can:
+        raise BackendUnavailableError(
+            where=f"strategy {scenario.strategy}",
+            expected="an interpreter that runs it for real",
+            found="none",
+            remedy="add a line to RANKS in zreal/executor.py or to SUBJECTS in zreal/subjects/table.py, or use --backend sim",
+        )
     if asked is None:
         return can[0]
     if asked not in can:
@@ -68,23 +76,30 @@ def run_rank(
         seen = observe(scenario, rank=rank, device=device, progress=progress, keep=keep)
         run, losses = seen.run, seen.losses
         assert seen.subject is not None
-        parameters = _whole(dict(seen.subject.module.named_parameters())) if parity else {}
+        parameters = _whole(_stepped(seen.subject)) if parity else {}
     else:
         program = plan(scenario, device=device)
         done = execute(scenario, program, rank=rank, steps=steps, device=device, progress=progress, keep=keep)
         run, losses, parameters = done.run, done.losses, done.parameters
     if not parity:
         return run
-    reference = numerics.reference(scenario, steps=steps)
-    difference = numerics.largest_relative_difference(parameters, reference.parameters)
-    numbers = Numerics(losses=tuple(losses), largest_relative_difference=difference, steps=steps)
+    reference = numerics.reference(scenario, steps=steps, stepped_in=next(iter(parameters.values())).dtype)
+    difference = numerics.largest_relative_difference(parameters, reference)
+    dtype = scenario.precision.parameters
+    numbers = Numerics(losses=tuple(losses), largest_relative_difference=difference, steps=steps, dtype=dtype)
     return replace(run, numerics=numbers)
+
+
+def _stepped(subject: Subject) -> dict[str, Tensor]:
+    """What the optimizer steps, by the names of the module's parameters."""
+    names = dict(subject.module.named_parameters())
+    return dict(zip(names, subject.masters, strict=True)) if subject.masters else dict(names)
 
 
 def _whole(parameters: dict[str, Tensor]) -> dict[str, Tensor]:
     """Every parameter whole, on every rank, under the model's own fqns."""
     return {
-        name.removeprefix("module."): (p.full_tensor() if isinstance(p, DTensor) else p).detach().float().cpu()
+        name.removeprefix("module."): (p.full_tensor() if isinstance(p, DTensor) else p).detach().cpu()
         for name, p in parameters.items()
     }
 
@@ -138,6 +153,7 @@ def provenance(scenario: Scenario, *, device: str) -> dict[str, str]:
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "seed": str(scenario.seed),
         "strategy": scenario.strategy,
+        "fingerprint": scenario.fingerprint,
     }
 
 

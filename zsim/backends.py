@@ -35,16 +35,25 @@ def find(name: str) -> Backend:
         remedy = f"did you mean {near[0]}?" if near else "`zsim list backends` names those that are installed"
         expected = f"one of {', '.join(sorted(entries))}"
         raise UnknownBackendError(where="backend", expected=expected, found=name[:60], remedy=remedy)
+    entry = entries[name]
     try:
-        backend: Backend = entries[name].load()()
-    except ImportError as error:
-        missing = error.name or str(error)
+        backend: Backend = entry.load()()
+    except Exception as error:  # whatever another package does when it is loaded
+        found = f"no {error.name}" if isinstance(error, ImportError) and error.name else f"{type(error).__name__}: {error}"
+        own = entry.dist is None or entry.dist.name == "zsim"
         raise BackendUnavailableError(
-            where=f"backend {name}",
-            expected="its package to be importable",
-            found=f"no {missing}",
-            remedy="pip install 'zsim[real]'",
+            where=f"backend {name} ({entry.value})",
+            expected="a class that can be imported and made without arguments",
+            found=found,
+            remedy="pip install 'zsim[real]'" if own else f"ask those who make {entry.dist.name if entry.dist else entry.value}",
         ) from error
+    missing = [part for part in ("name", "capabilities", "run") if not hasattr(backend, part)]
+    if missing:
+        raise BackendUnavailableError(
+            where=f"backend {name} ({entry.value})",
+            expected="a zsim.run.Backend: name, capabilities() and run()",
+            found=f"no {missing[0]}",
+        )
     return backend
 
 

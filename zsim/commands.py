@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,8 +14,11 @@ from zsim.errors import ScenarioError, ZsimError
 from zsim.run import Backend, Capabilities, IncompleteRunError, Run, RunOptions
 from zsim.scenario import Scenario, load
 
-NUMERICS_BOUND = {"float32": 1e-4, "bfloat16": 5e-2, "float16": 5e-2}
-"""Largest relative difference of a parameter to the single-process reference, by dtype of compute."""
+
+class BackendError(ZsimError):
+    """A backend that broke down in a way of its own."""
+
+    exit_code = 1
 
 
 class UsageError(ZsimError):
@@ -56,6 +60,8 @@ def run(options: argparse.Namespace) -> int:
     reports = []
     for scenario in scenarios:
         place = _place(options.save, scenario, several, ".json") if options.save else None
+        if place:
+            saved.require_place(place)
         with report.progress(f"{scenario.name} on {backend.name}"), keeping_what_there_is(place):
             found = observed(backend, capabilities, scenario, how)
         if place:
@@ -97,11 +103,12 @@ def _validated(
 ) -> report.CheckReport:
     folder = Path(options.save) if options.save else None
     place = folder / f"{scenario.name}.measured.json" if folder else None
+    if place:
+        saved.require_place(place)
     with report.progress(f"{scenario.name}: for real on {backend.name}"), keeping_what_there_is(place):
         measured = observed(backend, capabilities, scenario, _how(options))
     predicted = prediction(scenario, measured, capabilities)
-    bounds = compare.Bounds(numerics=NUMERICS_BOUND[scenario.precision.parameters])
-    checks = compare.compare(predicted, measured, bounds=bounds)
+    checks = compare.compare(predicted, measured)
     if folder and place:
         saved.save(predicted, folder / f"{scenario.name}.predicted.json")
         saved.save(measured, place)
@@ -117,8 +124,11 @@ def keeping_what_there_is(place: Path | None) -> Iterator[None]:
         ended = sum("steady" in rank.phases for rank in error.run.ranks)
         error.remedy = f"{ended} of {error.run.world_size} ranks had ended their last step; --save keeps what there is"
         if place:
-            saved.save(error.run, place)
-            error.remedy = f"what the ranks had ended until then is in {place}, marked incomplete"
+            try:
+                saved.save(error.run, place)
+                error.remedy = f"what the ranks had ended until then is in {place}, marked incomplete"
+            except saved.SavedRunError as unsaved:
+                error.remedy = f"what the ranks had ended until then could not be saved: {unsaved}"
         raise
 
 
@@ -128,7 +138,7 @@ def observed(backend: Backend, capabilities: Capabilities, scenario: Scenario, h
     if outside:
         expected = f"ranks 0 to {scenario.world_size - 1} of {scenario.name}"
         raise UsageError(where="--ranks", expected=expected, found=str(outside[0]))
-    found = backend.run(scenario, options=how)
+    found = _asked(backend, scenario, how)
     senses = (("memory", capabilities.memory), ("numerics", capabilities.numerics), ("time", capabilities.time))
     sees = " ".join(name for name, there in senses if there)
     broken = laws.run_breaches(found)
@@ -136,6 +146,21 @@ def observed(backend: Backend, capabilities: Capabilities, scenario: Scenario, h
         expected = "a run that obeys the laws of zsim.laws"
         raise laws.LawError(where=scenario.name, expected=expected, found="; ".join(broken[:8]), remedy="this is a defect of the backend")
     return replace(found, provenance={**found.provenance, "sees": sees})
+
+
+def _asked(backend: Backend, scenario: Scenario, how: RunOptions) -> Run:
+    """What the backend answers; BackendError where it breaks down or answers something else than a Run."""
+    try:
+        found: object = backend.run(scenario, options=how)
+    except (ZsimError, MemoryError):
+        raise
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        told = f"{type(error).__name__}: {str(error)[:300]} ({place.filename}, line {place.lineno})"
+        raise BackendError(where=f"backend {backend.name}", expected="a Run", found=told, remedy="a defect; please report it") from error
+    if not isinstance(found, Run):
+        raise BackendError(where=f"backend {backend.name}", expected="a Run", found=type(found).__name__)
+    return found
 
 
 def prediction(scenario: Scenario, measured: Run, capabilities: Capabilities) -> Run:

@@ -15,7 +15,7 @@ from typing import Protocol
 import simpy
 
 from zsim.errors import DeadlockError
-from zsim.folding import Meetings
+from zsim.folding import Meetings, stand_ins
 from zsim.ops import COLLECTIVES, STREAMS, Kernel, Op
 from zsim.program import Program
 
@@ -50,9 +50,10 @@ class Times:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """The steady step in time. `ranks` holds the simulated ranks; a folded one stands for all that are alike."""
+    """The steady step in time. `ranks` holds the simulated ranks; `stand_ins` says by rank which of them it is like."""
 
     ranks: dict[int, Times]
+    stand_ins: tuple[int, ...]
     step_time_ns: int
 
 
@@ -132,14 +133,12 @@ class _Engine:
         self.program, self.durations = program, durations
         self.environment = simpy.Environment()
         compiled = [_compile(rank.steady, durations) for rank in program.ranks]
-        stand_ins: dict[int, int] = {}
-        for rank, kind in enumerate(program.assignment):
-            stand_ins.setdefault(kind, rank)
-        simulated = range(program.mesh.world_size) if all_ranks else sorted(stand_ins.values())
+        everyone = tuple(range(program.mesh.world_size))
+        self.stand_ins = everyone if all_ranks else stand_ins(program, duration_ns=durations.collective_ns)
         communicators: dict[tuple[str, tuple[int, ...]], _Communicator] = {}
-        meetings = Meetings(program, stand_ins)
+        meetings = Meetings(program, self.stand_ins)
         self.ranks = []
-        for rank in simulated:
+        for rank in sorted(set(self.stand_ins)):
             mine = compiled[program.assignment[rank]]
             own: dict[str, _Communicator] = {}
             for axis in sorted({op.group for op in mine.ops if op.kind in COLLECTIVES}):
@@ -172,7 +171,7 @@ class _Engine:
             raise _deadlock(stuck)
         ends = [max(max(rank.ends, default=0), rank.program.issued[-1] if rank.program.issued else 0) for rank in self.ranks]
         times = {rank.rank: Times(rank.starts, rank.ends, self._issued(rank)) for rank in self.ranks}
-        return Timeline(ranks=times, step_time_ns=max(ends, default=0))
+        return Timeline(ranks=times, stand_ins=self.stand_ins, step_time_ns=max(ends, default=0))
 
     def _issued(self, rank: _Rank) -> Sequence[int]:
         """When the host issued each op, once all is known."""
@@ -305,9 +304,8 @@ def _deadlock(stuck: list[_Rank]) -> DeadlockError:
 
 
 def simulate(program: Program, *, costs: Durations, all_ranks: bool = False) -> Timeline:
-    """The times of the steady step. Without `all_ranks`, one rank stands for all that run the same program.
+    """The times of the steady step. Without `all_ranks`, one rank stands for all that are alike (`zsim.folding`).
 
-    Folding is exact when ranks that are alike have groups that are alike, as on a mesh of equal nodes. DeadlockError
-    when ranks wait for one another forever or disagree on a collective.
+    DeadlockError when ranks wait for one another forever or disagree on a collective.
     """
     return _Engine(program, costs, all_ranks=all_ranks).run()

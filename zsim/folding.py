@@ -1,32 +1,58 @@
-"""Folding: ranks that run the same program are alike, so one stands for all, and meets those that stand for its partners."""
+"""Folding: ranks that are alike do the same at the same time, so one stands for all, and meets those that stand for its partners.
+
+Ranks are alike when they run the same program, when collectives over their groups take equally long (a group inside a node is
+not like one that crosses nodes), and when those groups join ranks that are alike in turn.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from zsim.ops import COLLECTIVES
 from zsim.program import Program
+
+Group = tuple[int, ...]
+Durations = Callable[[str, int, Group], int]
+
+
+def stand_ins(program: Program, *, duration_ns: Durations) -> tuple[int, ...]:
+    """By rank: the first rank that is like it. `duration_ns(kind, nbytes, group)` tells groups apart.
+
+    Classes of ranks, at first by program, are split by the durations and the classes of their groups until no split is left.
+    """
+    sizes: dict[str, set[tuple[str, int]]] = {}
+    for ops in program.ranks:
+        for op in ops.steady:
+            if op.kind in COLLECTIVES:
+                sizes.setdefault(op.group, set()).add((op.kind, op.nbytes))
+    groups = {axis: program.mesh.groups(axis) for axis in sorted(sizes)}
+    costs = {
+        (axis, group): tuple(duration_ns(kind, nbytes, group) for kind, nbytes in sorted(sizes[axis]))
+        for axis in groups
+        for group in groups[axis]
+    }
+    classes, count = list(program.assignment), 0
+    while len(set(classes)) > count:
+        count = len(set(classes))
+        marks: list[tuple[object, ...]] = []
+        marks += [(own,) for own in classes]
+        for axis, members in groups.items():
+            for group in members:
+                mark = (costs[axis, group], frozenset(classes[rank] for rank in group))
+                for rank in group:
+                    marks[rank] = (*marks[rank], mark)
+        numbers: dict[tuple[object, ...], int] = {}
+        classes = [numbers.setdefault(mark, len(numbers)) for mark in marks]
+    first: dict[int, int] = {}
+    return tuple(first.setdefault(own, rank) for rank, own in enumerate(classes))
 
 
 class Meetings:
-    """Which of the ranks that stand for others meet in groups of one name: those whose kinds share some group."""
+    """Which of the ranks that stand for others meet in groups of one name; `stand_ins` are those of every rank."""
 
-    def __init__(self, program: Program, stand_ins: dict[int, int]) -> None:
+    def __init__(self, program: Program, stand_ins: tuple[int, ...]) -> None:
         self.program, self.stand_ins = program, stand_ins
-        self.met: dict[str, list[set[int]]] = {}
 
-    def present(self, axis: str, rank: int) -> tuple[int, ...]:
+    def present(self, axis: str, rank: int) -> Group:
         """The simulated ranks that a simulated rank meets, itself among them, in order."""
-        if axis not in self.met:
-            self.met[axis] = self._meet(axis)
-        return next(tuple(sorted(meeting)) for meeting in self.met[axis] if rank in meeting)
-
-    def _meet(self, axis: str) -> list[set[int]]:
-        met: list[set[int]] = []
-        covered: set[int] = set()
-        for rank in range(self.program.mesh.world_size):
-            if rank in covered:
-                continue
-            group = self.program.mesh.group(axis, rank)
-            covered.update(group)
-            meeting = {self.stand_ins[self.program.assignment[member]] for member in group}
-            apart = [other for other in met if not other & meeting]
-            met = [*apart, meeting.union(*(other for other in met if other & meeting))]
-        return met
+        return tuple(sorted({self.stand_ins[member] for member in self.program.mesh.group(axis, rank)}))

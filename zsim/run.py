@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -66,11 +66,15 @@ class PhaseRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numerics:
-    """Loss per step, and the largest relative difference of any parameter to the single-process reference."""
+    """Loss per step, and how far parameters end up from the single-process reference, computing in `dtype`.
+
+    `largest_relative_difference` is that distance relative to how far training moved the reference: 1 is an untrained parameter.
+    """
 
     losses: tuple[float, ...]
     largest_relative_difference: float
     steps: int
+    dtype: str = "float32"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +91,11 @@ class RankRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """The result of one scenario on one backend. The same type from the simulator and from a cluster of GPUs."""
+    """The result of one scenario on one backend. The same type from the simulator and from a cluster of GPUs.
+
+    Its provenance says, among other things, which scenario it was (`fingerprint`) and, where not all ranks were observed, which
+    (`ranks`).
+    """
 
     scenario: str
     backend: str
@@ -97,10 +105,17 @@ class Run:
     ranks: tuple[RankRun, ...]
     mesh: Mesh
     step_time_ns: int | None = None
+    stand_ins: tuple[int, ...] = ()
+    """By rank: the shown rank that did the same; empty where each shown rank speaks for itself alone."""
     complete: bool = True
     failure: str = ""
     """Why the Run is not complete; its ranks then hold the phases that they had ended."""
     provenance: Mapping[str, str] = field(default_factory=dict)
+
+
+def observed_ranks(ranks: Iterable[int]) -> dict[str, str]:
+    """The provenance of a Run that shows some ranks only."""
+    return {"ranks": " ".join(map(str, ranks))}
 
 
 class IncompleteRunError(RankError):

@@ -17,6 +17,7 @@ from zsim.run import SCHEMA_VERSION, RankRun, Run
 Part = TypeVar("Part")
 
 MAX_SAVED_BYTES = 4 * 1024**3
+MAX_INT = 2**63 - 1
 SHARED = ("phases", "spans")
 
 
@@ -66,12 +67,10 @@ def save(run: Run, path: Path) -> None:
 def require_place(path: Path) -> None:
     """SavedRunError when nothing could be written to `path`, asked before a long run and not after it."""
     parent = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
-    if path.is_dir() or not os.access(parent, os.W_OK):
-        raise SavedRunError(
-            where=str(path),
-            expected="a file that can be written",
-            found="a folder" if path.is_dir() else f"{parent} closed to writing",
-        )
+    inside = parent if parent != path else parent.parent
+    if path.is_dir() or not inside.is_dir() or not os.access(parent, os.W_OK):
+        found = "a folder" if path.is_dir() else f"{parent} closed to writing" if inside.is_dir() else f"{inside}, which is a file"
+        raise SavedRunError(where=str(path), expected="a file that can be written", found=found)
 
 
 def load(path: Path) -> Run:
@@ -90,9 +89,21 @@ def load(path: Path) -> Run:
     try:
         ranks = tuple(_typed_ranks(table["run"]["ranks"]))
         run = replace(from_table(Run, table["run"] | {"ranks": []}), ranks=ranks)
+        _require_sense(run)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise _not_a_run(path, f"a damaged one ({str(error)[:120]})") from None
     return run
+
+
+def _require_sense(run: Run) -> None:
+    """ValueError where ranks, mesh and world do not fit one another."""
+    shown = [rank.rank for rank in run.ranks]
+    if min(run.mesh.shape) < 1 or run.mesh.world_size != run.world_size:
+        raise ValueError(f"{run.mesh} for {run.world_size} ranks")
+    if len(set(shown)) < len(shown) or not all(0 <= rank < run.world_size for rank in shown):
+        raise ValueError("ranks that are there twice or outside the world")
+    if run.stand_ins and (len(run.stand_ins) != run.world_size or not set(run.stand_ins) <= set(shown)):
+        raise ValueError("stand_ins that are not among its ranks")
 
 
 def as_table(value: Any) -> Any:
@@ -144,6 +155,11 @@ def _typed(kind: Any, value: Any) -> Any:
         return {key: _typed(arguments[1], inner) for key, inner in value.items()}
     if kind is float and isinstance(value, int):
         return float(value)
+    if kind is str and isinstance(value, str):
+        value.encode()  # a lone surrogate could not be printed
+        return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in value)
+    if kind is int and isinstance(value, int) and abs(value) > MAX_INT:
+        raise ValueError("an integer of more than 64 bits")
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise TypeError(f"expected {kind.__name__}, found {type(value).__name__}")
     return value

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -34,6 +36,7 @@ from zsim.strategies import STRATEGIES
 from zsim.training import Batch, Dtype, Optimizer, Precision
 
 DTYPES: dict[str, Dtype] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+OUTSIDE_THE_TRAINING = ("description", "cluster", "expect")
 Made = TypeVar("Made")
 
 
@@ -57,6 +60,13 @@ class Scenario:
     expect: tuple[Expectation, ...]
     text: str
     folder: str
+
+    @property
+    def fingerprint(self) -> str:
+        """Twelve hexadecimal digits that depend on what is trained and how, as the file says it, and not on where or what is expected."""
+        table = {key: value for key, value in tomllib.loads(self.text).items() if key not in OUTSIDE_THE_TRAINING}
+        said = json.dumps([table, self.mesh.shape], sort_keys=True, default=str)
+        return hashlib.sha256(said.encode()).hexdigest()[:12]
 
     @property
     def world_size(self) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from zsim import __version__
 from zsim.costs import Costs
-from zsim.engine import Times, simulate
+from zsim.engine import Timeline, Times, simulate
 from zsim.errors import ZsimError
 from zsim.guards import work_problem
 from zsim.hardware import ClusterSpec, load_cluster
@@ -19,7 +19,17 @@ from zsim.mesh import Mesh
 from zsim.ops import COLLECTIVES, Op
 from zsim.plan import plan
 from zsim.program import PHASES, PhaseName, Program, RankProgram
-from zsim.run import Capabilities, CollectiveRecord, MemoryRecord, PhaseRecord, RankRun, Run, RunOptions, Span
+from zsim.run import (
+    Capabilities,
+    CollectiveRecord,
+    MemoryRecord,
+    PhaseRecord,
+    RankRun,
+    Run,
+    RunOptions,
+    Span,
+    observed_ranks,
+)
 from zsim.scenario import Scenario
 from zsim.validation import validate
 
@@ -55,7 +65,6 @@ class SimBackend:
         cluster = _cluster(scenario, self.device)
         program = validate(plan(scenario, device=cluster.kind), memory=False)  # _phases replays it
         costs = Costs(cluster=cluster)
-        shown = _shown(program, options)
         timeline = simulate(program, costs=costs, all_ranks=options.all_ranks)
         return Run(
             scenario=scenario.name,
@@ -63,9 +72,10 @@ class SimBackend:
             interpreter="simulator",
             world_size=scenario.world_size,
             mesh=scenario.mesh,
-            ranks=_ranks(program, shown, costs=costs, times=timeline.ranks),
+            ranks=_ranks(program, _shown(timeline, options), costs=costs, timeline=timeline),
             step_time_ns=timeline.step_time_ns,
-            provenance=_provenance(scenario, cluster),
+            stand_ins=() if options.all_ranks or options.ranks else timeline.stand_ins,
+            provenance=_provenance(scenario, cluster) | (observed_ranks(sorted(options.ranks)) if options.ranks else {}),
         )
 
 
@@ -89,20 +99,14 @@ def _cluster(scenario: Scenario, device: str | None) -> ClusterSpec:
     return load_cluster(name, nodes=1 if device == "cpu" else -(-ranks // per_node), ranks=ranks)
 
 
-def _shown(program: Program, options: RunOptions) -> dict[int, int]:
+def _shown(timeline: Timeline, options: RunOptions) -> dict[int, int]:
     """The ranks to show and how many ranks each stands for."""
     if options.ranks is not None:
         return dict.fromkeys(sorted(options.ranks), 1)
-    if options.all_ranks:
-        return dict.fromkeys(range(program.mesh.world_size), 1)
-    first: dict[int, int] = {}
-    for rank, kind in enumerate(program.assignment):
-        first.setdefault(kind, rank)
-    counts = [program.assignment.count(kind) for kind in first]
-    return dict(zip(first.values(), counts, strict=True))
+    return dict(sorted(Counter(timeline.stand_ins).items()))
 
 
-def _ranks(program: Program, shown: dict[int, int], *, costs: Costs, times: Mapping[int, Times]) -> tuple[RankRun, ...]:
+def _ranks(program: Program, shown: dict[int, int], *, costs: Costs, timeline: Timeline) -> tuple[RankRun, ...]:
     with_timeline = len(shown) <= MOST_TIMELINES
     phases: dict[int, Phases] = {}
     spans: dict[int, tuple[Span, ...]] = {}
@@ -110,10 +114,10 @@ def _ranks(program: Program, shown: dict[int, int], *, costs: Costs, times: Mapp
     payloads = [_payloads(kind.steady) for kind in program.ranks]
     for rank in shown:
         kind = program.assignment[rank]
-        timed = rank if rank in times else program.assignment.index(kind)
-        stamps = (kind, tuple(times[timed].starts), tuple(times[timed].ends))
+        times = timeline.ranks[timeline.stand_ins[rank]]
+        stamps = (kind, tuple(times.starts), tuple(times.ends))
         if stamps not in alike:
-            alike[stamps] = _spans(program.ranks[kind].steady, times[timed])
+            alike[stamps] = _spans(program.ranks[kind].steady, times)
         spans[rank] = alike[stamps]
         if kind not in phases:
             phases[kind] = _phases(program.ranks[kind], program.mesh, with_timeline=with_timeline)
@@ -180,6 +184,7 @@ def _provenance(scenario: Scenario, cluster: ClusterSpec) -> dict[str, str]:
         "zsim": __version__,
         "seed": str(scenario.seed),
         "strategy": scenario.strategy,
+        "fingerprint": scenario.fingerprint,
         "cluster": cluster.name,
         "device": cluster.kind,
         "calibration": "assumed",

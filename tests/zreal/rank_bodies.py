@@ -113,3 +113,11 @@ def half_sent(arguments: dict[str, Any], *, rank: int, world_size: int, port: in
     if rank == 1:
         os.write = half  # type: ignore[assignment]
     return "a result"
+
+
+def raising_at_length(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep) -> None:
+    """Rank 1 raises an error of several lines; the others end by a signal a moment later, as its consequence."""
+    if rank == 1:
+        raise RuntimeError("the real cause\nException raised from foo\nframe #1: 0xdead")
+    time.sleep(0.4)
+    os.kill(os.getpid(), signal.SIGABRT)

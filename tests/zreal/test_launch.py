@@ -132,3 +132,19 @@ def test_a_result_larger_than_a_pipe_arrives_whole() -> None:
     text = "é" * 5_000_000
 
     assert launch(f"{BODIES}:fine", {"given": text}, world_size=1, timeout_s=60)[0]["given"] == text
+
+
+def test_the_first_to_fail_is_the_headline_with_the_first_line_of_its_error() -> None:
+    with pytest.raises(LaunchError, match="RuntimeError: the real cause") as error:
+        launch(f"{BODIES}:raising_at_length", {}, world_size=3, timeout_s=30)
+
+    assert error.value.where == "rank 1"
+
+
+def test_a_machine_that_refuses_sockets_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("AF_UNIX path too long")
+
+    monkeypatch.setattr("zreal.launch._start", refuse)
+    with pytest.raises(LaunchError, match="found OSError: AF_UNIX path too long; look at `ulimit -n`"):
+        launch(f"{BODIES}:fine", {"given": 0}, world_size=1, timeout_s=30)

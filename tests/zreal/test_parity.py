@@ -11,7 +11,7 @@ import torch
 
 from zreal.executor import RANKS
 from zreal.launch import launch
-from zreal.numerics import largest_relative_difference
+from zreal.numerics import Reference, largest_relative_difference
 from zreal.subjects.table import SUBJECTS
 from zsim.backends import find
 from zsim.cli import main
@@ -87,18 +87,41 @@ def test_a_reduce_scatter_and_an_all_gather_give_what_an_all_reduce_gives():
     assert results == [{"equal": [True] * 4, "nonzero": True}] * 3
 
 
+def reference_of(parameters: dict[str, torch.Tensor], *, moved: float) -> Reference:
+    """A reference whose every element training has moved by `moved`."""
+    initial = {name: tensor - moved for name, tensor in parameters.items()}
+    return Reference(losses=(1.0,), initial=initial, parameters=parameters)
+
+
 @pytest.mark.quality
 @pytest.mark.parametrize("place", [0, -1])
 def test_one_changed_element_is_a_difference(place):
     whole = {"weight": torch.linspace(1, 2, 12).view(3, 4), "bias": torch.zeros(3)}
     changed = {name: tensor.clone() for name, tensor in whole.items()}
     changed["weight"].view(-1)[place] += 1e-3
-    assert largest_relative_difference(whole, whole) == 0.0
-    assert largest_relative_difference(changed, whole) > 1e-4
+    reference = reference_of(whole, moved=1e-3)
+    assert largest_relative_difference(whole, reference) == 0.0
+    assert largest_relative_difference(changed, reference) == pytest.approx(12**-0.5, rel=1e-3)
+
+
+@pytest.mark.quality
+def test_an_untrained_model_is_as_far_from_the_reference_as_training_went():
+    whole = {"weight": torch.linspace(1, 2, 12).view(3, 4), "bias": torch.zeros(3)}
+    reference = reference_of(whole, moved=1e-3)
+    assert largest_relative_difference(reference.initial, reference) == pytest.approx(1.0)
+
+
+@pytest.mark.quality
+def test_where_nothing_moves_only_equality_agrees():
+    whole = {"weight": torch.ones(3)}
+    reference = reference_of(whole, moved=0.0)
+    assert largest_relative_difference(whole, reference) == 0.0
+    assert largest_relative_difference({"weight": torch.full((3,), 1.0001)}, reference) == float("inf")
 
 
 @pytest.mark.quality
 def test_a_missing_parameter_is_no_agreement():
     whole = {"weight": torch.ones(3), "bias": torch.ones(3)}
-    assert largest_relative_difference({"weight": torch.ones(3)}, whole) == float("inf")
-    assert largest_relative_difference(whole | {"bias": torch.full((3,), float("nan"))}, whole) == float("inf")
+    reference = reference_of(whole, moved=1e-3)
+    assert largest_relative_difference({"weight": torch.ones(3)}, reference) == float("inf")
+    assert largest_relative_difference(whole | {"bias": torch.full((3,), float("nan"))}, reference) == float("inf")

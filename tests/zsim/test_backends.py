@@ -47,8 +47,8 @@ def test_a_backend_that_does_not_import_says_how_to_install_it(monkeypatch):
         backends.find("gloo")
     assert caught.value.exit_code == 3
     assert str(caught.value) == (
-        "backend gloo: expected its package to be importable, found no a_package_that_is_not_there; "
-        "pip install 'zsim[real]'"
+        "backend gloo (a_package_that_is_not_there.backends:GlooBackend): expected a class that can be imported and made "
+        "without arguments, found no a_package_that_is_not_there; pip install 'zsim[real]'"
     )
 
 
@@ -114,3 +114,34 @@ def test_a_time_from_assumed_constants_has_a_band_around_it():
     found = metrics.figures(run, load("published/llama-3-8b-8-h100"))
 
     assert found.step_time_band_ns == (round(run.step_time_ns * 0.6), round(run.step_time_ns * 1.65))
+
+
+class NotABackend:
+    """It has no run()."""
+
+    name = "hollow"
+
+    def capabilities(self):
+        return None
+
+
+class Demanding(NotABackend):
+    """It cannot be made without an argument."""
+
+    def __init__(self, argument):
+        self.argument = argument
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        (f"{__name__}:NotABackend", "no run"),
+        (f"{__name__}:Demanding", "TypeError"),
+        (f"{__name__}:Absent", "AttributeError"),
+    ],
+)
+def test_a_package_that_offers_no_backend_is_named_and_not_a_traceback(monkeypatch, value, found):
+    offer(monkeypatch, theirs=value)
+    with pytest.raises(BackendUnavailableError, match=found) as caught:
+        backends.find("theirs")
+    assert caught.value.where == f"backend theirs ({value})"

@@ -74,10 +74,28 @@ class Thin(Echo):
     extra = -(10**9)
 
 
+class Broken(Echo):
+    """A backend that breaks down in a way of its own."""
+
+    name = "broken"
+
+    def run(self, scenario: Scenario, *, options: RunOptions) -> Run:
+        raise KeyError("flurb")
+
+
+class Talkative(Echo):
+    """A backend that answers something else than a Run."""
+
+    name = "talkative"
+
+    def run(self, scenario: Scenario, *, options: RunOptions) -> Run:
+        return "fine"  # type: ignore[return-value]
+
+
 @pytest.fixture(autouse=True)
 def offered(monkeypatch):
     """The backends of this file, and one whose package is missing."""
-    values = {name.lower(): f"{__name__}:{name}" for name in ("Echo", "Fat", "Thin")}
+    values = {name.lower(): f"{__name__}:{name}" for name in ("Echo", "Fat", "Thin", "Broken", "Talkative")}
     values["gone"] = "a_package_that_is_not_there:Backend"
     entries = [EntryPoint(name=name, value=value, group=backends.GROUP) for name, value in values.items()]
     monkeypatch.setattr(backends, "entry_points", lambda group: entries)
@@ -238,3 +256,16 @@ def test_help_takes_less_than_200_ms_of_the_processor():
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert min(times) < 0.2
+
+
+@pytest.mark.parametrize(("backend", "found"), [("broken", "found KeyError: 'flurb' ("), ("talkative", "expected a Run, found str")])
+def test_a_backend_that_breaks_down_is_named_and_not_a_traceback(backend, found, capsys):
+    assert main(["run", FSDP2, "--backend", backend]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"zsim: backend {backend}: expected a Run") and found in error and "Traceback" not in error
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_run(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert main(["run", FSDP2, "--backend", "broken", "--save", str(tmp_path / "file" / "run.json")]) == 2
+    assert "expected a file that can be written" in capsys.readouterr().err

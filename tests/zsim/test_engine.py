@@ -59,6 +59,22 @@ def test_folded_ranks_take_the_time_of_all_ranks(name):
     assert folded.ranks == {rank: whole.ranks[rank] for rank in folded.ranks}
 
 
+@pytest.mark.parametrize(("nodes", "replicate", "shard"), [(3, 8, 3), (3, 3, 8), (2, 4, 4), (3, 2, 12), (2, 5, 3), (5, 3, 13)])
+def test_folded_ranks_take_the_time_of_all_ranks_when_some_groups_cross_nodes_and_others_do_not(nodes, replicate, shard):
+    text = (
+        'model = { preset = "llama-3-8b", num_layers = 4 }\nbatch = { micro_batch = 1, sequence_length = 512 }\n'
+        f'cluster = {{ preset = "dgx-h100", nodes = {nodes}, ranks = {replicate * shard} }}\n'
+        f'strategy = {{ name = "hsdp", dp_replicate = {replicate}, dp_shard = {shard} }}\n'
+        'precision = { parameters = "bf16", reduce = "fp32" }\n'
+    )
+    found = scenario.parse(text.encode(), where="uneven.toml")
+    program, costs = plan(found, device="cuda"), Costs(cluster=found.cluster)
+    folded, whole = simulate(program, costs=costs), simulate(program, costs=costs, all_ranks=True)
+
+    assert folded.step_time_ns == whole.step_time_ns
+    assert {rank: folded.ranks[like] for rank, like in enumerate(folded.stand_ins)} == whole.ranks
+
+
 @pytest.mark.parametrize("name", GPU + CPU)
 def test_no_stream_and_no_communicator_does_two_things_at_once(name):
     program, costs = planned(name)

@@ -31,6 +31,8 @@ class Subject:
     """Whether gradients have memory of their own, rather than being views of buckets."""
     dtype: str = "float32"
     """The dtype in which a floating-point input is handed to the module."""
+    masters: tuple[torch.Tensor, ...] = ()
+    """Copies of the parameters, in their order, that the optimizer steps in their place; none where it steps the parameters."""
 
 
 Build = Callable[[Scenario, Model, DeviceMesh], Subject]

@@ -101,4 +101,5 @@ def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
         states=lambda: [*masters, *state_tensors(inner)],
         owns_gradients=not scenario.options.gradient_as_bucket_view,
         dtype=scenario.precision.parameters,
+        masters=tuple(masters),
     )
