@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from zsim.scenario import Scenario, parse
 
 NUM_RANKS = st.sampled_from([1, 2, 3, 4, 6, 8])
-FLAT = ['granularity = "unit"', 'granularity = "parameter"', "granularity = 900"]
+FLAT = ['granularity = "unit"', 'granularity = "parameter"', 'granularity = "900 B"']
 
 
 FAMILIES = ("mlp", "gpt", "llama")

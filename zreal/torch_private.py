@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -44,3 +44,8 @@ def reduce_scatter(output: torch.Tensor, source: torch.Tensor, *, group: dist.Pr
     """The reduce-scatter of one tensor, by its name of torch 2.13 or, before, its old one."""
     call = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     call(output, source, group=group)
+
+
+def fake_mode() -> Any:
+    """A context in which tensors have shapes and no memory; operators that would need values to run are refused."""
+    return FakeTensorMode(allow_fallback_kernels=False, allow_non_fake_inputs=True)

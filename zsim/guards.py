@@ -18,6 +18,8 @@ MAX_INT = 2**63 - 1
 MAX_LAYERS = 4096
 MAX_WORK = 20_000_000
 """Ranks × units × micro-batches of one scenario beyond which it is refused before any simulation."""
+MAX_PASSES = 50_000
+"""Param groups × micro-batches: the ops of one rank, which are made whatever the number of ranks; about a minute of work."""
 MAX_WORK_ALL_RANKS = 4_000_000
 """The same where every rank is simulated by itself."""
 
@@ -29,7 +31,7 @@ def check_text(data: bytes, *, where: str) -> str:
     if len(data) > MAX_BYTES:
         raise ScenarioError((f"{where}: expected at most {MAX_BYTES:,} bytes, found more",))
     try:
-        text = data.decode()
+        text = data.removeprefix(b"\xef\xbb\xbf").decode()  # some editors begin a file with a byte-order mark
     except UnicodeDecodeError as error:
         found = f"byte 0x{data[error.start]:02x} at {error.start}"
         raise ScenarioError((f"{where}: expected UTF-8 text, found {found}",)) from None
@@ -102,7 +104,11 @@ def number_problems(value: object, key: str = "") -> tuple[str, ...]:
 
 
 def work_problem(*, world_size: int, num_units: int, accumulation: int, all_ranks: bool = False) -> str:
-    """Why a scenario is too much to simulate, or "" when it is not."""
+    """Why a scenario is too much to simulate, or "" when it is not; `num_units` are the param groups that travel one by one."""
+    passes = num_units * accumulation
+    if passes > MAX_PASSES:
+        product = f"{num_units:,} × {accumulation:,} = {passes:,}"
+        return f"expected param groups × micro-batches of at most {MAX_PASSES:,}, found {product}; take fewer of one of them"
     work, limit = world_size * num_units * accumulation, MAX_WORK_ALL_RANKS if all_ranks else MAX_WORK
     if work <= limit:
         return ""

@@ -26,8 +26,11 @@ from zsim.schema import (
     BatchTable,
     ClusterTable,
     ModelTable,
-    ScenarioTable,
+    OptimizerTable,
+    PrecisionTable,
     did_you_mean,
+    each_key_once,
+    parts,
     sizes_table,
     strategy_of,
     validated,
@@ -95,56 +98,80 @@ def parse(data: bytes, *, where: str, folder: Path | None = None) -> Scenario:
     except (ValueError, OverflowError, RecursionError) as error:
         raise ScenarioError((f"{where}: not TOML: {str(error)[:200]}",)) from None
     problems = list(guards.number_problems(table))
-    checked = strategy = None
-    if not problems:
-        checked = validated(ScenarioTable, table, prefix="", problems=problems)
-        strategy = strategy_of(table.get("strategy"), problems)
-    if checked is None or strategy is None or problems:
-        raise ScenarioError(tuple(f"{where}: {problem}" for problem in problems))
-    return _assemble(checked, strategy, where=where, text=text, folder=folder)
-
-
-def _assemble(table: ScenarioTable, strategy: Any, *, where: str, text: str, folder: Path | None) -> Scenario:
-    """Everything that one table alone cannot check: the model, the cluster, the mesh on it, and the work they make."""
-    problems: list[str] = []
-
-    def attempt(make: Callable[[], Made]) -> Made | None:
-        try:
-            return make()
-        except ScenarioError as error:
-            problems.extend(error.problems)
-        return None
-
-    model = attempt(lambda: _model(table.model, table.batch, folder))
-    cluster = attempt(lambda: _cluster(table.cluster))
-    mesh = attempt(lambda: _mesh(strategy, cluster.num_ranks)) if cluster is not None else None
-    options = attempt(lambda: _options(strategy))
-    expect = [attempt(lambda k=key, v=value: expectation(k, v)) for key, value in table.expect.items()]  # type: ignore[misc]
-    if model is not None and mesh is not None:
-        work = guards.work_problem(
-            world_size=mesh.world_size, num_units=len(model.units), accumulation=table.batch.accumulation
-        )
-        problems += [f"batch.accumulation: {work}"] if work else []
-    if problems or model is None or cluster is None or mesh is None:
-        raise ScenarioError(tuple(f"{where}: {problem}" for problem in problems))
+    tables = parts(table, problems)
+    strategy = strategy_of(table.get("strategy"), problems)
+    made = _Made.of(tables, strategy, folder=folder, problems=problems)
+    if problems or made is None:
+        raise ScenarioError(tuple(f"{where}: {problem}" for problem in each_key_once(problems)))
+    precision: PrecisionTable = tables["precision"]
     return Scenario(
         name=Path(where).stem,
-        description=table.description,
-        model=model,
-        batch=Batch(**table.batch.model_dump()),
-        cluster=cluster,
-        mesh=mesh,
+        description=tables["description"],
+        model=made.model,
+        batch=Batch(**tables["batch"].model_dump()),
+        cluster=made.cluster,
+        mesh=made.mesh,
         strategy=strategy.name,
-        options=options,
+        options=made.options,
         sync=strategy.sync,
-        precision=Precision(parameters=DTYPES[table.precision.parameters], reduce=DTYPES[table.precision.reduce]),
-        optimizer=Optimizer(**table.optimizer.model_dump()),
-        steps=table.steps,
-        seed=table.seed,
-        expect=tuple(item for item in expect if item is not None),
+        precision=Precision(parameters=DTYPES[precision.parameters], reduce=DTYPES[precision.reduce]),
+        optimizer=Optimizer(**tables["optimizer"].model_dump()),
+        steps=tables["steps"],
+        seed=tables["seed"],
+        expect=made.expect,
         text=text,
         folder=str(folder or "."),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """What tables make together: the model, the cluster, the mesh on it, the strategy's options, and expectations."""
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    mesh: Mesh
+    options: Any
+    expect: tuple[Expectation, ...]
+
+    @classmethod
+    def of(cls, tables: dict[str, Any], strategy: Any, *, folder: Path | None, problems: list[str]) -> _Made | None:
+        """What can be made of the tables that are right; `problems` learns what cannot. None when something is missing."""
+
+        def attempt(make: Callable[..., Made], *arguments: Any) -> Made | None:
+            if any(argument is None for argument in arguments):
+                return None
+            try:
+                return make(*arguments)
+            except ScenarioError as error:
+                problems.extend(error.problems)
+            return None
+
+        model = attempt(lambda table, batch: _model(table, batch, folder), tables["model"], tables["batch"])
+        cluster = attempt(_cluster, tables["cluster"])
+        mesh = attempt(_mesh, strategy, None if cluster is None else cluster.num_ranks)
+        options = attempt(_options, strategy)
+        expect = [attempt(expectation, key, value) for key, value in (tables["expect"] or {}).items()]
+        attempt(_check_together, strategy, options, mesh, tables["optimizer"])
+        attempt(_check_work, model, mesh, options, tables["batch"])
+        if model is None or cluster is None or mesh is None or options is None:
+            return None
+        return cls(model, cluster, mesh, options, tuple(item for item in expect if item is not None))
+
+
+def _check_together(strategy: Any, options: Any, mesh: Mesh, optimizer: OptimizerTable) -> None:
+    """What the strategy refuses of its options on this mesh and with this optimizer."""
+    problems = tuple(STRATEGIES[strategy.name].problems(options, mesh, Optimizer(**optimizer.model_dump())))
+    if problems:
+        raise ScenarioError(problems)
+
+
+def _check_work(model: ModelSpec, mesh: Mesh, options: Any, batch: BatchTable) -> None:
+    whole = getattr(options, "granularity", "unit") == "unit"
+    num_units = len(model.units) if whole else len(model.parameters)
+    problem = guards.work_problem(world_size=mesh.world_size, num_units=num_units, accumulation=batch.accumulation)
+    if problem:
+        raise ScenarioError((f"batch.accumulation: {problem}",))
 
 
 def _options(strategy: Any) -> Any:
@@ -187,8 +214,8 @@ def _from_sizes(table: ModelTable, length: int) -> ModelSpec:
     checked = validated(sizes_table(name), table.sizes, prefix="model.sizes", problems=problems)
     if checked is None:
         raise ScenarioError(tuple(problems))
-    if getattr(checked, "num_layers", 0) > guards.MAX_LAYERS:
-        raise ScenarioError((f"model.sizes.num_layers: expected at most {guards.MAX_LAYERS:,}, found more",))
+    if max(getattr(checked, "num_layers", 0), len(getattr(checked, "dims", ()))) > guards.MAX_LAYERS:
+        raise ScenarioError((f"model.sizes: expected at most {guards.MAX_LAYERS:,} layers, found more",))
     try:
         sizes = FAMILIES[name].sizes(**checked.model_dump())
         return build_model(name, sizes, name=name, sequence_length=length)

@@ -12,13 +12,15 @@ from dataclasses import MISSING, fields
 from functools import cache
 from typing import Annotated, Any, Literal, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from zsim.expect import FIGURES
 from zsim.hardware import clusters
 from zsim.mesh import AXES, RESERVED_AXES
 from zsim.models import FAMILIES, presets
+from zsim.sharding import Granularity
 from zsim.strategies import STRATEGIES
+from zsim.units import UnitError, parse_bytes
 
 MAX_SIZE = 10_000_000
 """The largest width, vocabulary or count that a size or an option may have."""
@@ -91,14 +93,25 @@ class ScenarioTable(_Table):
 def _fields(options: type[Any]) -> dict[str, Any]:
     """The fields of a dataclass as pydantic wants them: (type, default), `...` for none. Sizes are bounded."""
     hints = get_type_hints(options)
-    bound = Field(ge=0, le=MAX_SIZE)
+    kinds: dict[Any, Any] = {int: Annotated[int, Field(ge=0, le=MAX_SIZE)], Granularity: BucketSize}
     return {
-        field.name: (
-            Annotated[hints[field.name], bound] if hints[field.name] is int else hints[field.name],
-            ... if field.default is MISSING else field.default,
-        )
+        field.name: (kinds.get(hints[field.name], hints[field.name]), ... if field.default is MISSING else field.default)
         for field in fields(options)
     }
+
+
+def _bucket_size(written: str) -> str | int:
+    """ "unit", "parameter", or a size in bytes from its text."""
+    if written in ("unit", "parameter"):
+        return written
+    try:
+        return parse_bytes(written)
+    except UnitError:
+        raise ValueError('expected "unit", "parameter" or a size as "25 MiB"') from None
+
+
+BucketSize = Annotated[str, AfterValidator(_bucket_size)]
+"""How a scenario writes a Granularity."""
 
 
 @cache
@@ -148,6 +161,29 @@ def validated(schema: type[BaseModel], table: object, *, prefix: str, problems: 
     return None
 
 
+@cache
+def _one_key(name: str) -> type[BaseModel]:
+    """The schema of a scenario that has the key `name` only."""
+    field = ScenarioTable.model_fields[name]
+    own: dict[str, Any] = {name: (field.annotation, field)}
+    return create_model(f"scenario's {name}", __base__=_Table, **own)
+
+
+def parts(table: dict[str, Any], problems: list[str]) -> dict[str, Any]:
+    """Each top-level key of a scenario by itself, None where it is missing or wrong; `problems` gets one line per bad key.
+
+    One key's mistake hides no other's.
+    """
+    known = ScenarioTable.model_fields
+    problems += [f"{str(key)[:100]}: unknown key{did_you_mean(str(key), known)}" for key in table if key not in known]
+    found: dict[str, Any] = {}
+    for name in known:
+        given = {name: table[name]} if name in table else {}
+        checked = validated(_one_key(name), given, prefix="", problems=problems)
+        found[name] = None if checked is None else getattr(checked, name)
+    return found
+
+
 def _frozen(value: object) -> object:
     """Lists as tuples, so that the frozen schema can take them."""
     if isinstance(value, dict):
@@ -171,7 +207,7 @@ def _complaint(schema: type[BaseModel], item: Any, prefix: str) -> tuple[str, st
         return key, f"unknown key{did_you_mean(path[-1], _names_at(schema, path[:-1]))}"
     if item["type"] == "missing":
         return key, "expected a value, found nothing"
-    expected = item["msg"][:200].replace("Input should be ", "expected ")
+    expected = item["msg"][:200].replace("Input should be ", "expected ").removeprefix("Value error, ")
     return key, f"{expected}, found {str(item['input'])[:60]!r}"
 
 
@@ -190,6 +226,14 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     if near:
         return f", did you mean {near[0]}?"
     return f"; known are {', '.join(known)}" if known else ""
+
+
+def each_key_once(problems: Iterable[str]) -> tuple[str, ...]:
+    """The first complaint about each key."""
+    first: dict[str, str] = {}
+    for problem in problems:
+        first.setdefault(problem.partition(": ")[0], problem)
+    return tuple(first.values())
 
 
 def strategy_of(table: object, problems: list[str]) -> Any:

@@ -28,7 +28,7 @@ STRATEGIES = (
     '"zero2", granularity = "parameter"',
     '"zero3", lookahead = 0',
     '"zero3", lookahead = 1',
-    '"zero3", lookahead = 2, granularity = 30000',
+    '"zero3", lookahead = 2, granularity = "30000 B"',
 )
 ACCUMULATIONS = ((2, "every"), (2, "last"))
 TOLERANCE = 1e-6

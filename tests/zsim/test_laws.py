@@ -31,7 +31,7 @@ STRATEGIES = {
     "zero1_all_reduce": 'name = "zero1", form = "all_reduce", granularity = "parameter"',
     "zero2": 'name = "zero2"',
     "zero3": 'name = "zero3", lookahead = 1',
-    "zero3_eager": 'name = "zero3", lookahead = 2, granularity = 900',
+    "zero3_eager": 'name = "zero3", lookahead = 2, granularity = "900 B"',
     "fsdp2": 'name = "fsdp2"',
     "fsdp2_resharded": 'name = "fsdp2", reshard_after_forward = true',
     "hsdp": 'name = "hsdp", dp_replicate = 2, dp_shard = 2',

@@ -127,9 +127,9 @@ def test_a_bad_key_is_named_with_its_file_and_the_remedy(old, new, wanted):
 def test_all_problems_are_listed_at_once():
     text = changed("steps = 4", "stepps = 4").replace("micro_batch", "micro_batsh").replace("dp_shard", "dp_shrad")
     assert problems(text) == (
+        "x.toml: stepps: unknown key, did you mean steps?",
         "x.toml: batch.micro_batch: expected a value, found nothing",
         "x.toml: batch.micro_batsh: unknown key, did you mean micro_batch?",
-        "x.toml: stepps: unknown key, did you mean steps?",
         "x.toml: strategy.dp_shrad: unknown key, did you mean dp_shard?",
     )
 
@@ -262,3 +262,65 @@ def test_a_damaged_file_is_still_toml_sometimes():
         except ValueError:
             pass
     assert 25 < parsed < 475
+
+
+def test_no_mistake_hides_another():
+    """A number, a type, a unit, a model, a mesh, an option on its mesh, a reserved axis and an expectation, all at once."""
+    text = """
+model = { preset = "gpt-tiny", num_layers = 99 }
+batch = { micro_batch = 2, sequence_length = 8 }
+cluster = { preset = "cpu-gloo", ranks = 4 }
+strategy = { name = "fsdp2", dp_shard = 4, reshard_after_forward = 3, tp = 1 }
+optimizer = { name = "adamw", learning_rate = nan }
+steps = 0
+seed = -1
+stepps = 3
+expect = { peak_memory = "<= 80G", flurb = 3 }
+"""
+    found = problems(text)
+    assert [problem.split(": ")[1] for problem in found] == [
+        "optimizer.learning_rate",
+        "stepps",
+        "steps",
+        "seed",
+        "strategy.tp",
+        "model.num_layers",
+        "expect.peak_memory",
+        "expect.flurb",
+    ]
+    found = problems(text.replace("nan", "0.1"))
+    assert "x.toml: strategy.reshard_after_forward: expected a divisor of dp_shard = 4, found 3" in found
+
+
+@pytest.mark.parametrize(
+    ("written", "wanted"),
+    [
+        ("900", "expected a valid string, found '900'"),
+        ('"25M"', 'expected "unit", "parameter" or a size as "25 MiB", found \'25M\''),
+    ],
+)
+def test_a_bucket_size_has_a_unit(written, wanted):
+    text = changed('name = "fsdp2"', f'name = "zero2", granularity = {written}').replace(', reshard_after_forward = "auto"', "")
+    assert any(problem.endswith(f"strategy.granularity: {wanted}") for problem in problems(text)), problems(text)
+    assert parse(text.replace(written, '"25 MiB"')).options.granularity == 25 * 1024**2
+
+
+def test_a_byte_order_mark_is_no_part_of_the_text():
+    assert parse("\ufeff" + WHOLE).steps == 4
+
+
+@pytest.mark.parametrize(
+    ("sizes", "wanted"),
+    [
+        ("dims = []", "model.sizes.dims: expected the widths before, between and after blocks, found none"),
+        (f"dims = {[1] * 5000}", "model.sizes: expected at most 4,096 layers, found more"),
+    ],
+)
+def test_an_mlp_has_some_layers_and_not_too_many(sizes, wanted):
+    text = f"""
+model = {{ family = "mlp", sizes = {{ {sizes}, hidden = 4, num_classes = 2 }} }}
+batch = {{ micro_batch = 2 }}
+cluster = {{ preset = "cpu-gloo", ranks = 1 }}
+strategy = {{ name = "ddp" }}
+"""
+    assert problems(text) == (f"x.toml: {wanted}",)

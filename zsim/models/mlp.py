@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from zsim.errors import ScenarioError
 from zsim.model import ROOT, ModelSpec, Module, ParamGroup
 from zsim.models.layers import cross_entropy, linear, parameters_of
 from zsim.operators import Operator
@@ -20,6 +21,8 @@ class MlpSizes:
 
 def build(sizes: MlpSizes, *, name: str, sequence_length: int) -> ModelSpec:
     """The ModelSpec; the input is float, (micro_batch, dims[0]), one token per sequence."""
+    if not sizes.dims:
+        raise ScenarioError(("model.sizes.dims: expected the widths before, between and after blocks, found none",))
     modules = []
     for i, (width, out) in enumerate(zip(sizes.dims, sizes.dims[1:], strict=False)):
         fqn = f"blocks.{i}"

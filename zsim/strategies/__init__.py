@@ -5,12 +5,16 @@ To add one, add a file and a line.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from zsim.program import Program
 from zsim.strategies import ddp, fsdp2, hsdp, zero1, zero2, zero3, zero_redundancy
+
+
+def _none(*_: Any) -> Iterator[str]:
+    return iter(())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +28,8 @@ class Strategy:
     options: type[Any]
     axes: tuple[str, ...]
     casts_input: bool = False
+    problems: Callable[..., Iterator[str]] = _none
+    """`problems(options, mesh, optimizer)`: what it cannot do of what a scenario asks, one line each, with the key in front."""
 
 
 STRATEGIES: dict[str, Strategy] = {
@@ -31,7 +37,13 @@ STRATEGIES: dict[str, Strategy] = {
     "zero1": Strategy(plan=zero1.plan, options=zero1.Options, axes=("dp_shard",)),
     "zero2": Strategy(plan=zero2.plan, options=zero2.Options, axes=("dp_shard",)),
     "zero3": Strategy(plan=zero3.plan, options=zero3.Options, axes=("dp_shard",)),
-    "fsdp2": Strategy(plan=fsdp2.plan, options=fsdp2.Options, axes=("dp_shard",), casts_input=True),
-    "hsdp": Strategy(plan=hsdp.plan, options=hsdp.Options, axes=("dp_replicate", "dp_shard"), casts_input=True),
+    "fsdp2": Strategy(plan=fsdp2.plan, options=fsdp2.Options, axes=("dp_shard",), casts_input=True, problems=fsdp2.problems),
+    "hsdp": Strategy(
+        plan=hsdp.plan,
+        options=hsdp.Options,
+        axes=("dp_replicate", "dp_shard"),
+        casts_input=True,
+        problems=fsdp2.problems,
+    ),
     "zero_redundancy": Strategy(plan=zero_redundancy.plan, options=zero_redundancy.Options, axes=("dp_replicate",)),
 }

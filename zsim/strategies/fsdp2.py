@@ -7,6 +7,7 @@ groups whose inputs need no gradient, and the root, reduce at the very end, the 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,7 +22,7 @@ from zsim.strategies.building import Step, named_parameters, units_read
 from zsim.strategies.sharded import ORIGINAL, ShardedStep
 from zsim.strategies.sharded_gradients import Gradients
 from zsim.strategies.sharded_groups import Group, sharded_group
-from zsim.training import DTYPE_NBYTES, LoweredModule, Training
+from zsim.training import DTYPE_NBYTES, LoweredModule, Optimizer, Training
 
 MODEL_INPUT = "x"
 
@@ -33,12 +34,20 @@ class Options:
     reshard_after_forward: Literal["auto"] | bool | int = "auto"
 
 
+def problems(options: Options, mesh: Mesh, optimizer: Optimizer) -> Iterator[str]:
+    """What torch refuses, one line each, with the scenario's key in front."""
+    if (optimizer.name, optimizer.implementation) == ("sgd", "fused"):
+        yield "optimizer.implementation: torch 2.13 has no fused SGD for sharded parameters; use foreach or for-loop"
+    asked = options.reshard_after_forward
+    if isinstance(asked, int) and not isinstance(asked, bool) and (asked < 1 or mesh.dp_shard % asked):
+        yield f"strategy.reshard_after_forward: expected a divisor of dp_shard = {mesh.dp_shard}, found {asked}"
+
+
 def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
-    """The Program of every rank; ranks whose shards are alike share one."""
-    if (training.optimizer.name, training.optimizer.implementation) == ("sgd", "fused"):
-        raise ScenarioError(
-            ("optimizer.implementation: torch 2.13 has no fused SGD for sharded parameters; use foreach or for-loop",)
-        )
+    """The Program of every rank; ranks whose shards are alike share one. ScenarioError for what `problems` names."""
+    found = tuple(problems(options, mesh, training.optimizer))
+    if found:
+        raise ScenarioError(found)
     keep = _ranks_kept(options, mesh)
     programs: list[RankProgram] = []
     by_shard: list[int] = []
@@ -75,10 +84,6 @@ def _ranks_kept(options: Options, mesh: Mesh) -> Keep:
         return Keep(blocks=True, root=False)
     if isinstance(value, bool):
         return Keep(blocks=value, root=value)
-    if value < 1 or mesh.dp_shard % value:
-        raise ScenarioError(
-            (f"strategy.reshard_after_forward: expected a divisor of dp_shard = {mesh.dp_shard}, found {value}",)
-        )
     if value in (1, mesh.dp_shard):
         return Keep(blocks=value != 1, root=value != 1)
     return Keep(blocks=True, root=True, to=value)

@@ -24,28 +24,27 @@ def owned_parameters(training: Training, *, num_ranks: int) -> tuple[tuple[Param
     """By rank: the parameters that it owns, largest first, as the optimizer keeps them."""
     parameters = building.named_parameters(training.model)
     owners = greedy_owners([parameter.numel for parameter in parameters], num_ranks=num_ranks)
-    largest_first = sorted(zip(parameters, owners, strict=True), key=lambda pair: -pair[0].numel)
-    return tuple(tuple(p for p, owner in largest_first if owner == rank) for rank in range(num_ranks))
+    owned: list[list[Parameter]] = [[] for _ in range(num_ranks)]
+    for parameter, owner in sorted(zip(parameters, owners, strict=True), key=lambda pair: -pair[0].numel):
+        owned[owner].append(parameter)
+    return tuple(map(tuple, owned))
 
 
 def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
-    """The Programs of one step, one per distinct rank, on the axis dp_replicate."""
+    """The Programs of one step on the axis dp_replicate; ranks whose parameters are as large, one by one, share one."""
     model = ddp.replicated_model(training, mesh=mesh, options=options)
     owned = owned_parameters(training, num_ranks=model.num_replicas)
     construction = tuple(_construction(model).ops)
-    distinct: dict[RankProgram, int] = {}
-    assignment = tuple(
-        distinct.setdefault(
-            RankProgram(
-                construction=construction,
-                first=tuple(_step(model, owned, rank=rank, first=True).ops),
-                steady=tuple(_step(model, owned, rank=rank, first=False).ops),
-            ),
-            len(distinct),
-        )
-        for rank in range(model.num_replicas)
-    )
-    return Program(mesh=mesh, ranks=tuple(distinct), assignment=assignment)
+    kinds: dict[tuple[int, ...], int] = {}
+    programs: list[RankProgram] = []
+    assignment: list[int] = []
+    for rank, parameters in enumerate(owned):
+        kind = kinds.setdefault(tuple(parameter.numel for parameter in parameters), len(kinds))
+        assignment.append(kind)
+        if kind == len(programs):
+            first, steady = (tuple(_step(model, owned, rank=rank, first=first).ops) for first in (True, False))
+            programs.append(RankProgram(construction=construction, first=first, steady=steady))
+    return Program(mesh=mesh, ranks=tuple(programs), assignment=tuple(assignment))
 
 
 def _construction(model: ReplicatedModel) -> Step:
