@@ -5,6 +5,7 @@ Importing this module loads no torch; making a backend does, and says how to ins
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -135,3 +136,17 @@ class NcclBackend(GlooBackend):
                 remedy="use --backend gloo or fake here",
             )
         return Capabilities(memory=True, numerics=True, time=False, device=self.device)
+
+    def run(self, scenario: Scenario, *, options: RunOptions) -> Run:
+        """As gloo. NCCL refuses two ranks on one device unless their NCCL_HOSTID differ, so more ranks than devices are too."""
+        import torch
+
+        devices = torch.cuda.device_count()
+        if scenario.world_size > devices and "NCCL_HOSTID" not in os.environ:
+            raise BackendUnavailableError(
+                where="backend nccl",
+                expected=f"{scenario.world_size} CUDA devices, one per rank",
+                found=f"{devices} on this machine",
+                remedy="start it on a cluster: torchrun … -m zreal.worker SCENARIO --save RUN.json",
+            )
+        return super().run(scenario, options=options)

@@ -17,7 +17,7 @@ from torch import Tensor
 from zreal import modules
 from zreal.flat import FlatRank
 from zreal.meters import MemoryMeter, as_record
-from zreal.observer import device_mesh
+from zreal.observer import device_mesh, lower
 from zreal.recorder import CollectiveRecorder
 from zreal.replicated import ReplicatedRank
 from zsim.errors import ProgramError
@@ -52,12 +52,14 @@ def execute(
     *,
     rank: int,
     steps: int = 3,
+    samples: int = 1,
     device: str = "cpu",
     progress: Callable[[str], None] = lambda _: None,
     keep: Callable[[RankRun], None] = lambda _: None,
 ) -> Execution:
     """Train `steps` steps (at least 2) by `program` on this rank. The process group must exist.
 
+    The steady step is the one of the last `samples` whose peak is lowest.
     `progress` hears of each collective before it is entered, `keep` of the record so far after each phase.
     """
     mesh, groups = device_mesh(scenario, device=device)
@@ -79,7 +81,10 @@ def execute(
                 trainer.rank.begin(first=step == 0)
                 losses.append(trainer.step(ops.first if step == 0 else ops.steady, batches))
             phase = PhaseRecord(collectives=recorder.take(), memory=as_record(span, trainer.holds))
-            phases |= {name: phase for name, at in (("first", 0), ("steady", steps - 1)) if at == step}
+            if step == 0:
+                phases["first"] = phase
+            elif step >= steps - samples:
+                phases["steady"] = lower(phases.get("steady"), phase)
             keep(RankRun(rank=rank, phases=dict(phases)))
     return Execution(RankRun(rank=rank, phases=phases), losses, trainer.rank.parameters())
 

@@ -217,9 +217,10 @@ class FlatRank:
                 self._shard(unit).copy_(tensor)
 
     def held(self) -> Mapping[str, int]:
-        """Bytes of this rank's parameters, gradients (whole ones are ZeRO-1's own) and optimizer states."""
+        """Bytes of this rank's parameters, gradients (whole ones in ZeRO-1, and where nothing is sharded) and optimizer states."""
         assert self._optimizer is not None
-        kept = (":gradients", ":gradient_shard") if self.scenario.strategy == "zero1" else (":gradient_shard",)
+        whole = self.scenario.strategy == "zero1" or self.process_group.size() == 1
+        kept = (":gradients", ":gradient_shard") if whole else (":gradient_shard",)
         named = self.buffers.items()
         masters = [tensor for name, tensor in named if name.endswith(":master")]
         return held(

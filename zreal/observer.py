@@ -53,15 +53,17 @@ def observe(
     scenario: Scenario,
     *,
     rank: int,
+    steps: int = 3,
+    samples: int = 1,
     device: str = "cpu",
     progress: Callable[[str], None] = lambda _: None,
     keep: Callable[[RankRun], None] = lambda _: None,
 ) -> Observation:
-    """Train `scenario.steps` steps (at least 3) of the real subject on this rank. The process group must exist.
+    """Train `steps` steps (at least 3) of the real subject on this rank. The process group must exist.
 
+    The steady step is the one of the last `samples` whose peak is lowest.
     `progress` hears of each collective before it is entered, `keep` of the record so far after each phase.
     """
-    steps = max(3, scenario.steps)
     mesh, groups = device_mesh(scenario, device=device)
     recorder = CollectiveRecorder(groups, world_size=scenario.world_size, progress=progress)
     meter = MemoryMeter()
@@ -80,16 +82,24 @@ def observe(
             with meter.span() as span:
                 loss, holds = _train_step(scenario, subject, batches)
             losses.append(loss)
-            name = {0: "first", steps - 1: "steady"}.get(step)
-            collectives = recorder.take()
-            if name is not None:
-                phases[name] = PhaseRecord(collectives=collectives, memory=as_record(span, holds))
-                keep(RankRun(rank=rank, phases=dict(phases)))
+            phase = PhaseRecord(collectives=recorder.take(), memory=as_record(span, holds))
+            if step == 0:
+                phases["first"] = phase
+            elif step >= steps - samples:
+                phases["steady"] = lower(phases.get("steady"), phase)
+            keep(RankRun(rank=rank, phases=dict(phases)))
     if scenario.world_size > 1 and not phases["steady"].collectives:
         raise ZsimError(
             where=f"rank {rank}", expected="collectives in the steady step", found="none", remedy="report this"
         )
     return Observation(run=RankRun(rank=rank, phases=phases), losses=losses, subject=subject)
+
+
+def lower(before: PhaseRecord | None, now: PhaseRecord) -> PhaseRecord:
+    """The one with the lower peak; where they did not issue the same collectives, the later."""
+    if before is None or before.collectives != now.collectives:
+        return now
+    return min(before, now, key=lambda phase: phase.memory.peak_bytes)
 
 
 def _train_step(

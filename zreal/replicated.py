@@ -66,7 +66,7 @@ class ReplicatedRank:
         """Check and broadcast parameters, make the bucket, as the Program says."""
         match op.kind:
             case "all_gather":
-                mine = torch.full((1,), len(self._stepped))
+                mine = torch.full((1,), len(self._stepped), device=self._device)
                 everyone = mine.new_empty(self.process_group.size())
                 torch_private.all_gather(everyone, mine, group=self.process_group)
             case "broadcast":
@@ -90,7 +90,8 @@ class ReplicatedRank:
         """Rank 0's parameters in one piece; other broadcasts (shapes, bucket order) carry integers of that size."""
         if op.unit != "parameters":
             width = torch.int64 if op.dtype == "int64" else torch.int32
-            dist.broadcast(torch.zeros(op.nbytes // width.itemsize, dtype=width), 0, group=self.process_group)
+            numbers = torch.zeros(op.nbytes // width.itemsize, dtype=width, device=self._device)
+            dist.broadcast(numbers, 0, group=self.process_group)
             return
         parameters = [tensor.data for tensor in self.model.parameters()]
         joined = torch.cat([tensor.flatten() for tensor in parameters])

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 
@@ -24,6 +25,13 @@ def is_dtensor_type(kind: type) -> bool:
 def fake_store() -> Any:
     """The store of the fake process group, whose collectives return at once and move nothing."""
     return FakeStore()
+
+
+def ddp_bucket_caps() -> tuple[int, int]:
+    """The bytes at which DistributedDataParallel closes its first and its later buckets when no cap is given."""
+    first: int = dist._DEFAULT_FIRST_BUCKET_BYTES
+    later: int = distributed._DEFAULT_BUCKET_CAP_MB * 1024 * 1024
+    return first, later
 
 
 def process_group(arguments: tuple[object, ...]) -> dist.ProcessGroup | None:
@@ -49,3 +57,13 @@ def reduce_scatter(output: torch.Tensor, source: torch.Tensor, *, group: dist.Pr
 def fake_mode() -> Any:
     """A context in which tensors have shapes and no memory; operators that would need values to run are refused."""
     return FakeTensorMode(allow_fallback_kernels=False, allow_non_fake_inputs=True)
+
+
+def real_tensors() -> Any:
+    """A context in which tensors are real again, inside `fake_mode`."""
+    return unset_fake_temporarily()
+
+
+def is_view(tensor: torch.Tensor) -> bool:
+    """Whether autograd knows a tensor as a view, which then holds the tensor that it views."""
+    return bool(tensor._is_view())

@@ -51,9 +51,19 @@ def load_all(arguments: list[str]) -> tuple[Scenario, ...]:
     return tuple(scenarios)
 
 
+def _require_distinct(scenarios: tuple[Scenario, ...]) -> None:
+    """Files are named by scenario, so each needs a name of its own."""
+    names = [scenario.name for scenario in scenarios]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UsageError(where="--save, --trace", expected="scenarios of different names", found=f"several called {twice[0]}")
+
+
 def run(options: argparse.Namespace) -> int:
     """`zsim run`: 0 when every expectation held."""
     scenarios = load_all(options.scenarios)
+    if options.save or options.trace:
+        _require_distinct(scenarios)
     backend = backends.find(options.backend)
     how, several = _how(options), len(scenarios) > 1
     capabilities = backend.capabilities()
@@ -76,6 +86,8 @@ def run(options: argparse.Namespace) -> int:
 def validate(options: argparse.Namespace) -> int:
     """`zsim validate`: 0 when every check that can be made is fine. Of several scenarios one that cannot run stops no other."""
     scenarios = load_all(options.scenarios)
+    if options.save:
+        _require_distinct(scenarios)
     backend = backends.find(options.against)
     if backend.name == backends.SimBackend.name:
         raise UsageError(where="--against", expected="a backend that runs for real", found=backend.name)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from zsim.program import PHASES
-from zsim.run import CollectiveRecord, PhaseRecord, RankRun, Run
+from zsim.run import CollectiveRecord, Numerics, PhaseRecord, RankRun, Run
 from zsim.units import format_time
 
 Status = Literal["ok", "failed", "unsupported"]
@@ -26,6 +26,10 @@ NUMERICS_BOUND = {"float32": 0.01, "bfloat16": 0.2, "float16": 0.2}
 Reductions add in another order than one process does, and AdamW divides by small gradients: the project's scenarios reach 0.0005 and,
 in two bytes, 0.05. A parameter that is not trained at all is 1 away.
 """
+
+
+LOSS_SHARE = 0.1
+"""Losses may differ by this share of the bound on parameters, relative to themselves: 0.001, or 0.02 in two bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +228,7 @@ def _memory(pairs: tuple[_Pair, ...], predicted: Run, measured: Run, bound: floa
     for phase in PHASES:
         found = [pair for pair in pairs if pair.phase == phase]
         if found:
-            late = _late_free(found) if measured.backend == "gloo" else 0
+            late = _late_free(found) if measured.backend == "gloo" and phase == "first" else 0
             yield _phase_memory(f"peak memory, {phase}", found, _blind(predicted, measured, "memory"), bound, late)
     told = [pair for pair in pairs if pair.measured.memory.held]
     if told:
@@ -246,7 +250,10 @@ def _memory_by_kind(pairs: list[_Pair]) -> Check:
 
 
 def _late_free(pairs: list[_Pair]) -> int:
-    """gloo's worker thread may hold one tensor of a collective a moment after the caller has let go of it: at most the largest."""
+    """gloo's worker thread may hold one tensor of a collective a moment after the caller has let go of it: at most the largest.
+
+    The first step happens once; of later ones the lowest peak is taken.
+    """
     return max((one.nbytes for pair in pairs for one in pair.measured.collectives), default=0)
 
 
@@ -305,13 +312,24 @@ def _numerics(predicted: Run, measured: Run) -> Check:
         reason = blind if not sees(measured, "numerics") else "unsupported: no side compared itself with the reference"
         return Check(name="numerics", status="unsupported", detail=reason)
     differences = [numerics.largest_relative_difference for numerics, _ in found]
-    finite = all(math.isfinite(loss) for numerics, _ in found for loss in numerics.losses)
     bound = min(NUMERICS_BOUND.get(numerics.dtype, 0.0) for numerics, _ in found)
+    finite = all(math.isfinite(loss) for numerics, _ in found for loss in numerics.losses)
+    losses = _loss_difference([numerics for numerics, _ in found], measured.world_size)
     worst = max(differences, key=lambda value: math.inf if math.isnan(value) else value)
-    good = finite and worst <= bound
+    good = finite and worst <= bound and losses <= LOSS_SHARE * bound
     steps = found[0][0].steps
     detail = f"parameters after {steps} steps: {worst:.1g} of their way apart from the reference, at most {bound:g} allowed"
+    detail += f"; losses {losses:.1g} apart, at most {LOSS_SHARE * bound:g}" if losses > LOSS_SHARE * bound else ""
     return Check(name="numerics", status="ok" if good else "failed", measured=worst, detail=detail)
+
+
+def _loss_difference(found: list[Numerics], world_size: int) -> float:
+    """The largest relative difference of the mean loss over all ranks to the reference's, in any step; 0 where ranks are missing."""
+    if len(found) != world_size or not all(len(one.reference_losses) == len(one.losses) for one in found):
+        return 0.0
+    means = [sum(step) / world_size for step in zip(*(one.losses for one in found), strict=True)]
+    pairs = zip(means, found[0].reference_losses, strict=True)
+    return max([abs(mean - wanted) / abs(wanted or 1.0) for mean, wanted in pairs], default=0.0)
 
 
 def _time(predicted: Run, measured: Run, bound: float) -> Check:

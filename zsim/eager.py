@@ -1,7 +1,8 @@
 """The aten calls that each operator makes in eager torch: sizes, work, and what autograd saves of each.
 
-Seen with a dispatch-level meter on torch 2.13; `zsim.tape` turns these calls into allocations and frees. A matmul of
-m × k by k × n is 2·m·n·k FLOPs; its backward is twice that. Element-wise calls count no FLOPs, only bytes.
+Seen with a dispatch-level meter on the CPU with torch 2.13, on CUDA read from torch's sources; `zsim.tape` turns these calls into
+allocations and frees. A matmul of m × k by k × n is 2·m·n·k FLOPs; its backward is twice that. Element-wise calls count no
+FLOPs, only bytes.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from zsim.operators import Operator, OperatorKind
-from zsim.training import DTYPE_NBYTES, Batch
+from zsim.training import DTYPE_NBYTES, Batch, Device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +43,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What an operator's calls are sized by: tokens of one micro-batch, sequences, tokens per sequence, bytes per element."""
+    """What an operator's calls are sized by: tokens of one micro-batch, sequences, tokens per sequence, bytes per element.
+
+    `device` decides which kernels there are: on CUDA norms are fused and keep their statistics in float32.
+    """
 
     batch: Batch
     nbytes: int
+    device: Device = "cpu"
 
     @property
     def tokens(self) -> int:
@@ -158,7 +163,7 @@ def _positions(op: Operator, sizes: Sizes) -> Iterator[Call]:
 
 def _layer_norm(op: Operator, sizes: Sizes) -> Iterator[Call]:
     nbytes = sizes.nbytes * sizes.tokens * op.out_features
-    statistics = sizes.tokens * sizes.nbytes
+    statistics = sizes.tokens * (sizes.nbytes if sizes.device == "cpu" else 4)
     parameters = tuple(fqn for fqn in (op.weight, op.bias) if fqn)
     yield Call(
         operator="layer_norm",
@@ -175,8 +180,25 @@ def _layer_norm(op: Operator, sizes: Sizes) -> Iterator[Call]:
 
 
 def _rms_norm(op: Operator, sizes: Sizes) -> Iterator[Call]:
-    """Composite in eager torch: the mean of squares, the normalised input and its product with the weight, in float32."""
+    """One kernel on CUDA (aten::_fused_rms_norm, which keeps its input and a float32 statistic per token).
+
+    On the CPU composite: the mean of squares, the normalised input and its product with the weight, in float32.
+    """
     nbytes = sizes.nbytes * sizes.tokens * op.out_features
+    if sizes.device == "cuda":
+        yield Call(
+            operator="rms_norm",
+            inputs=op.inputs,
+            output=op.output,
+            nbytes=nbytes,
+            saves=op.inputs,
+            keeps=((f"{op.output}.rstd", 4 * sizes.tokens),),
+            gradients=(*op.inputs, op.weight),
+            parameters=(op.weight,),
+            moved=2 * nbytes,
+            backward_moved=3 * nbytes,
+        )
+        return
     wide = 4 * sizes.tokens * op.out_features
     upcast = ((f"{op.output}.float", wide),) if sizes.nbytes < 4 else ()
     yield Call(
@@ -309,6 +331,6 @@ _CALLS: dict[OperatorKind, Callable[[Operator, Sizes], Iterator[Call]]] = {
 }
 
 
-def calls(operator: Operator, *, batch: Batch, dtype: str) -> tuple[Call, ...]:
-    """The aten calls of `operator` for one micro-batch, in forward order."""
-    return tuple(_CALLS[operator.kind](operator, Sizes(batch, DTYPE_NBYTES[dtype])))
+def calls(operator: Operator, *, batch: Batch, dtype: str, device: Device = "cpu") -> tuple[Call, ...]:
+    """The aten calls of `operator` for one micro-batch on `device`, in forward order."""
+    return tuple(_CALLS[operator.kind](operator, Sizes(batch, DTYPE_NBYTES[dtype], device)))

@@ -13,19 +13,25 @@ from dataclasses import replace
 from zsim import tape
 from zsim.model import ModelSpec, Module
 from zsim.ops import Alloc, Free
-from zsim.training import Batch, Computation, LoweredModule, ParameterGradient, TapeEvent
+from zsim.traced import TracedModel
+from zsim.training import Batch, Computation, Device, LoweredModule, ParameterGradient, TapeEvent
 
 Pattern = tuple[tuple[object, ...], ...]
 
 
-def lower(model: ModelSpec, *, batch: Batch, dtype: str, casts_input: bool = False) -> tuple[LoweredModule, ...]:
+def lower(
+    model: ModelSpec, *, batch: Batch, dtype: str, casts_input: bool = False, device: Device = "cpu"
+) -> tuple[LoweredModule, ...]:
     """Every module of `model` with the kernels and memory events of one micro-batch's forward and backward.
 
-    Equal to `tape.lower_each`, which traces every module by itself.
+    Equal to `tape.lower_each`, which traces every module by itself. A TracedModel brings its own.
     """
+    if isinstance(model, TracedModel):
+        return model.modules_for(batch, dtype=dtype, casts_input=casts_input)
     runs = list(_runs(model.modules))
     kept = tuple(module for run in runs for module in (run if len(run) < 4 else (*run[:2], run[-1])))
-    traced = iter(tape.lower_each(replace(model, modules=kept), batch=batch, dtype=dtype, casts_input=casts_input))
+    few = replace(model, modules=kept)
+    traced = iter(tape.lower_each(few, batch=batch, dtype=dtype, casts_input=casts_input, device=device))
     lowered: list[LoweredModule] = []
     for run in runs:
         if len(run) < 4:

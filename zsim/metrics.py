@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from zsim.operators import Operator
 from zsim.ops import COLLECTIVES, MEMORY_KINDS
-from zsim.plan import training
 from zsim.run import RankRun, Run, Span
 from zsim.scenario import Scenario
 
 Interval = tuple[int, int]
-MATRIX_OPERATORS = ("linear", "attention", "scores", "weighted_values")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +42,8 @@ class Figures:
     peak_memory_bytes: int
     peak_first_step_bytes: int
     peak_memory_by_kind: Mapping[str, int] = field(default_factory=dict)
+    device_memory_bytes: int | None = None
+    """What the scenario's device has; None where the Run was on another kind of device."""
 
 
 ASSUMED_BAND = (0.6, 1.65)
@@ -78,6 +79,7 @@ def figures(run: Run, scenario: Scenario) -> Figures:
         peak_memory_bytes=memory.peak_bytes,
         peak_first_step_bytes=max(rank.phases["first"].memory.peak_bytes for rank in run.ranks),
         peak_memory_by_kind={kind: memory.by_kind.get(kind, 0) for kind in MEMORY_KINDS},
+        device_memory_bytes=scenario.cluster.device.memory if _on_own_device(run, scenario) else None,
     )
 
 
@@ -102,19 +104,33 @@ def _largest(values: Iterable[int]) -> int:
     return max(values, default=0)
 
 
+def _on_own_device(run: Run, scenario: Scenario) -> bool:
+    return run.provenance.get("device") == scenario.cluster.kind
+
+
 def _mfu(run: Run, scenario: Scenario, time: int | None) -> float | None:
-    if not time or run.provenance.get("device") != scenario.cluster.kind:
+    if not time or not _on_own_device(run, scenario):
         return None
     peak = scenario.cluster.device.peak_flops(scenario.precision.parameters)
     return model_flops(scenario) * 1e9 / (time * peak)
 
 
 def model_flops(scenario: Scenario) -> int:
-    """Floating-point operations of matrix products and attention that one rank's step needs, none recomputed."""
-    lowered = training(scenario, device=scenario.cluster.kind).modules
-    kernels = [kernel for module in lowered for part in (module.forward, module.backward) for kernel in part.kernels]
-    once = sum(kernel.flops for kernel in kernels if kernel.operator.startswith(MATRIX_OPERATORS))
-    return once * scenario.batch.accumulation
+    """Floating-point operations that one rank's step needs, whatever computes them: matrix products and whole attention, thrice.
+
+    6 per token and weight of a linear layer, the head's included, and 12·heads·head_dim·length per token of attention, without
+    halving it for a causal mask; nothing for what is recomputed. Chowdhery et al., "PaLM", arXiv 2204.02311, appendix B.
+    """
+    batch = scenario.batch
+    tokens = batch.micro_batch * batch.sequence_length * batch.accumulation
+    operators = (operator for module in scenario.model.modules for operator in module.operators)
+    return tokens * sum(_flops_per_token(operator, batch.sequence_length) for operator in operators)
+
+
+def _flops_per_token(operator: Operator, length: int) -> int:
+    if operator.kind == "linear":
+        return 6 * operator.in_features * operator.out_features
+    return 12 * operator.num_heads * operator.head_dim * length if operator.kind == "attention" else 0
 
 
 def _union(spans: Iterable[Span]) -> list[Interval]:

@@ -91,11 +91,17 @@ def kernels(numels: Sequence[int], *, optimizer: Optimizer, dtype: str) -> tuple
     """The work of one step: what it must read and write (parameter, gradient, states), times the passes it makes.
 
     A fused step is one pass: the parameter and its states read and written, the gradient read. foreach and for-loop
-    read and write each operand once per aten call; for AdamW these are decay, two moments, root, quotient and update.
+    read each operand of an aten call once and write its result once. AdamW: moments 3 + 2 + 3, root 2, division 2, epsilon 2,
+    update 4, and 2 for weight decay. SGD: update 3, momentum 2 + 3, and 3 for weight decay.
     """
     numel = sum(numels)
     num_states = len(state_names(optimizer))
-    fused = 3 + 2 * num_states
-    accesses = fused if optimizer.implementation == "fused" else {0: 6, 1: 9, 2: 18}[num_states]
+    decay = bool(optimizer.weight_decay)
+    if optimizer.implementation == "fused":
+        accesses = 3 + 2 * num_states
+    elif optimizer.name == "adamw":
+        accesses = 18 + 2 * decay
+    else:
+        accesses = 3 + 5 * num_states + 3 * decay
     flops = {0: 4, 1: 6, 2: 14}[num_states] * numel
     return (Kernel(optimizer.name, flops, accesses * numel * DTYPE_NBYTES[dtype], dtype),)

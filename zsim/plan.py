@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from zsim import lowering
 from zsim import training as kinds
 from zsim.program import Program
 from zsim.scenario import Scenario
 from zsim.strategies import STRATEGIES
-
-Device = Literal["cpu", "cuda"]
+from zsim.training import Device
 
 
 def training(scenario: Scenario, *, device: Device) -> kinds.Training:
     """What the strategy is given: the scenario's model lowered for `device`, and the scenario's choices."""
     dtype = scenario.precision.parameters
     casts_input = STRATEGIES[scenario.strategy].casts_input and dtype != "float32"
-    modules = lowering.lower(scenario.model, batch=scenario.batch, dtype=dtype, casts_input=casts_input)
+    modules = lowering.lower(scenario.model, batch=scenario.batch, dtype=dtype, casts_input=casts_input, device=device)
     return kinds.Training(
         model=scenario.model,
         modules=modules,

@@ -128,11 +128,19 @@ def _figure_rows(one: RunReport) -> Iterator[tuple[str, str]]:
     if figures.bytes_sent_per_rank is not None:
         yield "sent per rank", f"{figures.bytes_sent_per_rank:,} B"
     peak = figures.peak_memory_bytes
-    yield "peak memory", f"{peak:,} B ({format_bytes(peak)})"
+    yield "peak memory", f"{peak:,} B ({format_bytes(peak)}){_room(figures)}"
     yield "peak of first step", f"{figures.peak_first_step_bytes:,} B"
     for kind, nbytes in figures.peak_memory_by_kind.items():
         if nbytes:
             yield f"  {kind}", f"{nbytes:,} B"
+
+
+def _room(figures: metrics.Figures) -> str:
+    """Whether the device has as much, as far as torch's own allocations tell."""
+    if figures.device_memory_bytes is None:
+        return ""
+    fits = "of" if figures.peak_memory_bytes <= figures.device_memory_bytes else "DOES NOT FIT in"
+    return f", {fits} the device's {format_bytes(figures.device_memory_bytes)}"
 
 
 def run_object(one: RunReport) -> dict[str, Any]:
@@ -154,6 +162,7 @@ def run_object(one: RunReport) -> dict[str, Any]:
         "bytes_sent_per_rank": figures.bytes_sent_per_rank,
         "collectives": {kind: asdict(traffic) for kind, traffic in figures.collectives.items()},
         "peak_memory_bytes": figures.peak_memory_bytes,
+        "device_memory_bytes": figures.device_memory_bytes,
         "peak_first_step_bytes": figures.peak_first_step_bytes,
         "peak_memory_by_kind": dict(figures.peak_memory_by_kind),
         "expectations": [asdict(verdict) for verdict in one.verdicts],

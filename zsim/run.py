@@ -75,11 +75,13 @@ class Numerics:
     largest_relative_difference: float
     steps: int
     dtype: str = "float32"
+    reference_losses: tuple[float, ...] = ()
+    """The reference's, which are means over ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRun:
-    """One rank, or, when folded, the first of `stands_for` ranks that are alike."""
+    """One rank, or, when folded, the first of `stands_for` ranks that are alike; `bytes_sent` is then the most that one of them sends."""
 
     rank: int
     stands_for: int = 1

@@ -108,6 +108,10 @@ def _shown(timeline: Timeline, options: RunOptions) -> dict[int, int]:
 
 def _ranks(program: Program, shown: dict[int, int], *, costs: Costs, timeline: Timeline) -> tuple[RankRun, ...]:
     with_timeline = len(shown) <= MOST_TIMELINES
+    alike_to = {rank: [rank] for rank in shown}
+    if set(shown) == set(timeline.stand_ins):
+        for rank, like in enumerate(timeline.stand_ins):
+            alike_to[like].append(rank)
     phases: dict[int, Phases] = {}
     spans: dict[int, tuple[Span, ...]] = {}
     alike: dict[tuple[int, tuple[int, ...], tuple[int, ...]], tuple[Span, ...]] = {}
@@ -127,7 +131,9 @@ def _ranks(program: Program, shown: dict[int, int], *, costs: Costs, timeline: T
             stands_for=count,
             phases=phases[program.assignment[rank]],
             spans=spans[rank],
-            bytes_sent=_bytes_sent(payloads[program.assignment[rank]], program.mesh, rank, costs),
+            bytes_sent=max(
+                _bytes_sent(payloads[program.assignment[like]], program.mesh, like, costs) for like in alike_to[rank]
+            ),
         )
         for rank, count in shown.items()
     )

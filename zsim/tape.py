@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from zsim.eager import Call, calls
 from zsim.model import ModelSpec, Module
 from zsim.ops import Alloc, Free, Kernel
-from zsim.training import DTYPE_NBYTES, Batch, Computation, LoweredModule, ParameterGradient, TapeEvent
+from zsim.training import DTYPE_NBYTES, Batch, Computation, Device, LoweredModule, ParameterGradient, TapeEvent
 
 SEED = "loss:seed"
 
@@ -187,7 +187,9 @@ def _backward_kernels(module_calls: list[Call], *, dtype: str, needs_gradient: s
     )
 
 
-def lower_each(model: ModelSpec, *, batch: Batch, dtype: str, casts_input: bool = False) -> tuple[LoweredModule, ...]:
+def lower_each(
+    model: ModelSpec, *, batch: Batch, dtype: str, casts_input: bool = False, device: Device = "cpu"
+) -> tuple[LoweredModule, ...]:
     """Every module of `model` with the kernels and memory events of one micro-batch's forward and backward.
 
     `casts_input`: a floating-point model input is cast to `dtype` first and the copy kept as long as autograd needs it.
@@ -198,7 +200,7 @@ def lower_each(model: ModelSpec, *, batch: Batch, dtype: str, casts_input: bool 
     traced: list[tuple[Module, list[Call], tuple[TapeEvent, ...], bool]] = []
     for module in model.modules:
         steps = [
-            [_qualified(call, module, entry) for call in calls(operator, batch=batch, dtype=dtype)]
+            [_qualified(call, module, entry) for call in calls(operator, batch=batch, dtype=dtype, device=device)]
             for operator in module.operators
         ]
         module_calls = [call for step in steps for call in step]

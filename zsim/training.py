@@ -8,6 +8,7 @@ from typing import Literal
 from zsim.model import ModelSpec, ParamGroup
 from zsim.ops import Alloc, Free, Kernel
 
+Device = Literal["cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 DTYPE_NBYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int64": 8}
 
@@ -83,7 +84,7 @@ class Training:
     precision: Precision = field(default_factory=Precision)
     optimizer: Optimizer = field(default_factory=Optimizer)
     sync: Literal["every", "last"] = "every"
-    device: Literal["cpu", "cuda"] = "cuda"
+    device: Device = "cuda"
 
     def unit(self, fqn: str) -> ParamGroup:
         """The param group called `fqn`."""

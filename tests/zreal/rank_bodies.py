@@ -121,3 +121,10 @@ def raising_at_length(arguments: dict[str, Any], *, rank: int, world_size: int, 
         raise RuntimeError("the real cause\nException raised from foo\nframe #1: 0xdead")
     time.sleep(0.4)
     os.kill(os.getpid(), signal.SIGABRT)
+
+
+def deaf(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep) -> None:
+    """Ignore the request to end."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    progress("all_reduce #0 of 8 B over world")
+    time.sleep(60)

@@ -148,3 +148,12 @@ def test_a_machine_that_refuses_sockets_is_a_sentence(monkeypatch: pytest.Monkey
     monkeypatch.setattr("zreal.launch._start", refuse)
     with pytest.raises(LaunchError, match="found OSError: AF_UNIX path too long; look at `ulimit -n`"):
         launch(f"{BODIES}:fine", {"given": 0}, world_size=1, timeout_s=30)
+
+
+def test_a_rank_that_ignores_the_request_to_end_is_killed() -> None:
+    began = time.monotonic()
+    with pytest.raises(LaunchError, match="a hang"):
+        launch(f"{BODIES}:deaf", {}, world_size=2, timeout_s=3)
+
+    assert time.monotonic() - began < 10
+    assert multiprocessing.active_children() == []

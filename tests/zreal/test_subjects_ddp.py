@@ -15,6 +15,7 @@ from zsim.plan import plan
 from zsim.program import PHASES
 from zsim.run import RankRun
 from zsim.scenario import Scenario, parse
+from zsim.strategies.ddp import BUCKET_CAP_MB, FIRST_BUCKET_CAP_MB, MIB
 
 STRATEGIES = ('"ddp"', '"ddp", bucket_cap_mb = 0.02', '"ddp", gradient_as_bucket_view = true', '"zero_redundancy"')
 PRECISIONS = (("fp32", "fp32"), ("bf16", "fp32"), ("bf16", "bf16"))
@@ -116,3 +117,9 @@ def test_ddp_of_transformers_reduces_the_same_buckets_and_peaks_within_five_perc
 
     assert wrong_collectives(case, measured) == []
     assert expected == {phase: pytest.approx(found[phase], rel=0.05) for phase in found}
+
+
+def test_bucket_caps_are_torchs_own():
+    """1 MiB for the first bucket, then the default of DistributedDataParallel, in MiB."""
+    first, default = torch_private.ddp_bucket_caps()
+    assert (first, default) == (FIRST_BUCKET_CAP_MB * MIB, BUCKET_CAP_MB * MIB)

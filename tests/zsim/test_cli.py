@@ -262,10 +262,27 @@ def test_help_takes_less_than_200_ms_of_the_processor():
 def test_a_backend_that_breaks_down_is_named_and_not_a_traceback(backend, found, capsys):
     assert main(["run", FSDP2, "--backend", backend]) == 1
     error = capsys.readouterr().err
-    assert error.startswith(f"zsim: backend {backend}: expected a Run") and found in error and "Traceback" not in error
+    assert error.startswith(f"zsim: backend {backend}: expected a Run")
+    assert found in error
+    assert "Traceback" not in error
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_the_run(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert main(["run", FSDP2, "--backend", "broken", "--save", str(tmp_path / "file" / "run.json")]) == 2
     assert "expected a file that can be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "scenarios").rglob("*.toml")), ids=lambda file: file.stem)
+def test_every_scenario_of_the_project_keeps_what_it_expects(file, capsys):
+    assert main(["run", str(file), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["ok"] for one in found["expectations"]] == [True] * max(1, len(found["expectations"])), found["expectations"]
+
+
+def test_scenarios_of_one_name_cannot_share_a_folder_of_results(tmp_path, capsys):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "x.toml").write_text(Path(FSDP2).read_text())
+    assert main(["run", str(tmp_path / "a"), str(tmp_path / "b"), "--save", str(tmp_path / "out")]) == 2
+    assert "found several called x" in capsys.readouterr().err

@@ -243,10 +243,16 @@ def test_a_backend_that_knows_no_kinds_is_not_asked():
 
 def test_the_bound_of_late_frees_is_one_tensor_of_a_collective_and_no_more():
     """The largest here has 1,024 B: gloo may show that much above the prediction, and one byte more is a failure."""
-    predicted = a_run("sim", peak=10_000)
-    assert named(compare(predicted, a_run(peak=11_024)), "peak memory, steady").status == "ok"
-    assert named(compare(predicted, a_run(peak=11_025)), "peak memory, steady").status == "failed"
-    assert named(compare(predicted, a_run("nccl", peak=11_024)), "peak memory, steady").status == "failed"
+
+    def first(run, peak):
+        phases = {**run.ranks[0].phases, "first": phase(GATHER, SCATTER, peak=peak)}
+        return replace(run, ranks=tuple(replace(rank, phases=phases) for rank in run.ranks))
+
+    predicted = first(a_run("sim"), 10_000)
+    assert named(compare(predicted, first(a_run(), 11_024)), "peak memory, first").status == "ok"
+    assert named(compare(predicted, first(a_run(), 11_025)), "peak memory, first").status == "failed"
+    assert named(compare(predicted, first(a_run("fake"), 11_024)), "peak memory, first").status == "failed"
+
 
 
 def test_ranks_that_share_phases_and_not_spans_keep_their_own(tmp_path):
@@ -354,3 +360,20 @@ def test_control_characters_of_a_saved_run_do_not_reach_the_terminal(tmp_path):
     path = tmp_path / "run.json"
     saved.save(replace(a_run(), failure="\x1b[2Jgone\n"), path)
     assert saved.load(path).failure == "?[2Jgone\n"
+
+
+def test_a_loss_that_is_not_the_references_does_not_agree():
+    """Ranks have losses of their own; their mean is the reference's."""
+    fine = [Numerics(losses=(one, 0.5), largest_relative_difference=0.0, steps=2, reference_losses=(1.0, 0.5)) for one in (0.9, 1.1)]
+    run = a_run()
+
+    def with_numerics(both):
+        return replace(run, ranks=tuple(replace(rank, numerics=one) for rank, one in zip(run.ranks, both, strict=True)))
+
+    assert agrees(compare(a_run("sim"), with_numerics(fine)))
+    off = [fine[0], replace(fine[1], losses=(1.2, 0.5))]
+    assert named(compare(a_run("sim"), with_numerics(off)), "numerics").status == "failed"
+
+
+def test_later_steps_on_gloo_have_no_allowance_for_late_frees():
+    assert named(compare(a_run("sim"), a_run(peak=1000 + 512)), "peak memory, steady").status == "failed"

@@ -130,3 +130,13 @@ def test_a_ring_is_as_wide_as_the_node_with_the_fewest_of_its_members() -> None:
     one_nic = min(cluster.links.pcie.bandwidth, cluster.links.rail.bandwidth)
     assert cluster.path((6, 7, 8)).bytes_per_s == one_nic
     assert cluster.path((6, 7, 8, 9)).bytes_per_s == 2 * one_nic
+
+
+def test_an_h200_is_an_h100_with_another_memory():
+    """Same NVLink, NICs and arithmetic; 141 GB at 4.8 TB/s."""
+    older, newer = load_cluster("dgx-h100"), load_cluster("dgx-h200")
+    assert newer.links == older.links
+    assert newer.nics_per_node == older.nics_per_node
+    assert newer.device.bfloat16 == older.device.bfloat16
+    assert newer.device.memory > older.device.memory
+    assert newer.device.memory_bandwidth > older.device.memory_bandwidth

@@ -92,7 +92,8 @@ def test_a_head_size_of_its_own_is_taken_from_the_config() -> None:
         (GPT2 | {"n_head": None}, "n_head: expected a whole number from 1 to 10,000,000, found 'None'"),
         (GPT2 | {"add_cross_attention": True}, "add_cross_attention: expected false (no family has it), found 'True'"),
         (LLAMA | {"hidden_size": -1}, "hidden_size: expected a whole number from 1 to 10,000,000, found '-1'"),
-        (LLAMA | {"mlp_bias": True}, "mlp_bias: expected false (no family has it), found 'True'"),
+        (LLAMA | {"hidden_act": "gelu"}, "hidden_act: expected one of silu, swish, found 'gelu'"),
+        (GPT2 | {"activation_function": "relu"}, "activation_function: expected one of gelu, gelu_new, gelu_pytorch_tanh, found 'relu'"),
         (LLAMA | {"attention_bias": 1}, "attention_bias: expected true or false, found '1'"),
         (LLAMA | {"tie_word_embeddings": "no"}, "tie_word_embeddings: expected true or false, found 'no'"),
         (MISTRAL | {"sliding_window": 64}, "sliding_window: expected at least the sequence length, 128, found '64'"),
@@ -145,3 +146,13 @@ def test_a_file_that_is_no_config_is_refused(tmp_path: Path, text: str) -> None:
 def test_a_path_that_is_no_file_is_refused(tmp_path: Path, path: str) -> None:
     with pytest.raises(ScenarioError, match=r"^model\.huggingface: "):
         huggingface.load(path, folder=tmp_path, sequence_length=64)
+
+
+def test_biases_of_a_llama_are_where_its_config_says() -> None:
+    """q, k, v and o with attention_bias; gate, up and down with mlp_bias."""
+    plain = huggingface.from_config(LLAMA, where="c.json", sequence_length=8)
+    biased = huggingface.from_config(LLAMA | {"attention_bias": True, "mlp_bias": True}, where="c.json", sequence_length=8)
+    added = {p.fqn for p in biased.parameters} - {p.fqn for p in plain.parameters}
+    names = ("attn.q", "attn.k", "attn.v", "attn.o", "mlp.gate", "mlp.up", "mlp.down")
+    blocks = [unit.fqn for unit in plain.units if unit.fqn.startswith("blocks.")]
+    assert added == {f"{block}.{name}.bias" for block in blocks for name in names}

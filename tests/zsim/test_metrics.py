@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.scenarios import scenarios
-from zsim import metrics
+from zsim import metrics, report
+from zsim.expect import FIGURES
 from zsim.mesh import Mesh
 from zsim.run import CollectiveRecord, MemoryRecord, PhaseRecord, RankRun, Run, RunOptions, Span
 from zsim.scenario import Scenario, parse
@@ -69,14 +71,27 @@ def test_times_are_the_lengths_of_unions_of_spans():
 
 
 def test_tokens_and_mfu_follow_their_formulas():
-    """3·2·Σ m·k·n per token but for the first layer, whose input needs no gradient: 2·(3·7 + 7·5 + 5·2) forward."""
+    """6 per token and weight: the layers are 3·7, 7·5 and 5·2."""
     found = metrics.figures(a_run(*SPANS, step=400), scenario(accumulation=3))
-    tokens, forward, no_input_gradient = 4 * 3, 2 * (3 * 7 + 7 * 5 + 5 * 2), 2 * 3 * 7
-    assert metrics.model_flops(scenario(accumulation=3)) == tokens * (3 * forward - no_input_gradient)
+    tokens, flops = 4 * 3, 6 * (3 * 7 + 7 * 5 + 5 * 2)
+    assert metrics.model_flops(scenario(accumulation=3)) == tokens * flops
     assert found.tokens_per_second_per_gpu == tokens * 1e9 / 400
-    assert found.mfu == tokens * (3 * forward - no_input_gradient) * 1e9 / (
-        400 * scenario().cluster.device.peak_flops("bfloat16")
-    )
+    assert found.mfu == tokens * flops * 1e9 / (400 * scenario().cluster.device.peak_flops("bfloat16"))
+
+
+@pytest.mark.parametrize("attention", ["explicit", "sdpa"])
+def test_model_flops_are_those_of_palm_whatever_computes_them(attention):
+    """6N + 12·L·H·Q·T per token; N without the input embedding, which multiplies nothing. arXiv 2204.02311, appendix B."""
+    text = f"""
+model = {{ preset = "llama-3-8b", attention = "{attention}" }}
+batch = {{ micro_batch = 1, sequence_length = 8192 }}
+cluster = {{ preset = "dgx-h100", ranks = 8 }}
+strategy = {{ name = "fsdp2" }}
+"""
+    found = parse(text.encode(), where="llama.toml")
+    norms, embedding = 65 * 4096, 128256 * 4096
+    weights = found.model.num_parameters - norms - embedding
+    assert metrics.model_flops(found) == 8192 * (6 * weights + 12 * 32 * 32 * 128 * 8192)
 
 
 def test_peaks_are_those_of_the_rank_with_the_highest():
@@ -140,3 +155,32 @@ def test_exposed_time_is_counted_nanosecond_by_nanosecond(pieces):
     moving = {t for s in spans if s.kind == "all_gather" for t in range(s.start_ns, s.end_ns)}
     assert (metrics.compute_ns(rank), metrics.communication_ns(rank)) == (len(busy), len(moving))
     assert metrics.exposed_ns(rank) == len(moving - busy)
+
+
+def test_the_slower_rank_counts_in_every_figure_of_time():
+    """The second rank computes longer, communicates longer and hides less."""
+    run = a_run(span("forward", "compute", 0, 100), step=400)
+    slow = (span("forward", "compute", 0, 200), span("all_gather", "all_gather", 150, 300))
+    found = metrics.figures(replace(run, ranks=(run.ranks[0], replace(run.ranks[1], spans=slow))), scenario())
+    assert (found.compute_ns, found.communication_ns, found.exposed_communication_ns) == (200, 150, 100)
+
+
+def test_each_expectation_reads_its_own_figure():
+    text = """
+[expect]
+peak_memory = 31
+peak_first_step = 31
+bytes_sent_per_rank = 51
+step_time = "== 400 ns"
+exposed_communication = "== 27.5 %"
+mfu = ">= 0 %"
+all_gathers = 2
+reduce_scatters = 1
+all_reduces = 0
+broadcasts = 0
+"""
+    wanted = parse((scenario().text + text).encode(), where="figures.toml")
+    run = a_run(*SPANS, step=400, peaks=(10, 30, 30))
+    verdicts = report.of_run(run, wanted).verdicts
+    assert {verdict.name for verdict in verdicts} == set(FIGURES)
+    assert [verdict for verdict in verdicts if verdict.ok is not True] == []

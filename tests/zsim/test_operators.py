@@ -9,10 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.eager import Call, calls
-from zsim.models import load_preset, presets
+from zsim.models import build, load_preset, presets
+from zsim.models.gpt import GptSizes
 from zsim.models.layers import linear
 from zsim.operators import Operator, OperatorKind
-from zsim.training import Batch
+from zsim.ops import Alloc, Free
+from zsim.optimizers import kernels
+from zsim.tape import lower_each
+from zsim.training import Batch, Optimizer
 
 small = st.integers(1, 64)
 
@@ -138,3 +142,33 @@ def test_the_last_call_makes_the_value_that_the_operator_promises(name: str) -> 
         for call in made:
             assert set(call.inputs) <= known
             known.add(call.output)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "explicit"])
+def test_a_gpt_block_keeps_for_backward_what_its_operators_need(attention):
+    """Per token of width d, in elements: x, n1, q, k, v, mixed, h, n2 of d each, wide and act of 4d, two statistics per norm.
+
+    sdpa keeps a float32 logsumexp per head besides; explicit attention the probabilities and the mask.
+    """
+    width, heads, length, batch = 8, 2, 4, Batch(micro_batch=3, sequence_length=4)
+
+    def held(num_layers: int) -> int:
+        model = build(
+            "gpt",
+            GptSizes(num_layers=num_layers, hidden_size=width, num_heads=heads, vocabulary=5, attention=attention),
+            name="x",
+            sequence_length=length,
+        )
+        events = [event for module in lower_each(model, batch=batch, dtype="float32") for event in module.forward.memory]
+        sizes = {event.buffer: event.nbytes for event in events if isinstance(event, Alloc)}
+        return sum(sizes.values()) - sum(sizes[event.buffer] for event in events if isinstance(event, Free))
+
+    tokens = 3 * length
+    kept = 4 * tokens * (8 * width + 2 * 4 * width + 4)
+    kept += 4 * tokens * heads if attention == "sdpa" else 4 * tokens * length * heads + length * length
+    assert held(3) - held(2) == kept
+
+
+def test_a_fused_step_reads_and_writes_parameter_and_states_and_reads_the_gradient():
+    fused = Optimizer(name="adamw", implementation="fused")
+    assert kernels((10, 6), optimizer=fused, dtype="float32")[0].nbytes == 7 * 16 * 4

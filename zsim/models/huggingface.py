@@ -77,6 +77,12 @@ class _Config:
         if self.flag(key, False):
             raise _problem(self.path, key, "false (no family has it)", True)
 
+    def require(self, key: str, known: tuple[str, ...]) -> None:
+        """ScenarioError when the word `key` is given and is none of those that the family knows."""
+        value = self.values.get(key, known[0])
+        if value not in known:
+            raise _problem(self.path, key, f"one of {', '.join(known)}", value)
+
     def refuse_window(self, sequence_length: int) -> None:
         """ScenarioError when attention looks back less far than a sequence is long, which no family does."""
         window = self.size("sliding_window", sequence_length)
@@ -86,6 +92,7 @@ class _Config:
 
 def _gpt2(config: _Config, sequence_length: int) -> ModelSpec:
     config.refuse("add_cross_attention")
+    config.require("activation_function", ("gelu", "gelu_new", "gelu_pytorch_tanh"))
     sizes = gpt.GptSizes(
         num_layers=config.size("n_layer", most=MAX_LAYERS),
         hidden_size=config.size("n_embd"),
@@ -100,8 +107,7 @@ def _gpt2(config: _Config, sequence_length: int) -> ModelSpec:
 
 
 def _llama(config: _Config, sequence_length: int, *, name: str = "llama", qkv_bias: bool = False) -> ModelSpec:
-    config.refuse("attention_bias")
-    config.refuse("mlp_bias")
+    config.require("hidden_act", ("silu", "swish"))
     heads = config.size("num_attention_heads")
     sizes = llama.LlamaSizes(
         num_layers=config.size("num_hidden_layers", most=MAX_LAYERS),
@@ -111,7 +117,9 @@ def _llama(config: _Config, sequence_length: int, *, name: str = "llama", qkv_bi
         head_dim=config.size("head_dim", 0),
         feed_forward=config.size("intermediate_size"),
         vocabulary=config.size("vocab_size"),
-        qkv_bias=qkv_bias,
+        qkv_bias=qkv_bias or config.flag("attention_bias", False),
+        output_bias=config.flag("attention_bias", False),
+        mlp_bias=config.flag("mlp_bias", False),
         tied=config.flag("tie_word_embeddings", False),
     )
     return llama.build(sizes, name=name, sequence_length=sequence_length)

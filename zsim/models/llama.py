@@ -26,6 +26,8 @@ class LlamaSizes:
     num_kv_heads: int = 0
     head_dim: int = 0
     qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
     tied: bool = False
     attention: Literal["explicit", "sdpa"] = "sdpa"
 
@@ -59,7 +61,7 @@ def _attention(sizes: LlamaSizes, fqn: str) -> tuple[Operator, ...]:
         head_dim=head_dim,
         implementation=sizes.attention,
     )
-    out = linear(f"{fqn}.attn.o", "mixed", "a", sizes.num_heads * head_dim, width, bias=False)
+    out = linear(f"{fqn}.attn.o", "mixed", "a", sizes.num_heads * head_dim, width, bias=sizes.output_bias)
     return (*projections, *rotated, mix, out)
 
 
@@ -73,10 +75,10 @@ def _block(sizes: LlamaSizes, index: int) -> Module:
             *_attention(sizes, fqn),
             elementwise("residual", f"{fqn}.add_1", ("x", "a"), "h", width),
             norm("rms_norm", f"{fqn}.norm_2", "h", "n2", width),
-            linear(f"{fqn}.mlp.gate", "n2", "gate", width, wide, bias=False),
-            linear(f"{fqn}.mlp.up", "n2", "up", width, wide, bias=False),
+            linear(f"{fqn}.mlp.gate", "n2", "gate", width, wide, bias=sizes.mlp_bias),
+            linear(f"{fqn}.mlp.up", "n2", "up", width, wide, bias=sizes.mlp_bias),
             elementwise("swiglu", f"{fqn}.mlp.swiglu", ("gate", "up"), "act", wide),
-            linear(f"{fqn}.mlp.down", "act", "m", wide, width, bias=False),
+            linear(f"{fqn}.mlp.down", "act", "m", wide, width, bias=sizes.mlp_bias),
             elementwise("residual", f"{fqn}.add_2", ("h", "m"), "y", width),
         ),
     )

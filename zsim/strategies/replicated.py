@@ -9,7 +9,7 @@ from functools import cached_property
 
 from zsim import optimizers
 from zsim.model import ROOT, Parameter
-from zsim.ops import Alloc, Free, MemoryEvent, OpKind
+from zsim.ops import Alloc, Free, MemoryEvent, MemoryKind, OpKind
 from zsim.strategies.building import MASTER_DTYPE, Step, copy_kernel, late_weights, named_parameters
 from zsim.training import DTYPE_NBYTES, LoweredModule, ParameterGradient, Training
 
@@ -91,12 +91,24 @@ class ReplicatedModel:
 
 
 def construction(model: ReplicatedModel, *, has_master: bool) -> Step:
-    """Build the model, check and broadcast its parameters, make the first bucket; master copies are the built model."""
+    """Build the model, check and broadcast its parameters, make the first bucket.
+
+    A model that computes in two bytes is built in float32 and cast parameter by parameter; what was built is the master copy,
+    or goes.
+    """
     step, element = Step(), DTYPE_NBYTES[model.dtype]
-    for unit in model.training.model.units:
-        whole = [Alloc(parameter.fqn, "parameters", parameter.numel * element) for parameter in unit.parameters]
-        masters = [Alloc(f"{p.fqn}:master", "optimizer_states", p.numel * MASTER_NBYTES) for p in unit.parameters]
-        step.issue("alloc", unit.fqn, stream="host", memory=masters + whole if has_master else whole)
+    units = model.training.model.units
+    if model.dtype != MASTER_DTYPE:
+        kind: MemoryKind = "optimizer_states" if has_master else "parameters"
+        for unit in units:
+            built = [Alloc(f"{p.fqn}:master", kind, p.numel * MASTER_NBYTES) for p in unit.parameters]
+            step.issue("alloc", unit.fqn, stream="host", memory=built)
+    for unit in sorted(units, key=lambda unit: unit.fqn == ROOT):  # the order of named_parameters()
+        memory: list[MemoryEvent] = []
+        for parameter in unit.parameters:
+            memory.append(Alloc(parameter.fqn, "parameters", parameter.numel * element))
+            memory += [Free(f"{parameter.fqn}:master")] if model.dtype != MASTER_DTYPE and not has_master else []
+        step.issue("alloc", unit.fqn, stream="host", memory=memory)
     _check_shapes(step, model)
     _broadcast_parameters(step, model)
     step.issue("alloc", "buckets", stream="host", memory=(Alloc("buckets", "communication", model.nbytes),))
@@ -165,12 +177,23 @@ class ReplicatedStep:
         return self._in_one_bucket and bool(self._reduced)
 
     def rebuild_buckets(self) -> None:
-        """Broadcast rank 0's order and the buckets' sizes; free the one bucket, then make those of later backwards."""
+        """Broadcast rank 0's order and the buckets' sizes; replace the one bucket by those of later backwards.
+
+        The old bucket goes first, unless gradients are views of it: then it goes when they have moved. What is broadcast is
+        written on the host and copied, and both live until all is sent. torch/csrc/distributed/c10d/reducer.cpp.
+        """
         self.buckets, self._in_one_bucket = self.model.rebuilt, False
         order = len(self.model.training.model.parameters) + 1
+        sent: list[MemoryEvent] = []
         for unit, count in (("bucket_order", order), ("bucket_sizes", len(self.buckets))):
-            _transient(self.step, self.model, "broadcast", unit, 4 * count, dtype="int32")
-        memory = (Free("buckets"), Alloc("buckets", "communication", self.model.nbytes))
+            copies = ("host", "device") if self.model.training.device == "cpu" else ("device",)
+            made = [Alloc(f"{unit}:{copy}", "communication", 4 * count) for copy in copies]
+            sent = [*(Free(alloc.buffer) for alloc in made), *sent]
+            ended = sent if unit == "bucket_sizes" else []
+            _collective(self.step, self.model, "broadcast", unit, 4 * count, dtype="int32", memory=(*made, *ended))
+        memory: list[MemoryEvent] = [Free("buckets"), Alloc("buckets.rebuilt", "communication", self.model.nbytes)]
+        if self._viewed:
+            memory.reverse()
         self.step.issue("alloc", "buckets", stream="host", micro_batch=self.micro_batch, memory=memory)
 
     def forward(self, module: LoweredModule) -> None:

@@ -36,7 +36,7 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
 
 
 def _step(model: FlatModel, *, first: bool) -> Step:
-    step = FlatStep(model)
+    step = FlatStep(model, gradient_kind="unsharded_gradients" if model.num_shards > 1 else "gradients")
     zero1.forward_backward(step, FlatStep.reduce_scatter_gradients)
     zero1.finish(step, first=first)
     return step.step
