@@ -13,7 +13,6 @@ from dataclasses import replace
 from zsim import tape
 from zsim.model import ModelSpec, Module
 from zsim.ops import Alloc, Free
-from zsim.traced import TracedModel
 from zsim.training import Batch, Computation, Device, LoweredModule, ParameterGradient, TapeEvent
 
 Pattern = tuple[tuple[object, ...], ...]
@@ -24,10 +23,8 @@ def lower(
 ) -> tuple[LoweredModule, ...]:
     """Every module of `model` with the kernels and memory events of one micro-batch's forward and backward.
 
-    Equal to `tape.lower_each`, which traces every module by itself. A TracedModel brings its own.
+    Equal to `tape.lower_each`, which traces every module by itself.
     """
-    if isinstance(model, TracedModel):
-        return model.modules_for(batch, dtype=dtype, casts_input=casts_input)
     runs = list(_runs(model.modules))
     kept = tuple(module for run in runs for module in (run if len(run) < 4 else (*run[:2], run[-1])))
     few = replace(model, modules=kept)
