@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.collectives import ring
 from zsim.lowering import lower
 from zsim.memory import Ledger
@@ -28,14 +29,14 @@ def one_unit(model: ModelSpec) -> ModelSpec:
     return replace(model, modules=modules, units=(ParamGroup(fqn="root", parameters=model.parameters),))
 
 
-def small_training(model: ModelSpec | None = None) -> Training:
+def small_training(model: ModelSpec | None = None, *, checkpointing: Checkpointing = NO_CHECKPOINTING) -> Training:
     """The small model, or `model`, in bf16, reduced in bf16; every dim 0 divides by 8, so that nothing is padded."""
     model = model or small_model()
     batch = Batch(micro_batch=1, sequence_length=64)
     assert all(parameter.shape[0] % 8 == 0 for parameter in model.parameters)
     return Training(
         model=model,
-        modules=lower(model, batch=batch, dtype="bfloat16"),
+        modules=lower(model, batch=batch, dtype="bfloat16", checkpointing=checkpointing),
         batch=batch,
         precision=Precision(parameters="bfloat16", reduce="bfloat16"),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from hypothesis import strategies as st
 
 from zsim.scenario import Scenario, parse
@@ -63,6 +65,18 @@ def strategy_tables(draw: st.DrawFn, ranks: int, strategies: tuple[str, ...]) ->
 
 
 @st.composite
+def checkpointing(draw: st.DrawFn, model: str) -> str:
+    """No activation checkpointing, or some that fits `model`."""
+    kinds = ["linear", "gelu"] if '"mlp"' in model else ["linear", "attention"]
+    norms = [] if '"mlp"' in model else ["attention", "layer_norm" if '"gpt"' in model else "swiglu"]
+    forms = ["", "", 'mode = "full"', f'mode = "selective", recompute = {json.dumps(norms or ["gelu"])}']
+    if "explicit" not in model:
+        forms.append(f'mode = "selective", save = {json.dumps(kinds if norms else ["linear"])}')
+    form = draw(st.sampled_from(forms))
+    return f"activation_checkpointing = {{ {form} }}\n" if form else ""
+
+
+@st.composite
 def scenario_texts(
     draw: st.DrawFn, families: tuple[str, ...] = FAMILIES, strategies: tuple[str, ...] = STRATEGIES
 ) -> str:
@@ -77,8 +91,10 @@ def scenario_texts(
             ['name = "adamw"', 'name = "adamw", implementation = "for-loop"', 'name = "sgd", momentum = 0.9']
         )
     )
+    model = draw(models(families))
     return (
-        draw(models(families))
+        model
+        + draw(checkpointing(model))
         + f'cluster = {{ preset = "{cluster}", ranks = {ranks} }}\n'
         + f'strategy = {{ {draw(strategy_tables(ranks, strategies))}, sync = "{sync}" }}\n'
         + f'precision = {{ parameters = "{parameters}", reduce = "{reduce}" }}\n'

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -28,9 +29,9 @@ from zsim.run import PhaseRecord, RankRun
 from zsim.scenario import Scenario
 
 Rank = FlatRank | ReplicatedRank
-RANKS: dict[str, type[FlatRank] | type[ReplicatedRank]] = {
+RANKS: dict[str, Callable[..., Rank]] = {
     "ddp": ReplicatedRank,
-    "zero1": FlatRank,
+    "zero1": partial(FlatRank, keeps_whole_gradients=True),
     "zero2": FlatRank,
     "zero3": FlatRank,
 }
@@ -92,7 +93,7 @@ def execute(
 def _construct(
     scenario: Scenario, ops: RankProgram, group: dist.ProcessGroup, meter: MemoryMeter, *, device: str
 ) -> Trainer:
-    model = modules.build(scenario.model, seed=scenario.seed).to(device)
+    model = modules.build(scenario.model, seed=scenario.seed, checkpointing=scenario.checkpointing).to(device)
     rank = RANKS[scenario.strategy](scenario, model, group, meter.looking_away)
     with torch.no_grad():
         for op in ops.construction:
@@ -124,6 +125,8 @@ class Trainer:
                 self._forward(op, batches[op.micro_batch])
             elif op.kind == "backward":
                 self._backward(op)
+            elif op.kind == "recompute":
+                pass  # torch recomputes when backward asks for what is not there
             else:
                 self._perform(op)
             self._cursor += 1
@@ -171,7 +174,8 @@ class Trainer:
         """Between two modules' backwards: carry out the Program's ops up to the next backward, and enter it."""
         self._cursor += 1
         while self._cursor < len(self._ops) and self._ops[self._cursor].kind != "backward":
-            self._perform(self._ops[self._cursor])
+            if self._ops[self._cursor].kind != "recompute":
+                self._perform(self._ops[self._cursor])
             self._cursor += 1
         if self._cursor == len(self._ops):
             raise ProgramError(where="backward", expected=f"{self._backwards} more backward ops", found="none")

@@ -36,6 +36,8 @@ class FlatRank:
     process_group: dist.ProcessGroup
     looking_away: Callable[[], AbstractContextManager[None]] = nullcontext
     """Around collectives: copies that the backend makes inside (gloo's reduce-scatter does) are not the strategy's."""
+    keeps_whole_gradients: bool = False
+    """Whether whole gradients live until the optimizer has stepped, as in ZeRO-1."""
     buffers: dict[str, Tensor] = field(default_factory=dict)
     _groups: dict[str, FlatGroup] = field(default_factory=dict)
     _stepped: dict[str, Tensor] = field(default_factory=dict)
@@ -219,7 +221,7 @@ class FlatRank:
     def held(self) -> Mapping[str, int]:
         """Bytes of this rank's parameters, gradients (whole ones in ZeRO-1, and where nothing is sharded) and optimizer states."""
         assert self._optimizer is not None
-        whole = self.scenario.strategy == "zero1" or self.process_group.size() == 1
+        whole = self.keeps_whole_gradients or self.process_group.size() == 1
         kept = (":gradients", ":gradient_shard") if whole else (":gradient_shard",)
         named = self.buffers.items()
         masters = [tensor for name, tensor in named if name.endswith(":master")]

@@ -7,12 +7,16 @@ from the seed and their own fqn alone, so every rank and every strategy starts f
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.model import ROOT, ModelSpec, Module, Parameter
 from zsim.operators import Operator
 from zsim.scenario import Scenario
@@ -37,11 +41,12 @@ def _initial(parameter: Parameter, *, seed: int) -> Tensor:
 
 
 class Stretch(nn.Module):
-    """One Module of the ModelSpec. `called(name)` finds parameters; those of blocks live in the stretch itself."""
+    """One Module of the ModelSpec, checkpointed or not. Parameters of blocks live in the stretch itself."""
 
-    def __init__(self, module: Module) -> None:
+    def __init__(self, module: Module, checkpointing: Checkpointing = NO_CHECKPOINTING) -> None:
         super().__init__()
         self.spec = module
+        self.checkpointing = checkpointing
 
     def parameter(self, fqn: str) -> Tensor | None:
         """The parameter called `fqn` in the whole model, None for ""."""
@@ -49,21 +54,53 @@ class Stretch(nn.Module):
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
         """The value of the last operator."""
-        return interpret(self.spec, x, targets, self)
+        asked = self.checkpointing
+        if asked.mode == "none" or asked.recompute:
+            return interpret(self.spec, x, targets, self, again=asked.recompute)
+        return recomputed(lambda value: interpret(self.spec, value, targets, self), x, save=asked.save)
 
 
-def interpret(module: Module, x: Tensor, targets: Tensor | None, owner: Stretch | Model) -> Tensor:
-    """Run the operators of `module` on `x`; values are dropped after their last use."""
+SAVED: dict[str, tuple[str, ...]] = {
+    "linear": ("mm", "addmm"),
+    "attention": (
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+    ),
+}
+"""The aten calls whose outputs a selective policy keeps, by operator."""
+
+
+def recomputed(function: Callable[..., Tensor], *inputs: Tensor, save: tuple[str, ...] = ()) -> Tensor:
+    """`function(*inputs)` under torch's non-reentrant activation checkpointing; outputs of `save` operators are kept."""
+    if not save:
+        return cast(Tensor, checkpoint(function, *inputs, use_reentrant=False))
+    kept = [getattr(torch.ops.aten, name).default for kind in save for name in SAVED[kind]]
+    contexts = partial(create_selective_checkpoint_contexts, kept)
+    return cast(Tensor, checkpoint(function, *inputs, use_reentrant=False, context_fn=contexts))
+
+
+def interpret(
+    module: Module, x: Tensor, targets: Tensor | None, owner: Stretch | Model, *, again: tuple[str, ...] = ()
+) -> Tensor:
+    """Run the operators of `module` on `x`; values are dropped after their last use, operators of kinds in `again` checkpointed."""
     values: dict[str, Tensor] = {"x": x, "tokens": x}
     if targets is not None:
         values["targets"] = targets
     last_use = {value: op for op in module.operators for value in op.inputs}
     for op in module.operators:
-        values[op.output] = apply(op, values, owner)
+        values[op.output] = _checkpointed(op, values, owner) if op.kind in again else apply(op, values, owner)
         for value in dict.fromkeys(op.inputs):
             if last_use[value] is op:
                 del values[value]
     return values[module.operators[-1].output]
+
+
+def _checkpointed(op: Operator, values: dict[str, Tensor], owner: Stretch | Model) -> Tensor:
+    return recomputed(
+        lambda *inputs: apply(op, dict(zip(op.inputs, inputs, strict=True)), owner), *(values[name] for name in op.inputs)
+    )
 
 
 def apply(op: Operator, values: dict[str, Tensor], owner: Stretch | Model) -> Tensor:
@@ -144,10 +181,22 @@ def _place(module: nn.Module, path: str, parameter: nn.Parameter) -> None:
 class Model(nn.Module):
     """The whole model: blocks in `blocks`, the root's own parameters under their fqns in the model itself."""
 
-    def __init__(self, spec: ModelSpec, *, seed: int, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        *,
+        seed: int,
+        dtype: torch.dtype = torch.float32,
+        checkpointing: Checkpointing = NO_CHECKPOINTING,
+    ) -> None:
         super().__init__()
         self.spec = spec
-        self.blocks = nn.ModuleList(Stretch(module) for module in spec.modules if module.unit != ROOT)
+        again = checkpointing.applies_to(spec)
+        self.blocks = nn.ModuleList(
+            Stretch(module, checkpointing if module.fqn in again else NO_CHECKPOINTING)
+            for module in spec.modules
+            if module.unit != ROOT
+        )
         for parameter in spec.parameters:
             _place(self, parameter.fqn, nn.Parameter(_initial(parameter, seed=seed).to(dtype)))
 
@@ -163,9 +212,11 @@ class Model(nn.Module):
         return x
 
 
-def build(spec: ModelSpec, *, seed: int, dtype: str = "float32") -> Model:
+def build(
+    spec: ModelSpec, *, seed: int, dtype: str = "float32", checkpointing: Checkpointing = NO_CHECKPOINTING
+) -> Model:
     """The real module of `spec`, in `dtype`."""
-    return Model(spec, seed=seed, dtype=DTYPES[dtype])
+    return Model(spec, seed=seed, dtype=DTYPES[dtype], checkpointing=checkpointing)
 
 
 def inputs(

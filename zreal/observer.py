@@ -20,6 +20,7 @@ from zreal.subjects.table import SUBJECTS
 from zsim.errors import ZsimError
 from zsim.run import PhaseRecord, RankRun
 from zsim.scenario import Scenario
+from zsim.strategies import STRATEGIES
 
 
 @dataclass(slots=True)
@@ -35,10 +36,9 @@ def device_mesh(scenario: Scenario, *, device: str) -> tuple[DeviceMesh, dict[st
     """The scenario's mesh as torch has it (2-D where there are replicas of shards), and c10d's group names as axes."""
     mesh = scenario.mesh
     sizes = [(axis, size) for axis, size in (("dp_replicate", mesh.dp_replicate), ("dp_shard", mesh.dp_shard))]
-    two = (
-        scenario.strategy == "hsdp" and mesh.dp_replicate > 1
-    )  # one replica is no axis: torch would reduce over it all the same
-    used = sizes if two else [max(sizes, key=lambda item: item[1])]
+    used = [item for item in sizes if item[0] in STRATEGIES[scenario.strategy].axes]
+    if len(used) > 1 and mesh.dp_replicate == 1:
+        used = used[1:]  # one replica is no axis: torch would reduce over it all the same
     torch_mesh = init_device_mesh(
         device, tuple(size for _, size in used), mesh_dim_names=tuple(axis for axis, _ in used)
     )
@@ -69,7 +69,7 @@ def observe(
     meter = MemoryMeter()
     phases: dict[str, PhaseRecord] = {}
     losses: list[float] = []
-    model = modules.build(scenario.model, seed=scenario.seed).to(device)
+    model = modules.build(scenario.model, seed=scenario.seed, checkpointing=scenario.checkpointing).to(device)
     with meter, recorder:
         with meter.span() as span:
             meter.watch(*model.parameters())

@@ -49,7 +49,12 @@ class ReplicatedRank:
     @property
     def _training(self) -> Training:
         scenario = self.scenario
-        lowered = lowering.lower(scenario.model, batch=scenario.batch, dtype=scenario.precision.parameters)
+        lowered = lowering.lower(
+            scenario.model,
+            batch=scenario.batch,
+            dtype=scenario.precision.parameters,
+            checkpointing=scenario.checkpointing,
+        )
         return Training(model=scenario.model, modules=lowered, batch=scenario.batch, precision=scenario.precision)
 
     @property

@@ -207,14 +207,19 @@ def main(arguments: list[str] | None = None) -> int:
 def _rank_under_torchrun(scenario: Scenario) -> int:
     """This process's rank; LauncherError when there is no launcher or it started another number of ranks."""
     started = os.environ.get("WORLD_SIZE")
-    known = all(os.environ.get(name, "").isdecimal() for name in ("WORLD_SIZE", "RANK")) and "MASTER_ADDR" in os.environ
+    numbers = ("WORLD_SIZE", "RANK", "MASTER_PORT")
+    known = all(os.environ.get(name, "").isdecimal() for name in numbers) and "MASTER_ADDR" in os.environ
     if started is None or not known:
         remedy = f"torchrun --nproc-per-node {scenario.world_size} -m zreal.worker SCENARIO --save RUN.json"
-        raise LauncherError(where="zreal.worker", expected="RANK, WORLD_SIZE and MASTER_ADDR from a launcher", found="none", remedy=remedy)
+        expected = "RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT from a launcher"
+        raise LauncherError(where="zreal.worker", expected=expected, found="none", remedy=remedy)
     if int(started) != scenario.world_size:
         expected = f"{scenario.world_size} ranks, as the scenario's mesh has"
         raise LauncherError(where=scenario.name, expected=expected, found=started, remedy="start as many, or change the mesh")
-    return int(os.environ["RANK"])
+    rank = int(os.environ["RANK"])
+    if rank >= scenario.world_size:
+        raise LauncherError(where="zreal.worker", expected=f"a RANK below {scenario.world_size}", found=str(rank))
+    return rank
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ FLOPs, only bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from zsim.operators import Operator, OperatorKind
 from zsim.training import DTYPE_NBYTES, Batch, Device
@@ -18,10 +19,13 @@ from zsim.training import DTYPE_NBYTES, Batch, Device
 class Call:
     """One differentiable aten call.
 
-    `inputs` are values that may need a gradient; `output` is a value of `nbytes` of new memory.
-    `saves` are values kept for backward, `keeps` (name, bytes) further tensors kept, `scratch` bytes that live during
-    the call only. `gradients` lists what backward makes, in order: an input's name, or a parameter's fqn;
-    `passes` are inputs that get the output's gradient itself, without a copy.
+    `inputs` are values that may need a gradient; `output` is a value of `nbytes` of new memory. `saves` are values kept for
+    backward, `keeps` (name, bytes) further tensors kept, `scratch` bytes that live during the call only, `drops` values of the
+    same operator that nobody but autograd needs after this call.
+
+    `gradients` lists what backward makes, in order: an input's name, or a parameter's fqn; `backward_scratch` lives until they are
+    made. `passes` are inputs that get the output's gradient itself, without a copy. `summed` are those of the `gradients` that
+    are sums over broadcast dimensions, which the engine makes when the node is done, with the sizes of what it makes on the way.
     """
 
     operator: str
@@ -31,9 +35,11 @@ class Call:
     saves: tuple[str, ...] = ()
     keeps: tuple[tuple[str, int], ...] = ()
     scratch: int = 0
-    backward_scratch: int = 0
+    drops: tuple[str, ...] = ()
+    backward_scratch: tuple[int, ...] = ()
     gradients: tuple[str, ...] = ()
     passes: tuple[str, ...] = ()
+    summed: tuple[tuple[str, tuple[int, ...]], ...] = ()
     parameters: tuple[str, ...] = ()
     flops: int = 0
     backward_flops: int = 0
@@ -70,6 +76,7 @@ def _linear(op: Operator, sizes: Sizes) -> Iterator[Call]:
         nbytes=written,
         saves=op.inputs,
         gradients=(*op.inputs, *parameters),
+        summed=((op.bias, ()),) if op.bias else (),
         parameters=parameters,
         flops=flops,
         backward_flops=2 * flops,
@@ -155,7 +162,7 @@ def _positions(op: Operator, sizes: Sizes) -> Iterator[Call]:
         gradients=(op.weight,),
         passes=op.inputs,
         parameters=(op.weight,),
-        backward_scratch=rows,
+        backward_scratch=(rows,),
         moved=2 * nbytes + rows,
         backward_moved=nbytes + rows,
     )
@@ -199,20 +206,60 @@ def _rms_norm(op: Operator, sizes: Sizes) -> Iterator[Call]:
             backward_moved=3 * nbytes,
         )
         return
-    wide = 4 * sizes.tokens * op.out_features
-    upcast = ((f"{op.output}.float", wide),) if sizes.nbytes < 4 else ()
-    yield Call(
-        operator="rms_norm",
-        inputs=op.inputs,
-        output=op.output,
-        nbytes=nbytes,
-        saves=() if upcast else op.inputs,
-        keeps=(*upcast, (f"{op.output}.rstd", 4 * sizes.tokens), (f"{op.output}.normalised", wide)),
-        backward_scratch=3 * wide,
-        gradients=(*op.inputs, op.weight),
+    yield from _composite_rms_norm(op, sizes, nbytes=nbytes, wide=4 * sizes.tokens * op.out_features)
+
+
+def _composite_rms_norm(op: Operator, sizes: Sizes, *, nbytes: int, wide: int) -> Iterator[Call]:
+    """rsqrt(mean(x²) + ε)·x·weight in float32; two-byte inputs are cast before and after."""
+    (x,), rows = op.inputs, 4 * sizes.tokens
+    casts = sizes.nbytes < 4
+    source = f"{op.output}.float" if casts else x
+    square, mean, rstd, normalised = (f"{op.output}.{part}" for part in ("square", "mean", "rstd", "normalised"))
+    product = f"{op.output}.product" if casts else op.output
+    if casts:
+        yield _cast(x, source, nbytes=nbytes, wide=wide, into=wide)
+
+    def call(inputs: tuple[str, ...], output: str, size: int, gradients: tuple[str, ...], **more: Any) -> Call:
+        moved = 2 * max(size, wide)
+        return Call(
+            operator="rms_norm",
+            inputs=inputs,
+            output=output,
+            nbytes=size,
+            gradients=gradients,
+            moved=moved,
+            backward_moved=2 * moved,
+            **more,
+        )
+
+    yield call((source,), square, wide, (source,), saves=(source,), backward_scratch=(wide, wide))
+    yield call((square,), mean, rows, (square,))
+    yield call((mean,), rstd, rows, (mean,), saves=(rstd,), backward_scratch=(rows, rows), drops=(mean, square))
+    yield call((source, rstd), normalised, wide, (source, rstd), saves=(source, rstd), summed=((rstd, (wide,)),))
+    weight_sum = (wide, 4 * op.out_features) if casts else (wide,)
+    yield call(
+        (normalised,),
+        product,
+        wide,
+        (normalised, op.weight),
+        saves=(normalised,),
+        summed=((op.weight, weight_sum),),
         parameters=(op.weight,),
-        moved=2 * nbytes + 4 * wide,
-        backward_moved=2 * nbytes + 10 * wide,
+    )
+    if casts:
+        yield replace(_cast(product, op.output, nbytes=nbytes, wide=wide, into=nbytes), drops=(product,))
+
+
+def _cast(source: str, target: str, *, nbytes: int, wide: int, into: int) -> Call:
+    """A change of dtype, of which autograd keeps nothing."""
+    return Call(
+        operator="cast",
+        inputs=(source,),
+        output=target,
+        nbytes=into,
+        gradients=(source,),
+        moved=nbytes + wide,
+        backward_moved=nbytes + wide,
     )
 
 
@@ -227,7 +274,7 @@ def _rotary(op: Operator, sizes: Sizes) -> Iterator[Call]:
         nbytes=nbytes,
         keeps=((f"{op.output}.cos", table), (f"{op.output}.sin", table)),
         scratch=nbytes,
-        backward_scratch=3 * nbytes,
+        backward_scratch=(3 * nbytes,),
         gradients=op.inputs,
         moved=6 * nbytes,
         backward_moved=6 * nbytes,
@@ -266,7 +313,7 @@ def _attention(op: Operator, sizes: Sizes) -> Iterator[Call]:
         saves=(query,) if grouped else (query, key),
         keeps=((f"{op.output}.mask", length * length), *(((f"{op.output}.k", nbytes),) if grouped else ())),
         scratch=scores,
-        backward_scratch=scores,
+        backward_scratch=(scores,),
         gradients=(query, key),
         flops=flops // 2,
         backward_flops=flops,

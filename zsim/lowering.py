@@ -11,24 +11,45 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from zsim import tape
+from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.model import ModelSpec, Module
 from zsim.ops import Alloc, Free
-from zsim.training import Batch, Computation, Device, LoweredModule, ParameterGradient, TapeEvent
+from zsim.traced import TracedModel
+from zsim.training import Batch, Computation, Device, LoweredModule, ParameterGradient, Recomputed, TapeEvent
 
 Pattern = tuple[tuple[object, ...], ...]
 
 
 def lower(
-    model: ModelSpec, *, batch: Batch, dtype: str, casts_input: bool = False, device: Device = "cpu"
+    model: ModelSpec,
+    *,
+    batch: Batch,
+    dtype: str,
+    casts_input: bool = False,
+    device: Device = "cpu",
+    checkpointing: Checkpointing = NO_CHECKPOINTING,
 ) -> tuple[LoweredModule, ...]:
     """Every module of `model` with the kernels and memory events of one micro-batch's forward and backward.
 
-    Equal to `tape.lower_each`, which traces every module by itself.
+    Equal to `tape.lower_each`, which traces every module by itself. A TracedModel brings its own.
     """
-    runs = list(_runs(model.modules))
+    if isinstance(model, TracedModel):
+        asked = checkpointing != NO_CHECKPOINTING
+        return model.modules_for(batch, dtype=dtype, casts_input=casts_input, checkpointed=asked)
+    checkpointed = checkpointing.applies_to(model)
+    runs = list(_runs(model.modules, checkpointed))
     kept = tuple(module for run in runs for module in (run if len(run) < 4 else (*run[:2], run[-1])))
     few = replace(model, modules=kept)
-    traced = iter(tape.lower_each(few, batch=batch, dtype=dtype, casts_input=casts_input, device=device))
+    each = tape.lower_each(
+        few,
+        batch=batch,
+        dtype=dtype,
+        casts_input=casts_input,
+        device=device,
+        checkpointing=checkpointing,
+        checkpointed=checkpointed,
+    )
+    traced = iter(each)
     lowered: list[LoweredModule] = []
     for run in runs:
         if len(run) < 4:
@@ -47,12 +68,12 @@ def loss_buffers(model: ModelSpec) -> tuple[str, str]:
     return tape.SEED, f"{last.fqn}:{last.operators[-1].output}"
 
 
-def _runs(modules: tuple[Module, ...]) -> Iterator[tuple[Module, ...]]:
-    """`modules` in runs of neighbours that differ in their names only."""
+def _runs(modules: tuple[Module, ...], checkpointed: frozenset[str]) -> Iterator[tuple[Module, ...]]:
+    """`modules` in runs of neighbours that differ in their names only, and are checkpointed or are not."""
     run: list[Module] = []
     pattern: Pattern = ()
     for module in modules:
-        own = _pattern(module)
+        own = (*_pattern(module), (module.fqn in checkpointed,))
         if run and own != pattern:
             yield tuple(run)
             run = []
@@ -99,6 +120,8 @@ def _renamed(traced: LoweredModule, run: tuple[Module, ...], *, place: int) -> L
             return Alloc(name(given.buffer), given.kind, given.nbytes)
         if isinstance(given, Free):
             return Free(name(given.buffer))
+        if isinstance(given, Recomputed):
+            return given
         return ParameterGradient(other + given.fqn[len(prefix) :]) if given.fqn.startswith(prefix) else given
 
     def computation(given: Computation) -> Computation:
@@ -110,4 +133,5 @@ def _renamed(traced: LoweredModule, run: tuple[Module, ...], *, place: int) -> L
         forward=computation(traced.forward),
         backward=computation(traced.backward),
         input_needs_gradient=traced.input_needs_gradient,
+        recompute=traced.recompute,
     )

@@ -47,7 +47,14 @@ class Mesh:
 
     def group(self, name: str, rank: int) -> tuple[int, ...]:
         """The ranks of `rank`'s group called `name`, in group order."""
-        return _group(self, name, rank)
+        size, stride = self.size(name), self.dp_shard if name.startswith("dp_replicate") else 1
+        return _ranks(rank - self.place(name, rank) * stride, size, stride)
+
+    def place(self, name: str, rank: int) -> int:
+        """The place of `rank` in its group called `name`, from 0."""
+        replicate, shard = self.coordinate(rank)
+        along = {"world": rank, "dp_shard": shard, "dp_replicate": replicate}[name.partition(":")[0]]
+        return along % self.size(name)
 
     def groups(self, name: str) -> tuple[tuple[int, ...], ...]:
         """All groups called `name`, ordered by their first rank."""
@@ -65,14 +72,6 @@ class Mesh:
 
 
 @lru_cache(maxsize=8192)
-def _group(mesh: Mesh, name: str, rank: int) -> tuple[int, ...]:
-    size, axis = mesh.size(name), name.partition(":")[0]
-    replicate, shard = divmod(rank, mesh.dp_shard)
-    if axis == "world":
-        whole = tuple(range(mesh.world_size))
-    elif axis == "dp_shard":
-        whole = tuple(range(replicate * mesh.dp_shard, (replicate + 1) * mesh.dp_shard))
-    else:
-        whole = tuple(range(shard, mesh.world_size, mesh.dp_shard))
-    first = whole.index(rank) // size * size
-    return whole[first : first + size]
+def _ranks(first: int, size: int, stride: int) -> tuple[int, ...]:
+    """One tuple for all members of a group: large meshes have as many members as ranks."""
+    return tuple(range(first, first + size * stride, stride))

@@ -14,7 +14,14 @@ def training(scenario: Scenario, *, device: Device) -> kinds.Training:
     """What the strategy is given: the scenario's model lowered for `device`, and the scenario's choices."""
     dtype = scenario.precision.parameters
     casts_input = STRATEGIES[scenario.strategy].casts_input and dtype != "float32"
-    modules = lowering.lower(scenario.model, batch=scenario.batch, dtype=dtype, casts_input=casts_input, device=device)
+    modules = lowering.lower(
+        scenario.model,
+        batch=scenario.batch,
+        dtype=dtype,
+        casts_input=casts_input,
+        device=device,
+        checkpointing=scenario.checkpointing,
+    )
     return kinds.Training(
         model=scenario.model,
         modules=modules,

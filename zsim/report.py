@@ -95,7 +95,8 @@ def write_json(value: Any) -> None:
 
 def say(text: str) -> None:
     """A line for people, on standard output."""
-    sys.stdout.write(text + "\n")
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(text.encode(encoding, errors="replace").decode(encoding) + "\n")
 
 
 def print_runs(reports: Sequence[RunReport], *, as_json: bool, several: bool) -> None:
@@ -255,10 +256,19 @@ def _options(scenario: Scenario) -> str:
 def _print_waterfall(points: Sequence[tuple[str, int]], peak: int, at: str, kinds: Mapping[str, int]) -> None:
     say(f"allocated bytes after each op of rank 0's steady step; peak {peak:,} B inside {at}")
     for i, (label, nbytes) in enumerate(points):
-        say(f"{i:5} {label:32} {nbytes:>18,} B  {'▇' * (50 * nbytes // max(1, peak))}")
+        say(f"{i:5} {label:32} {nbytes:>18,} B  {_bar() * (50 * nbytes // max(1, peak))}")
     for kind, nbytes in kinds.items():
         if nbytes:
             say(f"  at the peak {kind:22} {nbytes:>18,} B")
+
+
+def _bar() -> str:
+    """What bars are drawn with, on whatever the terminal can write."""
+    try:
+        "▇".encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return "#"
+    return "▇"
 
 
 def print_list(what: str, rows: Sequence[tuple[str, str]], *, as_json: bool) -> None:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from zsim import guards
+from zsim import checkpointing, guards
+from zsim.checkpointing import Checkpointing
 from zsim.errors import ScenarioError, ZsimError
 from zsim.expect import Expectation, expectation
 from zsim.hardware import ClusterSpec, clusters, load_cluster
@@ -24,6 +25,7 @@ from zsim.models import build as build_model
 from zsim.models.checks import fit_problems
 from zsim.schema import (
     BatchTable,
+    CheckpointingTable,
     ClusterTable,
     ModelTable,
     OptimizerTable,
@@ -58,6 +60,7 @@ class Scenario:
     sync: Literal["every", "last"]
     precision: Precision
     optimizer: Optimizer
+    checkpointing: Checkpointing
     steps: int
     seed: int
     expect: tuple[Expectation, ...]
@@ -116,6 +119,7 @@ def parse(data: bytes, *, where: str, folder: Path | None = None) -> Scenario:
         sync=strategy.sync,
         precision=Precision(parameters=DTYPES[precision.parameters], reduce=DTYPES[precision.reduce]),
         optimizer=Optimizer(**tables["optimizer"].model_dump()),
+        checkpointing=Checkpointing(**tables["activation_checkpointing"].model_dump()),
         steps=tables["steps"],
         seed=tables["seed"],
         expect=made.expect,
@@ -153,6 +157,7 @@ class _Made:
         options = attempt(_options, strategy)
         expect = [attempt(expectation, key, value) for key, value in (tables["expect"] or {}).items()]
         attempt(_check_together, strategy, options, mesh, tables["optimizer"])
+        attempt(_check_checkpointing, model, tables["activation_checkpointing"])
         attempt(_check_work, model, mesh, options, tables["batch"])
         if model is None or cluster is None or mesh is None or options is None:
             return None
@@ -162,6 +167,14 @@ class _Made:
 def _check_together(strategy: Any, options: Any, mesh: Mesh, optimizer: OptimizerTable) -> None:
     """What the strategy refuses of its options on this mesh and with this optimizer."""
     problems = tuple(STRATEGIES[strategy.name].problems(options, mesh, Optimizer(**optimizer.model_dump())))
+    if optimizer.name == "adamw" and optimizer.momentum:
+        problems += ("optimizer.momentum: expected only with sgd, found with adamw, whose betas are torch's defaults",)
+    if problems:
+        raise ScenarioError(problems)
+
+
+def _check_checkpointing(model: ModelSpec, table: CheckpointingTable) -> None:
+    problems = tuple(checkpointing.problems(Checkpointing(**table.model_dump()), model))
     if problems:
         raise ScenarioError(problems)
 

@@ -75,6 +75,15 @@ class OptimizerTable(_Table):
     weight_decay: float = Field(default=0.01, ge=0)
 
 
+class CheckpointingTable(_Table):
+    """Which blocks, and which of their operators, are computed again in backward instead of being kept."""
+
+    mode: Literal["none", "full", "selective"] = "none"
+    every: int = Field(default=1, ge=1, le=MAX_SIZE)
+    save: tuple[str, ...] = ()
+    recompute: tuple[str, ...] = ()
+
+
 class ScenarioTable(_Table):
     """A whole scenario file; `strategy` is checked by its own table, which its name decides."""
 
@@ -85,6 +94,7 @@ class ScenarioTable(_Table):
     strategy: dict[str, Any]
     precision: PrecisionTable = PrecisionTable()
     optimizer: OptimizerTable = OptimizerTable()
+    activation_checkpointing: CheckpointingTable = CheckpointingTable()
     steps: int = Field(default=3, ge=1, le=1000)
     seed: int = Field(default=0, ge=0, le=2**31)
     expect: dict[str, int | str] = {}

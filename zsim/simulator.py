@@ -36,6 +36,9 @@ from zsim.validation import validate
 DEFAULT_CLUSTERS: dict[str, str] = {"cpu": "cpu-gloo", "cuda": "dgx-h100"}
 """What stands for a real backend's own devices where the scenario's cluster is of another kind."""
 
+MOST_SENDERS = 512
+"""Of ranks that are alike, how many from the first and from the last are asked what they send; ring neighbours differ by a byte."""
+
 MOST_TIMELINES = 64
 """Ranks up to which a Run keeps the bytes after each op."""
 
@@ -132,7 +135,8 @@ def _ranks(program: Program, shown: dict[int, int], *, costs: Costs, timeline: T
             phases=phases[program.assignment[rank]],
             spans=spans[rank],
             bytes_sent=max(
-                _bytes_sent(payloads[program.assignment[like]], program.mesh, like, costs) for like in alike_to[rank]
+                _bytes_sent(payloads[program.assignment[rank]], program.mesh, like, costs)
+                for like in (*alike_to[rank][:MOST_SENDERS], *alike_to[rank][-MOST_SENDERS:])
             ),
         )
         for rank, count in shown.items()
@@ -177,10 +181,9 @@ def _payloads(ops: tuple[Op, ...]) -> Payloads:
 
 
 def _bytes_sent(payloads: Payloads, mesh: Mesh, rank: int, costs: Costs) -> int:
-    groups = {group: mesh.group(group, rank) for _, _, group, _ in payloads}
-    places = {group: whole.index(rank) for group, whole in groups.items()}
+    places = {group: mesh.place(group, rank) for _, _, group, _ in payloads}
     return sum(
-        count * costs.bytes_sent(kind, nbytes, group_size=len(groups[group]), rank=places[group], root=root)
+        count * costs.bytes_sent(kind, nbytes, group_size=mesh.size(group), rank=places[group], root=root)
         for (kind, nbytes, group, root), count in payloads.items()
     )
 

@@ -7,14 +7,117 @@ backward, and the engine holds gradients. It knows no strategy and no time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.eager import Call, calls
 from zsim.model import ModelSpec, Module
 from zsim.ops import Alloc, Free, Kernel
-from zsim.training import DTYPE_NBYTES, Batch, Computation, Device, LoweredModule, ParameterGradient, TapeEvent
+from zsim.training import (
+    DTYPE_NBYTES,
+    Batch,
+    Computation,
+    Device,
+    LoweredModule,
+    ParameterGradient,
+    Recomputed,
+    TapeEvent,
+)
 
 SEED = "loss:seed"
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """The calls of one operator, and the region that is recomputed with it; `cached` if its output is kept in there."""
+
+    calls: list[Call]
+    region: Region | None = None
+    cached: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Region:
+    """Operators that are recomputed as one: what they read from outside, and their calls with recomputed values renamed."""
+
+    first: Step
+    inputs: tuple[str, ...]
+    again: list[Step]
+    names: dict[str, Call]
+
+    @classmethod
+    def of(cls, steps: list[Step]) -> Region:
+        """The region of `steps`, which learn of it."""
+        made = {call.output for step in steps for call in step.calls} | {
+            name for step in steps for call in step.calls for name, _ in call.keeps
+        }
+        read = (value for step in steps for call in step.calls for value in (*call.inputs, *call.saves))
+        inputs = tuple(dict.fromkeys(value for value in read if value not in made))
+        kept = {step.calls[-1].output for step in steps if step.cached}
+        kept |= {name for step in steps if step.cached for call in step.calls for name, _ in call.keeps}
+        again = [Step([_renamed(call, made - kept) for call in step.calls], cached=step.cached) for step in steps]
+        pairs = zip((c for step in steps for c in step.calls), (c for step in again for c in step.calls), strict=True)
+        region = cls(steps[0], inputs, again, {call.output: other for call, other in pairs})
+        for step in steps:
+            step.region = region
+        return region
+
+    def renamed(self, call: Call) -> Call:
+        """`call` as it is recomputed."""
+        return self.names[call.output]
+
+    @property
+    def saving(self) -> list[Call]:
+        """The recomputed calls that save something, in order."""
+        return [call for step in self.again for call in step.calls if call.saves or call.keeps]
+
+    @property
+    def last(self) -> Call:
+        """The last call that saves something: backward meets it first, and recomputation stops there."""
+        return self.saving[-1]
+
+    @property
+    def earliest(self) -> Call:
+        """The first call that saves something; when its backward is over the region's inputs are let go."""
+        return self.saving[0]
+
+    @property
+    def unreached(self) -> tuple[str, ...]:
+        """Outputs that were kept and that recomputation does not get to: they go with the inputs."""
+        calls = [call for step in self.again for call in step.calls]
+        outputs = {step.calls[-1].output for step in self.again if step.cached}
+        stop = calls.index(self.last) + _packs_its_output(self.last)
+        return tuple(call.output for call in calls[stop:] if call.output in outputs)
+
+    @property
+    def kernels(self) -> list[Call]:
+        """The calls that recomputation makes."""
+        calls = [(step, call) for step in self.again for call in step.calls]
+        stop = next(i for i, (_, call) in enumerate(calls) if call is self.last)
+        made = calls[: stop + _packs_its_output(self.last)]
+        return [call for step, call in made if not step.cached]
+
+
+def _packs_its_output(call: Call) -> bool:
+    return bool(call.keeps) or call.output in call.saves
+
+
+def _renamed(call: Call, made: set[str]) -> Call:
+    """`call` with the values in `made` called as they are when made again."""
+
+    def names(values: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple([f"{value}.again" if value in made else value for value in values])
+
+    (output,), keeps = names((call.output,)), names(tuple(name for name, _ in call.keeps))
+    sizes = tuple(nbytes for _, nbytes in call.keeps)
+    return replace(
+        call,
+        inputs=names(call.inputs),
+        output=output,
+        saves=names(call.saves),
+        drops=names(call.drops),
+        keeps=tuple(zip(keeps, sizes, strict=True)),
+    )
 
 
 @dataclass(slots=True)
@@ -46,30 +149,47 @@ class _Storages:
 
 @dataclass(slots=True)
 class _Tape:
-    """The state of one forward and backward over the whole model."""
+    """The state of one forward and backward over the whole model; `in_place`: gradients are added where nobody else holds them."""
 
+    in_place: bool = True
     nbytes: dict[str, int] = field(default_factory=dict)
     needs_gradient: set[str] = field(default_factory=set)
     storages: _Storages = field(default_factory=_Storages)
     gradients: dict[str, str] = field(default_factory=dict)
     births: dict[str, int] = field(default_factory=dict)
 
-    def run_forward(self, steps: list[list[Call]], *, entry: str) -> None:
-        """`steps` are the calls of each operator. Values inside an operator go when it returns, its inputs after
-        their last use; `entry`, the module's input, is its caller's until the module returns."""
-        last_use = {value: step for step in steps for call in step for value in call.inputs}
+    def run_forward(self, steps: list[Step], *, entry: str) -> None:
+        """Values inside an operator go when it returns, its inputs after their last use; `entry`, the module's input, is its
+        caller's until the module returns. A region that is checkpointed saves its inputs and nothing else."""
+        last_use = {value: step for step in steps for call in step.calls for value in call.inputs}
         for step in steps:
-            for call in step:
-                self._make(call)
-            inner = [call.output for call in step[:-1]]
-            outer = [value for call in step for value in call.inputs if last_use[value] is step]
+            if step.region is not None and step.region.first is step:
+                self._hold(step.region.inputs)
+            for call in step.calls:
+                self._make(call, saving=step.region is None, keeping=step.cached)
+                self._drop(call)
+            if step.cached:
+                self._hold((step.calls[-1].output,))
+            dropped = {value for call in step.calls for value in call.drops}
+            inner = [call.output for call in step.calls[:-1]]
+            outer = [value for call in step.calls for value in call.inputs if last_use[value] is step]
             for value in dict.fromkeys(inner + outer):
-                if value != entry and value in self.nbytes:
+                if value != entry and value in self.nbytes and value not in dropped:
                     self.storages.release(value)
         if entry in self.nbytes:
             self.storages.release(entry)
 
-    def _make(self, call: Call) -> None:
+    def _drop(self, call: Call) -> None:
+        for value in call.drops:
+            self.storages.release(value)
+
+    def _hold(self, values: tuple[str, ...]) -> None:
+        for value in values:
+            if value in self.nbytes:
+                self.storages.hold(value)
+
+    def _make(self, call: Call, *, saving: bool = True, keeping: bool = False) -> None:
+        """One call. Not `saving`: autograd keeps nothing of it; then `keeping` says that somebody keeps what it makes besides."""
         if call.scratch:
             self.storages.allocate(f"{call.output}.scratch", call.scratch, temporary=True)
         self.nbytes[call.output] = call.nbytes
@@ -77,13 +197,49 @@ class _Tape:
         wants = bool(call.parameters) or any(value in self.needs_gradient for value in call.inputs)
         if wants:
             self.needs_gradient.add(call.output)
-            for value in call.saves:
-                if value in self.nbytes:
-                    self.storages.hold(value)
+            if saving:
+                self._hold(call.saves)
             for name, nbytes in call.keeps:
                 self.storages.allocate(name, nbytes)
+            for name, _ in () if saving or keeping else call.keeps:
+                self.storages.release(name)
         if call.scratch:
             self.storages.release(f"{call.output}.scratch")
+
+    def recompute(self, region: Region) -> None:
+        """The region's forward once more, up to the last tensor that backward needs; Python then drops what it still holds.
+
+        torch.utils.checkpoint stops there: a call that saves nothing of its own output is not even made.
+        """
+        entered = set(region.inputs)
+        last_use = {value: step for step in region.again for call in step.calls for value in call.inputs}
+        mine: dict[str, None] = {}
+        for step in region.again:
+            for call in step.calls:
+                if call is region.last and not _packs_its_output(call):
+                    self._hold(call.saves)
+                    break
+                if step.cached:  # made in forward and kept; now it is Python's, and what autograd saves of it
+                    self._hold(call.saves)
+                else:
+                    self._make(call)
+                mine[call.output] = None
+                for value in call.drops:
+                    del mine[value]
+                self._drop(call)
+                if call is region.last:
+                    break
+            else:
+                inner = [call.output for call in step.calls[:-1]]
+                outer = [value for call in step.calls for value in call.inputs if last_use[value] is step]
+                for value in dict.fromkeys(inner + outer):
+                    if value not in entered and value in mine:
+                        del mine[value]
+                        self.storages.release(value)
+                continue
+            break
+        for value in mine:
+            self.storages.release(value)
 
     def cast_input(self, model: ModelSpec, *, batch: Batch, dtype: str) -> None:
         """The model's floating-point input in `dtype`; Python's reference goes when the first module returns."""
@@ -91,35 +247,73 @@ class _Tape:
         self.nbytes["x"] = tokens * model.modules[0].operators[0].in_features * DTYPE_NBYTES[dtype]
         self.storages.allocate("x", self.nbytes["x"])
 
-    def run_backward(self, module_calls: list[Call]) -> None:
-        for call in reversed(module_calls):
-            if call.output in self.needs_gradient:
-                self._differentiate(call)
+    def run_backward(self, steps: list[Step]) -> None:
+        """Every call in reverse; a region is recomputed when the first of its calls asks for something saved."""
+        for step in reversed(steps):
+            for place in reversed(range(len(step.calls))):
+                call, region = step.calls[place], step.region
+                if call.output not in self.needs_gradient:
+                    continue
+                if region is None:
+                    self._differentiate(call, call)
+                    continue
+                again = region.renamed(call)
+                if again is region.last:
+                    self.recompute(region)
+                    if region.kernels:
+                        self.storages.events.append(Recomputed())
+                self._differentiate(call, again, unpacked=True)
+                if again is region.earliest:
+                    for value in (*region.inputs, *region.unreached):
+                        if value in self.nbytes:
+                            self.storages.release(value)
 
-    def _differentiate(self, call: Call) -> None:
+    def _differentiate(self, call: Call, saved: Call, *, unpacked: bool = False) -> None:
+        """Backward of `call`; `saved` names what it saved, which when `unpacked` goes before sums over broadcast dimensions."""
         gradient = self.gradients.pop(call.output)
-        if call.backward_scratch:
-            self.storages.allocate(f"{call.output}.backward_scratch", call.backward_scratch, temporary=True)
+        scratches = [(f"{call.output}.backward_scratch{i}", nbytes) for i, nbytes in enumerate(call.backward_scratch)]
+        for name, nbytes in scratches:
+            self.storages.allocate(name, nbytes, temporary=True)
         parts: list[tuple[str, str]] = []
+        summed = dict(call.summed)
         for name in call.gradients:
-            if name in call.parameters:
-                self.storages.events.append(ParameterGradient(name))
-            elif name in self.needs_gradient:
-                parts.append((name, self._new_gradient(name)))
-        if call.backward_scratch:
-            self.storages.release(f"{call.output}.backward_scratch")
+            if name not in summed:
+                self._make_gradient(name, call, parts)
+            elif summed[name]:
+                self.storages.allocate(f"{call.output}.sum0", summed[name][0], temporary=True)
+        for name, _ in reversed(scratches):
+            self.storages.release(name)
+        if unpacked:
+            self._release_saved(saved)
+        for name, way in summed.items():
+            for place in range(1, len(way)):
+                self.storages.allocate(f"{call.output}.sum{place}", way[place], temporary=True)
+                self.storages.release(f"{call.output}.sum{place - 1}")
+            self._make_gradient(name, call, parts)
+            if way:
+                self.storages.release(f"{call.output}.sum{len(way) - 1}")
         for name in call.passes:
             if name in self.needs_gradient:
                 self.storages.hold(gradient)
                 parts.append((name, gradient))
         self.storages.release(gradient)
+        if not unpacked:
+            self._release_saved(saved)
+        for name, part in parts:
+            self._accumulate(name, part)
+
+    def _make_gradient(self, name: str, call: Call, parts: list[tuple[str, str]]) -> None:
+        if name in call.parameters:
+            self.storages.events.append(ParameterGradient(name))
+        elif name in self.needs_gradient:
+            parts.append((name, self._new_gradient(name)))
+
+    def _release_saved(self, call: Call) -> None:
         for name in call.saves:
             if name in self.nbytes:
                 self.storages.release(name)
         for name, _ in call.keeps:
             self.storages.release(name)
-        for name, part in parts:
-            self._accumulate(name, part)
 
     def _new_gradient(self, value: str) -> str:
         self.births[value] = self.births.get(value, 0) + 1
@@ -128,14 +322,18 @@ class _Tape:
         return name
 
     def _accumulate(self, value: str, part: str) -> None:
-        """The engine's input buffer: a second gradient is added in place if nobody else holds the first."""
+        """The engine's input buffer: a second gradient is added in place if nobody else holds the first, or it.
+
+        Not on the CPU, where a dispatch-level meter watches: autograd adds out of place under any dispatch mode.
+        torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace.
+        """
         if value not in self.gradients:
             self.gradients[value] = part
             return
         first = self.gradients[value]
-        if self.storages.references[first] == 1:
+        if self.in_place and self.storages.references[first] == 1:
             self.storages.release(part)
-        elif self.storages.references[part] == 1:
+        elif self.in_place and self.storages.references[part] == 1:
             self.storages.release(first)
             self.gradients[value] = part
         else:
@@ -162,6 +360,8 @@ def _qualified(call: Call, module: Module, entry: str) -> Call:
         backward_scratch=call.backward_scratch,
         gradients=names(call.gradients),
         passes=names(call.passes),
+        summed=tuple([(name if name in parameters else prefix + name, way) for name, way in call.summed]),
+        drops=names(call.drops),
         parameters=parameters,
         flops=call.flops,
         backward_flops=call.backward_flops,
@@ -188,34 +388,46 @@ def _backward_kernels(module_calls: list[Call], *, dtype: str, needs_gradient: s
 
 
 def lower_each(
-    model: ModelSpec, *, batch: Batch, dtype: str, casts_input: bool = False, device: Device = "cpu"
+    model: ModelSpec,
+    *,
+    batch: Batch,
+    dtype: str,
+    casts_input: bool = False,
+    device: Device = "cpu",
+    checkpointing: Checkpointing = NO_CHECKPOINTING,
+    checkpointed: frozenset[str] = frozenset(),
 ) -> tuple[LoweredModule, ...]:
     """Every module of `model` with the kernels and memory events of one micro-batch's forward and backward.
 
     `casts_input`: a floating-point model input is cast to `dtype` first and the copy kept as long as autograd needs it.
-    The loss is freed with the last event of the first module's backward, as in `loss.backward(); del loss`.
+    Modules in `checkpointed` recompute what `checkpointing` says. The loss is freed with the last event of the first module's
+    backward, as in `loss.backward(); del loss`.
     """
-    tape = _Tape()
+    tape = _Tape(in_place=device == "cuda")
     entry = "x"
-    traced: list[tuple[Module, list[Call], tuple[TapeEvent, ...], bool]] = []
+    traced: list[tuple[Module, list[Step], tuple[TapeEvent, ...], bool]] = []
     for module in model.modules:
         steps = [
-            [_qualified(call, module, entry) for call in calls(operator, batch=batch, dtype=dtype, device=device)]
+            Step([_qualified(call, module, entry) for call in calls(operator, batch=batch, dtype=dtype, device=device)])
             for operator in module.operators
         ]
-        module_calls = [call for step in steps for call in step]
+        if module.fqn in checkpointed:
+            _cut_regions(steps, module, checkpointing)
+        module_calls = [call for step in steps for call in step.calls]
         if casts_input and not traced and any("x" in call.inputs for call in module_calls):
             tape.cast_input(model, batch=batch, dtype=dtype)
         needs_gradient = entry in tape.needs_gradient
         tape.run_forward(steps, entry=entry)
-        traced.append((module, module_calls, tape.storages.take(), needs_gradient))
+        traced.append((module, steps, tape.storages.take(), needs_gradient))
         entry = module_calls[-1].output
     tape.storages.allocate(SEED, tape.nbytes[entry], temporary=True)
     tape.storages.hold(SEED)
     tape.gradients[entry] = SEED
     lowered = []
-    for module, module_calls, forward_memory, needs_gradient in reversed(traced):
-        tape.run_backward(module_calls)
+    for module, steps, forward_memory, needs_gradient in reversed(traced):
+        tape.run_backward(steps)
+        module_calls = [call for step in steps for call in step.calls]
+        again = [call for region in dict.fromkeys(step.region for step in steps) if region for call in region.kernels]
         if module is model.modules[0]:
             tape.storages.release(SEED)
             tape.storages.release(entry)
@@ -226,9 +438,25 @@ def lower_each(
                 forward=Computation(kernels=_forward_kernels(module_calls, dtype=dtype), memory=forward_memory),
                 backward=Computation(
                     kernels=_backward_kernels(module_calls, dtype=dtype, needs_gradient=tape.needs_gradient),
-                    memory=tape.storages.take(),
+                    memory=_last_mark_only(tape.storages.take()),
                 ),
                 input_needs_gradient=needs_gradient,
+                recompute=_forward_kernels(again, dtype=dtype),
             )
         )
     return tuple(reversed(lowered))
+
+
+def _cut_regions(steps: list[Step], module: Module, checkpointing: Checkpointing) -> None:
+    """Mark the stretches of `steps` that are recomputed."""
+    by_operator = dict(zip(module.operators, steps, strict=True))
+    for operators in checkpointing.regions(module.operators):
+        for operator in operators:
+            by_operator[operator].cached = checkpointing.keeps(operator)
+        Region.of([by_operator[operator] for operator in operators])
+
+
+def _last_mark_only(events: tuple[TapeEvent, ...]) -> tuple[TapeEvent, ...]:
+    """Of several marks the last one stands for all."""
+    marks = [place for place, event in enumerate(events) if isinstance(event, Recomputed)]
+    return tuple(event for place, event in enumerate(events) if place not in marks[:-1]) if marks else events

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -48,7 +49,17 @@ class ParameterGradient:
     fqn: str
 
 
-TapeEvent = Alloc | Free | ParameterGradient
+@dataclass(frozen=True, slots=True)
+class Recomputed:
+    """The last recomputation of a module's backward is over: what comes before belongs to it."""
+
+
+TapeEvent = Alloc | Free | ParameterGradient | Recomputed
+
+
+def storage_events(tape: Iterable[TapeEvent]) -> Iterator[Alloc | Free]:
+    """The allocations and frees of a tape, without its marks."""
+    return (event for event in tape if isinstance(event, (Alloc, Free)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,13 +76,18 @@ class Computation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoweredModule:
-    """One module of the model, lowered: what its forward and its backward do for one micro-batch."""
+    """One module of the model, lowered: what its forward and its backward do for one micro-batch.
+
+    `recompute` are the kernels that activation checkpointing runs again; their memory events stand in backward, up to the
+    mark `Recomputed`.
+    """
 
     fqn: str
     unit: str
     forward: Computation
     backward: Computation
     input_needs_gradient: bool
+    recompute: tuple[Kernel, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

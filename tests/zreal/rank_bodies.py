@@ -128,3 +128,10 @@ def deaf(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, pr
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     progress("all_reduce #0 of 8 B over world")
     time.sleep(60)
+
+
+def raising_alone(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep) -> None:
+    """Rank 1 raises, and the others never notice."""
+    if rank == 1:
+        raise ValueError("alone")
+    time.sleep(60)

@@ -157,3 +157,13 @@ def test_a_rank_that_ignores_the_request_to_end_is_killed() -> None:
 
     assert time.monotonic() - began < 10
     assert multiprocessing.active_children() == []
+
+
+def test_a_rank_that_raises_is_named_within_seconds_though_its_siblings_notice_nothing() -> None:
+    launch(f"{BODIES}:fine", {"given": 0}, world_size=1, timeout_s=60)
+    began = time.monotonic()
+    with pytest.raises(LaunchError, match="ValueError: alone") as error:
+        launch(f"{BODIES}:raising_alone", {}, world_size=3, timeout_s=60)
+
+    assert error.value.where == "rank 1"
+    assert time.monotonic() - began < 6  # 1 s of grace, two ranks to stop, on a busy machine

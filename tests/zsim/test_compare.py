@@ -40,7 +40,7 @@ def named(checks, name):
     return next(check for check in checks if check.name == name)
 
 
-PARITY = Numerics(losses=(1.0, 0.5), largest_relative_difference=3e-7, steps=2)
+PARITY = Numerics(losses=(1.0, 0.5), largest_relative_difference=3e-7, steps=2, reference_losses=(1.0, 0.5))
 
 
 def test_a_run_agrees_with_itself_in_every_check():
@@ -51,6 +51,7 @@ def test_a_run_agrees_with_itself_in_every_check():
         "peak memory, construction": "ok",
         "peak memory, first": "ok",
         "peak memory, steady": "ok",
+        "memory by kind": "unsupported",
         "numerics": "ok",
         "step time": "unsupported",
     }
@@ -238,7 +239,7 @@ def test_one_byte_of_one_kind_is_a_difference():
 
 
 def test_a_backend_that_knows_no_kinds_is_not_asked():
-    assert "memory by kind" not in statuses(compare(a_run("sim"), a_run()))
+    assert statuses(compare(a_run("sim"), a_run()))["memory by kind"] == "unsupported"
 
 
 def test_the_bound_of_late_frees_is_one_tensor_of_a_collective_and_no_more():
@@ -279,7 +280,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_run(tmp_path):
 
 
 def test_two_byte_runs_are_held_to_their_own_bound_whoever_compares_them():
-    apart = Numerics(losses=(1.0,), largest_relative_difference=0.04, steps=1, dtype="bfloat16")
+    apart = replace(PARITY, largest_relative_difference=0.04, dtype="bfloat16")
     assert named(compare(a_run("sim"), a_run(numerics=apart)), "numerics").status == "ok"
     assert named(compare(a_run("sim"), a_run(numerics=replace(apart, dtype="float32"))), "numerics").status == "failed"
     assert named(compare(a_run("sim"), a_run(numerics=replace(apart, dtype="float8"))), "numerics").status == "failed"
@@ -336,6 +337,9 @@ def test_ranks_that_are_folded_are_compared_with_the_one_that_stands_for_them():
     assert not agrees(checks)
 
 
+NUMERICS = {"losses": [1.0], "largest_relative_difference": 0.0, "steps": 1}
+
+
 @pytest.mark.parametrize(
     ("damage", "found"),
     [
@@ -345,6 +349,8 @@ def test_ranks_that_are_folded_are_compared_with_the_one_that_stands_for_them():
         (lambda run: run["ranks"][0]["phases"]["steady"]["memory"].update(peak_bytes=10**400), "more than 64 bits"),
         (lambda run: run.update(scenario="\ud800"), "surrogates not allowed"),
         (lambda run: run.update(stand_ins=[0, 7]), "stand_ins that are not among its ranks"),
+        (lambda run: run["ranks"][0].update(numerics=NUMERICS | {"steps": 0}), "numerics of no steps"),
+        (lambda run: run["ranks"][0].update(numerics=NUMERICS | {"largest_relative_difference": -1.0}), "negative difference"),
     ],
 )
 def test_a_saved_run_that_makes_no_sense_is_refused_by_name(damage, found, tmp_path):
@@ -377,3 +383,37 @@ def test_a_loss_that_is_not_the_references_does_not_agree():
 
 def test_later_steps_on_gloo_have_no_allowance_for_late_frees():
     assert named(compare(a_run("sim"), a_run(peak=1000 + 512)), "peak memory, steady").status == "failed"
+
+
+def test_the_stricter_of_two_bounds_holds_when_ranks_compute_in_different_dtypes():
+    run = a_run()
+    both = [replace(PARITY, largest_relative_difference=0.04, dtype=dtype) for dtype in ("bfloat16", "float32")]
+    ranks = tuple(replace(rank, numerics=one) for rank, one in zip(run.ranks, both, strict=True))
+    assert named(compare(a_run("sim"), replace(run, ranks=ranks)), "numerics").status == "failed"
+
+
+@pytest.mark.parametrize("change", [{"losses": ()}, {"reference_losses": ()}, {"steps": 3}])
+def test_numerics_without_some_loss_do_not_agree(change):
+    assert named(compare(a_run("sim"), a_run(numerics=replace(PARITY, **change))), "numerics").status == "failed"
+
+
+def test_a_kind_that_was_predicted_and_is_not_told_is_a_difference():
+    held = {"parameters": 10, "gradients": 20}
+
+    def holding(run, kinds):
+        steady = run.ranks[0].phases["steady"]
+        phases = {**run.ranks[0].phases, "steady": replace(steady, memory=replace(steady.memory, held=kinds))}
+        return replace(run, ranks=(replace(run.ranks[0], phases=phases), *run.ranks[1:]))
+
+    predicted = holding(a_run("sim"), held)
+    assert named(compare(predicted, holding(a_run(), held)), "memory by kind").status == "ok"
+    assert named(compare(predicted, holding(a_run(), {"parameters": 10})), "memory by kind").status == "failed"
+
+
+def test_ranks_that_tell_losses_of_different_numbers_of_steps_do_not_agree():
+    run = a_run()
+    numerics = [
+        Numerics(losses=losses, largest_relative_difference=0.0, steps=2, reference_losses=losses) for losses in ((1.0,), (1.0, 0.5))
+    ]
+    ranks = tuple(replace(rank, numerics=one) for rank, one in zip(run.ranks, numerics, strict=True))
+    assert named(compare(a_run("sim"), replace(run, ranks=ranks)), "numerics").status == "failed"

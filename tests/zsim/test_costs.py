@@ -99,3 +99,12 @@ def test_gloo_pays_twice_for_a_reduce_scatter() -> None:
 )
 def test_the_host_pays_per_collective_and_per_kernel(op: Op, expected: int) -> None:
     assert H100.issue_ns(op) == expected
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_group_inside_a_node_and_one_across_nodes_have_their_own_times(order: int) -> None:
+    """As many ranks, as far apart in number: 0, 1, 2 share a node, 6, 7, 8 do not."""
+    costs = Costs(load_cluster("dgx-h100", nodes=2))
+    groups = [(0, 1, 2), (6, 7, 8)][::order]
+    times = {group: costs.collective_ns("all_gather", 3 * 2**20, group) for group in groups}
+    assert times[6, 7, 8] > times[0, 1, 2]

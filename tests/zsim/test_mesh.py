@@ -59,3 +59,13 @@ def test_a_name_that_is_no_group_is_a_key_error(name):
 )
 def test_a_mesh_reads_as_its_axes(mesh, text):
     assert str(mesh) == text
+
+
+@given(st.integers(1, 5), st.integers(1, 6))
+def test_a_rank_is_in_its_group_at_its_place_and_groups_tile_the_world(replicate, shard):
+    mesh = Mesh(dp_replicate=replicate, dp_shard=shard)
+    parts = [f"dp_shard:{n}" for n in range(1, shard + 1) if shard % n == 0]
+    for name in ("world", "dp_replicate", "dp_shard", *parts):
+        for rank in range(mesh.world_size):
+            assert mesh.group(name, rank)[mesh.place(name, rank)] == rank
+        assert sorted(rank for group in mesh.groups(name) for rank in group) == list(range(mesh.world_size))

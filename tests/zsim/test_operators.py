@@ -55,6 +55,7 @@ def test_a_linear_is_two_flops_per_weight_and_token_and_twice_that_backward(b: i
         nbytes=4 * b * s * n,
         saves=("x",),
         gradients=("x", "fc.weight", "fc.bias"),
+        summed=(("fc.bias", ()),),
         parameters=("fc.weight", "fc.bias"),
         flops=2 * b * s * m * n,
         backward_flops=4 * b * s * m * n,
@@ -129,8 +130,9 @@ def test_work_grows_with_the_micro_batch_and_flops_do_not_depend_on_the_dtype(na
         single, double = (calls(op, batch=batch, dtype="float32") for batch in (one, two))
         assert _flops(double) == tuple(2 * flops for flops in _flops(single))
         assert _flops(calls(op, batch=one, dtype="bfloat16")) == _flops(single)
-        narrow = calls(op, batch=one, dtype="bfloat16")
-        assert all(half.moved <= whole.moved < half.moved * 4 for half, whole in zip(narrow, single, strict=True))
+        casts = op.kind == "rms_norm"  # in float32 whatever the dtype, with a cast before and after
+        narrow, whole = (sum(call.moved for call in made) for made in (calls(op, batch=one, dtype="bfloat16"), single))
+        assert (narrow >= whole if casts else narrow <= whole < 4 * narrow), op
 
 
 @pytest.mark.parametrize("name", ["mlp-tiny", "gpt-tiny", "llama-tiny"])

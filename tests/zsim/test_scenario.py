@@ -324,3 +324,25 @@ cluster = {{ preset = "cpu-gloo", ranks = 1 }}
 strategy = {{ name = "ddp" }}
 """
     assert problems(text) == (f"x.toml: {wanted}",)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("seed = 7", "seed = 8"),
+        ("momentum = 0.9", "momentum = 0.8"),
+        ('reduce = "fp32"', 'reduce = "bf16"'),
+        ('reshard_after_forward = "auto"', "reshard_after_forward = true"),
+        ("micro_batch = 2", "micro_batch = 3"),
+        ('preset = "gpt-tiny"', 'preset = "llama-tiny"'),
+    ],
+)
+def test_another_training_has_another_fingerprint(old, new):
+    assert parse(changed(old, new)).fingerprint != parse(WHOLE).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("FSDP2 on four ranks", "the same"), ("all_gathers = 18", "all_gathers = 19"), ("cpu-gloo", "dgx-h100")]
+)
+def test_the_same_training_elsewhere_has_the_same_fingerprint(old, new):
+    assert parse(changed(old, new)).fingerprint == parse(WHOLE).fingerprint

@@ -15,7 +15,7 @@ from zsim.model import ROOT, ModelSpec, Module, Parameter, ParamGroup
 from zsim.ops import Kernel, MemoryEvent, Op, OpKind, Stream
 from zsim.program import Program, RankProgram
 from zsim.sharding import FlatLayout, Granularity, regroup
-from zsim.training import DTYPE_NBYTES
+from zsim.training import DTYPE_NBYTES, Recomputed
 
 MASTER_DTYPE = "float32"
 """What the optimizer steps in: 2-byte parameters have a master copy of this dtype."""
@@ -61,6 +61,18 @@ class Step:
         )
         self.ops.append(op)
         return op.index
+
+
+def until_recomputed(tape: Iterable[MemoryEvent | Recomputed]) -> tuple[list[MemoryEvent], list[MemoryEvent]]:
+    """A backward's memory events in two: up to the end of its recomputation, nothing when there is none, and after it."""
+    before: list[MemoryEvent] = []
+    after: list[MemoryEvent] = []
+    for event in tape:
+        if isinstance(event, Recomputed):
+            before, after = after, []
+        else:
+            after.append(event)
+    return before, after
 
 
 def used_parameters(module: Module) -> tuple[str, ...]:

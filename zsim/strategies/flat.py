@@ -12,15 +12,16 @@ from dataclasses import dataclass, field
 
 from zsim import optimizers
 from zsim.model import ROOT
-from zsim.ops import Alloc, Free, MemoryEvent, MemoryKind
+from zsim.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind, OpKind
 from zsim.strategies.building import (
     MASTER_DTYPE,
     FlatGroup,
     Step,
     copy_kernel,
+    until_recomputed,
 )
 from zsim.strategies.flat_model import AXIS, FlatModel
-from zsim.training import DTYPE_NBYTES, LoweredModule, ParameterGradient
+from zsim.training import DTYPE_NBYTES, LoweredModule, ParameterGradient, Recomputed, storage_events
 
 
 @dataclass(slots=True)
@@ -69,23 +70,27 @@ class FlatStep:
 
     def forward(self, module: LoweredModule) -> None:
         """Compute with the parameters of the module, which must be gathered."""
-        memory = (event for event in module.forward.memory if not isinstance(event, ParameterGradient))
-        self._issue_compute("forward", module, memory=memory)
+        self._issue_compute("forward", module, kernels=module.forward.kernels, memory=storage_events(module.forward.memory))
 
     def backward(self, module: LoweredModule) -> None:
         """Compute; each gradient is added into the flat gradient of its group, which is made when missing."""
-        self._issue_compute("backward", module, memory=self._backward_memory(module))
+        recomputation, memory = until_recomputed(self._backward_memory(module))
+        if module.recompute:
+            self._issue_compute("recompute", module, kernels=module.recompute, memory=recomputation)
+        self._issue_compute("backward", module, kernels=module.backward.kernels, memory=memory)
 
-    def _issue_compute(self, kind: str, module: LoweredModule, *, memory: Iterable[MemoryEvent]) -> None:
-        backward = kind == "backward"
+    def _issue_compute(
+        self, kind: OpKind, module: LoweredModule, *, kernels: tuple[Kernel, ...], memory: Iterable[MemoryEvent]
+    ) -> None:
+        backward = kind != "forward"
         reads = tuple(group.fqn for group in self.model.needs[module.fqn] if self.sharded)
         index = self.step.issue(
-            "backward" if backward else "forward",
+            kind,
             module.unit,
             waits=(*(self._gathered[fqn] for fqn in reads), *(self._added_to(module) if backward else ())),
             micro_batch=self.micro_batch,
             reads=reads,
-            kernels=(module.backward if backward else module.forward).kernels,
+            kernels=kernels,
             memory=memory,
         )
         self._compute.append(index)
@@ -94,7 +99,7 @@ class FlatStep:
         """The reductions in place of the gradients that `module` adds to."""
         return [self._in_place[g.fqn] for g in self.model.needs[module.fqn] if g.fqn in self._in_place]
 
-    def _backward_memory(self, module: LoweredModule) -> Iterator[MemoryEvent]:
+    def _backward_memory(self, module: LoweredModule) -> Iterator[MemoryEvent | Recomputed]:
         for group in self.model.needs[module.fqn]:
             if group.fqn not in self._gradients:
                 self._gradients.add(group.fqn)

@@ -10,8 +10,8 @@ from functools import cached_property
 from zsim import optimizers
 from zsim.model import ROOT, Parameter
 from zsim.ops import Alloc, Free, MemoryEvent, MemoryKind, OpKind
-from zsim.strategies.building import MASTER_DTYPE, Step, copy_kernel, late_weights, named_parameters
-from zsim.training import DTYPE_NBYTES, LoweredModule, ParameterGradient, Training
+from zsim.strategies.building import MASTER_DTYPE, Step, copy_kernel, late_weights, named_parameters, until_recomputed
+from zsim.training import DTYPE_NBYTES, LoweredModule, ParameterGradient, Recomputed, Training, storage_events
 
 AXIS = "dp_replicate"
 MASTER_NBYTES = DTYPE_NBYTES[MASTER_DTYPE]
@@ -203,20 +203,22 @@ class ReplicatedStep:
             module.unit,
             micro_batch=self.micro_batch,
             kernels=module.forward.kernels,
-            memory=(event for event in module.forward.memory if not isinstance(event, ParameterGradient)),
+            memory=storage_events(module.forward.memory),
         )
 
     def backward(self, module: LoweredModule, *, synchronises: bool) -> None:
         """Compute; gradients live by themselves, or go into their bucket as soon as they are ready."""
+        tape = self._backward_memory(module, into_buckets=synchronises and self.model.views)
+        recomputation, memory = until_recomputed(tape)
+        if module.recompute:
+            self.step.issue(
+                "recompute", module.unit, micro_batch=self.micro_batch, kernels=module.recompute, memory=recomputation
+            )
         self._compute = self.step.issue(
-            "backward",
-            module.unit,
-            micro_batch=self.micro_batch,
-            kernels=module.backward.kernels,
-            memory=self._backward_memory(module, into_buckets=synchronises and self.model.views),
+            "backward", module.unit, micro_batch=self.micro_batch, kernels=module.backward.kernels, memory=memory
         )
 
-    def _backward_memory(self, module: LoweredModule, *, into_buckets: bool) -> Iterator[MemoryEvent]:
+    def _backward_memory(self, module: LoweredModule, *, into_buckets: bool) -> Iterator[MemoryEvent | Recomputed]:
         deferred: list[MemoryEvent] = []
         for event in module.backward.memory:
             if not isinstance(event, ParameterGradient):

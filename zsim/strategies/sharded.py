@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from zsim.lowering import loss_buffers
 from zsim.mesh import Mesh
 from zsim.model import ROOT
-from zsim.ops import Alloc, Free, Kernel, MemoryEvent
-from zsim.strategies.building import Step, copy_kernel
+from zsim.ops import Alloc, Free, Kernel, MemoryEvent, OpKind
+from zsim.strategies.building import Step, copy_kernel, until_recomputed
 from zsim.strategies.sharded_gradients import Gradients
 from zsim.strategies.sharded_groups import Group
-from zsim.training import DTYPE_NBYTES, LoweredModule, ParameterGradient, Training
+from zsim.training import DTYPE_NBYTES, LoweredModule, Training, storage_events
 
 ORIGINAL = "float32"
 """The dtype of the sharded parameters, their gradients and optimizer states."""
@@ -160,19 +160,9 @@ class ShardedStep(Step):
 
     def forward(self, module: LoweredModule) -> None:
         """A module's forward; the model's own input was made by the root beforehand."""
-        memory = [
-            event
-            for event in module.forward.memory
-            if not isinstance(event, ParameterGradient) and not (isinstance(event, Alloc) and event.buffer == "x")
-        ]
-        self.issue(
-            "forward",
-            module.unit,
-            micro_batch=self.micro_batch,
-            reads=self.reads[module.fqn],
-            kernels=module.forward.kernels,
-            memory=memory,
-        )
+        tape = storage_events(module.forward.memory)
+        memory = [event for event in tape if not (isinstance(event, Alloc) and event.buffer == "x")]
+        self._compute("forward", module, kernels=module.forward.kernels, memory=memory)
 
     def backward(self, module: LoweredModule) -> None:
         """A module's backward: gradients of parameters are born unsharded, or added to what is there.
@@ -181,14 +171,17 @@ class ShardedStep(Step):
         """
         kept = [Free(buffer) for buffer in loss_buffers(self.training.model)]
         tape = [event for event in module.backward.memory if event not in kept]
-        self.loss += [event for event in module.backward.memory if event in kept]
+        self.loss += [event for event in kept if event in module.backward.memory]
+        recomputation, memory = until_recomputed(self.gradients.events(tape, self.live))
+        if module.recompute:
+            self._compute("recompute", module, kernels=module.recompute, memory=recomputation)
+        self._compute("backward", module, kernels=module.backward.kernels, memory=memory)
+
+    def _compute(
+        self, kind: OpKind, module: LoweredModule, *, kernels: tuple[Kernel, ...], memory: list[MemoryEvent]
+    ) -> None:
         self.issue(
-            "backward",
-            module.unit,
-            micro_batch=self.micro_batch,
-            reads=self.reads[module.fqn],
-            kernels=module.backward.kernels,
-            memory=self.gradients.events(tape, self.live),
+            kind, module.unit, micro_batch=self.micro_batch, reads=self.reads[module.fqn], kernels=kernels, memory=memory
         )
 
     def begin_backward(self) -> None:
@@ -246,7 +239,7 @@ class ShardedStep(Step):
         held = gradients[-1:] if self.mesh.dp_shard > 1 else []  # by torch's loop over shards, until it returns
         memory += self.alloc(source, "communication", self.nbytes(group.totals["padded"], dtype))
         memory += [event for name in gradients if name not in held for event in self.drop(name)]
-        memory += self.alloc(output, "gradients", self.nbytes(group.totals["shard"], dtype))
+        made = self.alloc(output, "gradients", self.nbytes(group.totals["shard"], dtype))  # on the reduction's stream
         copy = self.issue(
             "copy",
             group.fqn,
@@ -265,6 +258,7 @@ class ShardedStep(Step):
                 nbytes=self.nbytes(group.totals["padded"], dtype),
                 dtype=dtype,
                 micro_batch=self.micro_batch,
+                memory=made,
             )
         else:  # torch copies the one shard where it would reduce
             done = self.issue(
@@ -274,6 +268,7 @@ class ShardedStep(Step):
                 waits=(copy,),
                 micro_batch=self.micro_batch,
                 kernels=(copy_kernel(group.totals["shard"], source=dtype, target=dtype),),
+                memory=made,
             )
         self.reduce_input = (source, done)
         if self.mesh.dp_replicate > 1:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from zsim.ops import Alloc, Free, MemoryEvent
-from zsim.training import LoweredModule, ParameterGradient, TapeEvent
+from zsim.training import LoweredModule, ParameterGradient, Recomputed, TapeEvent
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class Gradients:
         self.uses_left = Counter(event.fqn for event in events if isinstance(event, ParameterGradient))
         self.born = set()
 
-    def events(self, tape: Iterable[TapeEvent], live: set[str]) -> Iterator[MemoryEvent]:
+    def events(self, tape: Iterable[TapeEvent], live: set[str]) -> Iterator[MemoryEvent | Recomputed]:
         """A module's backward; `live` are the rank's live buffers, and learns of gradients that are born.
 
         A gradient that finds an older one is added to it when the node that made it has let go of what it held.

@@ -1,0 +1,169 @@
+"""What lies outside torch's reserved bytes: NCCL's buffers by hand and as others have measured them, and what is summed."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+
+from tests.programs import small_training
+from tests.scenarios import scenarios
+from zsim.errors import ZsimError
+from zsim.hardware import clusters, load_cluster
+from zsim.mesh import Mesh
+from zsim.nccl_buffers import LL, LL128, NETWORK, READS, SIMPLE, WRITES, Ring, Wire, layout
+from zsim.outside import GPUS, Outside, communicators, cublas_workspace, gpu, outside, room, total
+from zsim.plan import plan
+from zsim.program import Program
+from zsim.strategies import ddp, fsdp2
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+CUDA = [name for name in clusters() if load_cluster(name).kind == "cuda"]
+
+
+def in_a_node(cluster: str, members: int, rank: int = 0, *, reads: bool = False) -> Ring:
+    figures = gpu(load_cluster(cluster).device)
+    return layout(load_cluster(cluster), tuple(range(members)), rank, channels=figures.channels, reads=reads)
+
+
+def fsdp(ranks: int) -> Program:
+    return fsdp2.plan(small_training(), mesh=Mesh(dp_shard=ranks), options=fsdp2.Options())
+
+
+def test_a_channels_buffers_are_4_mib_simple_512_kib_ll_and_4800_kib_ll128():
+    assert (SIMPLE, LL, LL128) == (4 * MIB, 512 * KIB, 4800 * KIB)
+
+
+def test_shared_buffers_are_rounded_to_2_mib_and_are_the_two_sizes_that_nccl_logs_on_h100():
+    assert (WRITES.receive, WRITES.send) == (10_485_760, 2_097_152)
+    assert Wire(receive=6 * MIB, send=6 * MIB) == READS
+    assert Wire(receive=10 * MIB, send=10 * MIB) == NETWORK
+
+
+def test_two_a100_hold_the_published_544_mib_and_the_first_of_four_688_with_the_eager_buffers_of_older_nccl():
+    """NVIDIA nccl issue 964. Ring and trees leave 256 MiB both times: that NCCL connected everything at once, and 32
+    channels of 16 chunks of 512 KiB for send and receive, which its source makes then, are as much."""
+    eager = 32 * 16 * 512 * KIB
+    two, four = (in_a_node("dgx-a100", members, reads=True) for members in (2, 4))
+    assert two.ring_bytes() + two.chain_bytes() + eager == 544 * MIB
+    assert four.ring_bytes() + four.chain_bytes() + eager == 688 * MIB
+
+
+def test_a_ring_in_a_node_takes_12_mib_a_channel_whoever_has_the_buffers():
+    assert in_a_node("dgx-a100", 8, reads=True).ring_bytes() == 24 * 12 * MIB
+    assert in_a_node("dgx-h100", 8).ring_bytes() == 24 * 12 * MIB
+    assert in_a_node("dgx-b200", 8).ring_bytes() == 32 * 12 * MIB
+
+
+def test_a_chain_runs_back_from_its_last_rank_to_its_first():
+    chain = [in_a_node("dgx-h100", 3, rank).chain_bytes() for rank in range(3)]
+    assert chain == [24 * 10 * MIB, 24 * 12 * MIB, 24 * 2 * MIB]
+
+
+def test_between_nodes_there_are_two_channels_per_nic_and_each_rank_has_its_share_of_the_crossings():
+    cluster = load_cluster("dgx-h100", nodes=4)
+    ring = layout(cluster, tuple(range(32)), 9, channels=24, reads=False)
+    assert (ring.channels, ring.members, ring.place, ring.nodes, ring.crossing) == (16, 8, 1, 4, 2)
+    assert ring.ring_bytes() == 14 * 12 * MIB + 2 * 20 * MIB
+    assert ring.tree_bytes() == 2 * 2 * 20 * MIB
+
+
+def test_replicas_of_one_shard_on_each_node_have_two_channels_through_the_network():
+    cluster = load_cluster("dgx-h100", nodes=2)
+    ring = layout(cluster, (3, 11), 11, channels=24, reads=False)
+    assert (ring.channels, ring.crossing, ring.ring_bytes(), ring.tree_bytes()) == (2, 2, 40 * MIB, 0)
+    assert (ring.chain_bytes(), ring.nvls_bytes(16)) == (0, 0)
+
+
+def test_nvls_of_eight_h100_takes_256_mib():
+    assert in_a_node("dgx-h100", 8).nvls_bytes(16) == 256 * MIB
+
+
+def test_a_communicator_is_made_for_each_group_that_a_rank_talks_in_and_only_with_peers():
+    found = communicators(fsdp(4).of_rank(0), fsdp(4).mesh, rank=0)
+    assert found == {"dp_shard": frozenset({"all_gather", "reduce_scatter"})}
+    assert communicators(fsdp(1).of_rank(0), fsdp(1).mesh, rank=0) == {}
+
+
+def test_what_a_rank_of_fsdp2_holds_on_h100_is_named_figure_by_figure():
+    items = outside(fsdp(8), load_cluster("dgx-h100"))
+    assert [(item.name, item.nbytes, item.low, item.high, item.inside_reserved) for item in items] == [
+        ("CUDA context", 550 * MIB, 300 * MIB, 1024 * MIB, False),
+        ("cuBLAS workspaces", 64 * MIB, 32 * MIB, 66 * MIB, True),
+        ("NCCL ring, dp_shard", 288 * MIB, 144 * MIB, 576 * MIB, False),
+        ("NCCL shared network buffers, dp_shard", 0, 0, 512 * MIB, False),
+    ]
+    assert (total(items).low, total(items).nbytes, total(items).high) == (444 * MIB, 838 * MIB, 2112 * MIB)
+
+
+def test_all_reduce_brings_nvls_on_hopper_and_trees_on_ampere():
+    names = {}
+    for cluster in ("dgx-a100", "dgx-h100"):
+        program = ddp.plan(small_training(), mesh=Mesh(dp_replicate=8), options=ddp.Options())
+        names[cluster] = {item.name: item.nbytes for item in outside(program, load_cluster(cluster), rank=1)}
+    assert names["dgx-a100"]["NCCL trees, dp_replicate"] == 24 * 12 * MIB
+    assert names["dgx-h100"]["NCCL NVLS, dp_replicate"] == 256 * MIB
+    assert "NCCL trees, dp_replicate" not in names["dgx-h100"]
+    assert "NCCL NVLS, dp_replicate" not in names["dgx-a100"]
+
+
+def test_what_torch_does_not_reserve_on_two_a100_is_within_the_band():
+    """meta-pytorch torchrec pull request 3580: used 6,753 MiB, reserved 5,964 MiB."""
+    whole = total(outside(fsdp(2), load_cluster("dgx-a100", ranks=2)))
+    assert whole.nbytes == 738 * MIB
+    assert whole.low <= (6753 - 5964) * MIB <= whole.high
+
+
+@pytest.mark.parametrize(
+    ("cluster", "nbytes"),
+    [("dgx-a100", 8_519_680), ("dgx-h100", 32 * MIB), ("dgx-b200", 32 * MIB), ("pcie-box", 8_519_680)],
+)
+def test_a_workspace_of_cublas_is_32_mib_on_hopper_and_blackwell_and_8_mib_and_128_kib_else(cluster, nbytes):
+    assert cublas_workspace(load_cluster(cluster).device) == nbytes
+
+
+def test_the_room_for_the_allocator_is_what_cuda_reports_less_the_rest_and_its_band_the_worst_of_both():
+    cluster = load_cluster("dgx-h100")
+    items = (Outside(name="x", nbytes=2 * GIB, low=GIB, high=3 * GIB, provenance="assumed", source="this test"),)
+    left = room(cluster.device, items)
+    assert (left.low, left.nbytes, left.high) == (
+        round(79.09 * GIB) - 3 * GIB,
+        round(79.11 * GIB) - 2 * GIB,
+        round(79.25 * GIB) - GIB,
+    )
+
+
+def test_a_cpu_holds_nothing_besides():
+    assert outside(fsdp(2), load_cluster("cpu-gloo", ranks=2)) == ()
+
+
+@pytest.mark.parametrize("cluster", CUDA)
+def test_every_gpu_of_the_presets_has_its_figures_with_sources_and_none_is_called_confirmed(cluster):
+    spec = load_cluster(cluster)
+    figures = gpu(spec.device)
+    assert figures.capacity.low <= figures.capacity.nbytes <= figures.capacity.high
+    for item in outside(fsdp(2), spec):
+        assert item.source
+        assert not item.confirmed
+        assert 0 <= item.low <= item.nbytes <= item.high
+
+
+def test_no_gpu_is_listed_that_no_preset_has():
+    assert set(GPUS) == {load_cluster(name).device.name for name in CUDA}
+
+
+def test_a_gpu_without_figures_is_refused_and_said_how_to_add():
+    device = load_cluster("cpu-gloo").device
+    with pytest.raises(
+        ZsimError, match=r'device "CPU core": expected one of A100 SXM 40 GB, .* add it to zsim.outside.GPUS'
+    ):
+        gpu(device)
+
+
+@given(scenarios())
+def test_every_scenario_on_gpus_has_a_band_that_holds_its_figure(found):
+    program = plan(found, device="cuda")
+    for rank in {0, found.mesh.world_size - 1}:
+        items = outside(program, found.cluster, rank=rank)
+        assert (items == ()) is (found.cluster.kind == "cpu")
+        assert all(0 <= item.low <= item.nbytes <= item.high for item in (*items, total(items)))
+        assert len({item.name for item in items}) == len(items)

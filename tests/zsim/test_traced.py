@@ -1,0 +1,295 @@
+"""A traced model as data: what it must hold, its JSON and back, and every way in which a file of it may lie."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zsim import traced
+from zsim.checkpointing import Checkpointing
+from zsim.errors import ZsimError
+from zsim.json_reader import MAX_NAME, UnreadableError
+from zsim.lowering import loss_buffers, lower
+from zsim.memory import replay
+from zsim.mesh import Mesh
+from zsim.models import load_preset
+from zsim.ops import Alloc, Free
+from zsim.program import PHASES
+from zsim.strategies import STRATEGIES
+from zsim.traced import TracedModel, TracedModelError, check, dump, load, parse, save, stretch
+from zsim.training import Batch, Precision, Training
+
+BATCH = Batch(micro_batch=2)
+SPEC = load_preset("mlp-tiny", sequence_length=1, num_layers=None, attention=None)
+
+
+def model() -> TracedModel:
+    """mlp-tiny as a tracer would hand it over: its lowered modules, and which parameters each reads."""
+    modules = tuple(
+        stretch(
+            module.fqn,
+            unit=module.unit,
+            weights=tuple((op.weight, op.bias) for op in module.operators if op.weight),
+            last=module is SPEC.modules[-1],
+        )
+        for module in SPEC.modules
+    )
+    return TracedModel(
+        name="mlp-tiny",
+        family=traced.FAMILY,
+        modules=modules,
+        units=SPEC.units,
+        lowered=lower(SPEC, batch=BATCH, dtype="bfloat16", casts_input=True),
+        dtype="bfloat16",
+        batch=BATCH,
+        casts_input=True,
+        buffer_nbytes=12,
+        input_nbytes=34,
+    )
+
+
+MODEL = model()
+
+
+def test_a_model_and_what_is_read_from_its_json_are_equal(tmp_path: Path) -> None:
+    save(MODEL, tmp_path / "model.json")
+    assert load(tmp_path / "model.json") == MODEL
+    assert parse(dump(MODEL).encode()) == MODEL
+    assert dump(parse(dump(MODEL).encode())) == dump(MODEL)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_strategy_plans_with_it_as_with_the_family_it_stands_for(name: str) -> None:
+    strategy = STRATEGIES[name]
+    mesh = Mesh(**dict.fromkeys(strategy.axes, 2))
+
+    def peaks(spec: Any) -> list[Any]:
+        batch = replace(BATCH, accumulation=2)
+        modules = lower(spec, batch=batch, dtype="bfloat16", casts_input=strategy.casts_input)
+        training = Training(model=spec, modules=modules, batch=batch, precision=Precision(parameters="bfloat16"))
+        program = strategy.plan(training, mesh=mesh, options=strategy.options())
+        return [replay(rank, timeline=False)[phase] for rank in program.ranks for phase in PHASES]
+
+    assert peaks(MODEL) == peaks(SPEC)
+
+
+def test_what_is_recomputed_goes_through_a_file_too() -> None:
+    modules = lower(SPEC, batch=BATCH, dtype="bfloat16", casts_input=True, checkpointing=Checkpointing(mode="full"))
+    recomputing = check(replace(MODEL, lowered=modules))
+    assert sum(bool(module.recompute) for module in recomputing.lowered) == len(SPEC.units) - 1
+    assert parse(dump(recomputing).encode()) == recomputing
+
+
+def test_the_loss_and_its_gradient_are_found_under_their_usual_names() -> None:
+    assert loss_buffers(MODEL) == loss_buffers(SPEC)
+
+
+def test_a_strategy_that_casts_no_input_gets_no_cast() -> None:
+    def casts(modules: Any) -> list[str]:
+        events = (event for module in modules for c in (module.forward, module.backward) for event in c.memory)
+        return [type(event).__name__ for event in events if getattr(event, "buffer", "") == "x"]
+
+    assert casts(MODEL.modules_for(BATCH, dtype="bfloat16", casts_input=True)) == ["Alloc", "Free"]
+    assert casts(MODEL.modules_for(BATCH, dtype="bfloat16", casts_input=False)) == []
+
+
+@pytest.mark.parametrize(
+    ("batch", "dtype", "message"),
+    [
+        (BATCH, "float32", "mlp-tiny: expected dtype bfloat16, at which it was traced, found float32"),
+        (Batch(micro_batch=3), "bfloat16", "mlp-tiny: expected micro_batch 2, at which it was traced, found 3"),
+        (
+            Batch(micro_batch=2, sequence_length=9),
+            "bfloat16",
+            "mlp-tiny: expected sequence_length 1, at which it was traced, found 9",
+        ),
+    ],
+)
+def test_it_stands_for_its_own_batch_and_dtype_only(batch: Batch, dtype: str, message: str) -> None:
+    with pytest.raises(TracedModelError) as error:
+        lower(MODEL, batch=batch, dtype=dtype)
+    assert str(error.value) == f"{message}; trace the module again with such inputs"
+
+
+def test_a_strategy_that_casts_inputs_needs_a_trace_that_does() -> None:
+    with pytest.raises(
+        TracedModelError, match="mlp-tiny: expected inputs that are cast .* found a trace that casts none"
+    ):
+        lower(replace(MODEL, casts_input=False), batch=BATCH, dtype="bfloat16", casts_input=True)
+
+
+def test_checkpointing_is_the_modules_own_affair() -> None:
+    with pytest.raises(TracedModelError, match="expected activation checkpointing as the module itself does it"):
+        lower(MODEL, batch=BATCH, dtype="bfloat16", checkpointing=Checkpointing(mode="full"))
+
+
+# -- what must hold
+
+
+def first_with(**changes: Any) -> TracedModel:
+    """MODEL with its first lowered module's backward or forward changed."""
+    return replace(MODEL, lowered=(replace(MODEL.lowered[0], **changes), *MODEL.lowered[1:]))
+
+
+def without_last_free() -> TracedModel:
+    backward = MODEL.lowered[0].backward
+    return first_with(backward=replace(backward, memory=backward.memory[:-3] + backward.memory[-2:]))
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (replace(MODEL, lowered=()), "mlp-tiny: expected one lowered module for each module, and at least one"),
+        (replace(MODEL, units=(*SPEC.units, SPEC.units[1])), "blocks.0: expected one unit, parameter or module"),
+        (replace(MODEL, units=SPEC.units[:-1]), "blocks.2: expected a unit of the model, found blocks.2"),
+        (without_last_free(), "expected a buffer that is freed by the end of backward, found it still lives"),
+        (
+            first_with(forward=replace(MODEL.lowered[0].forward, memory=(Free("x"),))),
+            "blocks.0: expected every buffer allocated once and freed once, found x",
+        ),
+        (
+            first_with(forward=replace(MODEL.lowered[0].forward, memory=(Alloc("x", "activations", 1),) * 2)),
+            "blocks.0: expected every buffer allocated once and freed once, found x",
+        ),
+        (
+            replace(MODEL, lowered=(replace(MODEL.lowered[0], backward=MODEL.lowered[1].backward), *MODEL.lowered[1:])),
+            "blocks.0: expected",
+        ),
+    ],
+)
+def test_what_does_not_hold_together_is_named(broken: TracedModel, message: str) -> None:
+    with pytest.raises(TracedModelError, match=message):
+        check(broken)
+
+
+def test_a_parameter_without_a_gradient_is_named() -> None:
+    backward = MODEL.lowered[0].backward
+    kept = tuple(event for event in backward.memory if getattr(event, "fqn", "") != "blocks.0.fc1.bias")
+    with pytest.raises(
+        TracedModelError, match=r"^blocks.0.fc1.bias: expected a gradient in every backward, found none"
+    ):
+        check(first_with(backward=replace(backward, memory=kept)))
+
+
+# -- files from anywhere
+
+
+def changed(change: Callable[[Any], Any]) -> bytes:
+    table = json.loads(dump(MODEL))
+    change(table)
+    return json.dumps(table).encode()
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        (
+            lambda t: t.update(schema="zsim-traced-model-2"),
+            "file: schema: expected one of zsim-traced-model-1, found str",
+        ),
+        (lambda t: t.update(more=1), "file: expected a table of schema, name"),
+        (lambda t: t.pop("units"), "file: expected a table of schema, name"),
+        (
+            lambda t: t.update(dtype="int64"),
+            "file: dtype: expected one of float32, bfloat16, float16, found str 'int64'",
+        ),
+        (
+            lambda t: t.update(micro_batch=-1),
+            "file: micro_batch: expected a whole number from 0 to 2^63 - 1, found int",
+        ),
+        (lambda t: t.update(micro_batch=True), "file: micro_batch: expected a whole number"),
+        (lambda t: t.update(micro_batch=1.5), "file: micro_batch: expected a whole number"),
+        (lambda t: t.update(buffer_nbytes=2**63), "file: buffer_nbytes: expected a whole number"),
+        (lambda t: t.update(casts_input=1), "file: casts_input: expected true or false, found int '1'"),
+        (lambda t: t.update(name="a name"), "file: name: expected a name of 1 to 400 characters without blanks"),
+        (lambda t: t.update(name="n" * (MAX_NAME + 1)), "file: name: expected a name"),
+        (lambda t: t.update(modules={}), "file: modules: expected a list"),
+        (lambda t: t.update(modules=[]), "mlp-tiny: expected one lowered module for each module, and at least one"),
+        (lambda t: t["units"][0].append(1), "file: units[0]: expected a list of 2"),
+        (
+            lambda t: t["units"][1][1][0].__setitem__(1, [1] * 17),
+            "file: units[1][1][0][1]: expected a list of at most 16",
+        ),
+        (lambda t: t["units"][1][1][0].__setitem__(1, [2**40] * 2), "file: units[1][1][0]: elements: expected a whole"),
+        (lambda t: t["modules"][0]["forward"]["memory"].append(["+", "y", "gold", 1]), "expected one of parameters"),
+        (lambda t: t["modules"][0]["forward"]["memory"].append(["+", "y"]), "expected a list of 4"),
+        (
+            lambda t: t["modules"][0]["forward"]["memory"].append(["run", "y"]),
+            "expected one of +, -, gradient, recomputed",
+        ),
+        (
+            lambda t: t["units"][1][1][0].__setitem__(1, []),
+            "blocks.0.fc1.weight: expected a parameter of at least one dim",
+        ),
+        (lambda t: t["modules"][0]["forward"]["memory"].append([]), "expected one of +, -, gradient, recomputed"),
+        (
+            lambda t: t["modules"][0]["forward"]["memory"].append(["+", "y", "activations", 1]),
+            "y: expected a buffer that",
+        ),
+        (lambda t: t["modules"][0]["forward"]["kernels"].append(["mm", 1, 2]), "expected a list of 4"),
+        (lambda t: t["modules"][0]["reads"].append(["head.weight", ""]), "mlp-tiny"),
+        (
+            lambda t: t["modules"][1]["reads"].append(["blocks.0.fc1.weight", ""]),
+            "blocks.1: expected parameters of its own",
+        ),
+    ],
+)
+def test_a_file_that_lies_is_refused_with_the_place(change: Callable[[Any], Any], place: str) -> None:
+    if place == "mlp-tiny":  # a block may read what is the root's, which stays gathered
+        assert parse(changed(change)).name == place
+        return
+    with pytest.raises((UnreadableError, TracedModelError)) as error:
+        parse(changed(change), where="file")
+    assert place in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"null", b"[]", b"1" * 5000, b'{"schema": NaN}', b"\x80\x04N."]
+)
+def test_what_is_no_model_at_all_is_refused(data: bytes) -> None:
+    with pytest.raises(ZsimError, match="expected"):
+        parse(data)
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traced, "MAX_FILE_BYTES", 1000)
+    (tmp_path / "large.json").write_text(dump(MODEL))
+    with pytest.raises(TracedModelError, match="expected at most 1,000 bytes, found more"):
+        load(tmp_path / "large.json")
+
+
+def test_a_place_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TracedModelError, match="expected a traced model, found No such file or directory"):
+        load(tmp_path / "none.json")
+    with pytest.raises(TracedModelError, match="expected a file that can be written"):
+        save(MODEL, tmp_path)
+
+
+@given(data=st.data())
+def test_any_one_change_to_a_file_is_refused_or_makes_a_model_that_plans(data: st.DataObject) -> None:
+    """The value at a random place is replaced; nothing but a ZsimError may come of it."""
+    table = json.loads(dump(MODEL))
+    parent, key = table, "units"
+    while isinstance(parent[key], list | dict) and parent[key] and data.draw(st.integers(0, 5)):
+        parent = parent[key]
+        key = data.draw(st.sampled_from(sorted(parent) if isinstance(parent, dict) else range(len(parent))))
+    junk = st.one_of(
+        st.none(), st.booleans(), st.integers(), st.text(max_size=5), st.just([]), st.just({}), st.floats()
+    )
+    parent[key] = data.draw(junk)
+    try:
+        found = parse(json.dumps(table).encode())
+    except ZsimError:
+        return
+    modules = found.modules_for(found.batch, dtype=found.dtype, casts_input=True)
+    training = Training(model=found, modules=modules, batch=BATCH, precision=Precision(parameters=found.dtype))
+    strategy = STRATEGIES["zero3"]
+    program = strategy.plan(training, mesh=Mesh(dp_shard=2), options=strategy.options())
+    assert replay(program.ranks[0], timeline=False)["steady"].peak_bytes >= 0

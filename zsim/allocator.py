@@ -1,0 +1,157 @@
+"""A Program in torch's caching allocator for CUDA: what is reserved on the device for what the Program allocates.
+
+The allocator acts when the host issues, so reserved bytes are a function of the Program alone, as allocated bytes are. A free
+returns its block at once, as where the subject keeps references instead of record_stream (FSDP2, DDP, our executor). It knows
+no strategy and no time; the rules of the allocator are in zsim.caching.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from zsim.caching import Block, CachingAllocator, DeviceFullError
+from zsim.errors import ProgramError
+from zsim.memory import label
+from zsim.ops import Alloc, Op, Stream
+from zsim.program import PHASES, PhaseName, RankProgram
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocatorRecord:
+    """What the allocator holds in one phase on one rank, in bytes."""
+
+    start_reserved_bytes: int
+    peak_reserved_bytes: int
+    end_reserved_bytes: int
+    peak_active_bytes: int
+    """The most bytes of live blocks, rounding included."""
+    fragmentation_bytes: int
+    """Reserved but in no live block, when active bytes are at their peak for the first time."""
+    rounding_bytes: int
+    """In live blocks but not asked for, at that moment."""
+    num_segments: int
+    """Contiguous pieces of reserved memory at the end of the phase."""
+    num_releases: int
+    """How often in the phase the device was full and everything cached was given back, which stalls the device."""
+    reserved_by_pool: Mapping[str, int]
+    """At the end of the phase, by "stream small" and "stream large"."""
+
+
+@dataclass(slots=True)
+class Heap:
+    """The buffers of a Program in a caching allocator. Each lives in the pool of the stream of the op that makes it; what the
+    host makes lives in that of the compute stream, the current stream of torch's main thread."""
+
+    allocator: CachingAllocator
+    workspace_bytes: int = 0
+    live: dict[str, Block | None] = field(default_factory=dict)
+    """Live buffers; one of no bytes has no block."""
+    _threads: set[str] = field(default_factory=set)
+
+    def allocate(self, event: Alloc, *, stream: Stream) -> Block | None:
+        """The block of `event.buffer`, which begins to live; ProgramError when it lives already."""
+        if event.buffer in self.live:
+            found = f"{event.buffer}: it is allocated again"
+            raise ProgramError(where="allocator", expected="a buffer that is not live", found=found)
+        pool = "compute" if stream == "host" else stream
+        block = self.allocator.allocate(event.nbytes, stream=pool) if event.nbytes else None
+        self.live[event.buffer] = block
+        return block
+
+    def free(self, buffer: str) -> Block | None:
+        """The block that `buffer` had, which is free; ProgramError when it did not live."""
+        if buffer not in self.live:
+            raise ProgramError(where="allocator", expected="a live buffer", found=f"{buffer}: it is freed")
+        block = self.live.pop(buffer)
+        if block is not None:
+            self.allocator.free(block)
+        return block
+
+    def workspace(self, op: Op) -> Alloc | None:
+        """What cuBLAS takes for good, of `workspace_bytes`, when `op` is the first of its host thread with products.
+
+        cuBLAS has a handle, and torch a workspace for it, per thread and stream. The forward runs in the main thread,
+        the backward and what it recomputes in autograd's.
+        """
+        thread = {"forward": "main", "backward": "autograd", "recompute": "autograd"}.get(op.kind)
+        if thread is None or not self.workspace_bytes or thread in self._threads or not op.flops:
+            return None
+        self._threads.add(thread)
+        return Alloc(f"cuBLAS workspace, {thread} thread", "temporaries", self.workspace_bytes)
+
+
+def replay(
+    program: RankProgram,
+    *,
+    expandable_segments: bool = False,
+    workspace_bytes: int = 0,
+    capacity: int | None = None,
+    empty_cache: bool = False,
+) -> Mapping[PhaseName, AllocatorRecord]:
+    """Reserved and active bytes of each phase.
+
+    `workspace_bytes` is what cuBLAS takes per handle and `capacity` what the device has for the allocator; zsim.outside
+    knows both. Without a capacity nothing is released within a phase. `empty_cache`: torch.cuda.empty_cache is called
+    after construction. ProgramError where a buffer is allocated twice or freed without being live; DeviceFullError
+    where `capacity` does not suffice.
+    """
+    heap = Heap(CachingAllocator(expandable_segments=expandable_segments, capacity=capacity), workspace_bytes)
+    records: dict[PhaseName, AllocatorRecord] = {}
+    for phase in PHASES:
+        records[phase] = _phase(heap, program.phase(phase), phase)
+        if empty_cache and phase == "construction":
+            heap.allocator.release()
+    return records
+
+
+@dataclass(slots=True)
+class _Peak:
+    """The allocator when active bytes were highest, and its highest reserved bytes."""
+
+    active: int
+    reserved: int
+    allocated: int
+    most_reserved: int
+
+    def see(self, allocator: CachingAllocator) -> None:
+        """Note the state after an allocation."""
+        if allocator.active > self.active:
+            self.active, self.reserved, self.allocated = allocator.active, allocator.reserved, allocator.allocated
+        if allocator.reserved > self.most_reserved:
+            self.most_reserved = allocator.reserved
+
+
+def _phase(heap: Heap, ops: tuple[Op, ...], phase: PhaseName) -> AllocatorRecord:
+    allocator = heap.allocator
+    start, releases = allocator.reserved, allocator.num_releases
+    peak = _Peak(allocator.active, start, allocator.allocated, start)
+    for op in ops:
+        try:
+            _apply(heap, op, peak)
+        except (ProgramError, DeviceFullError) as error:
+            where = f"{phase} op {op.index} ({label(op)})"
+            raise type(error)(where=where, expected=error.expected, found=error.found) from None
+    return AllocatorRecord(
+        start_reserved_bytes=start,
+        peak_reserved_bytes=peak.most_reserved,
+        end_reserved_bytes=allocator.reserved,
+        peak_active_bytes=peak.active,
+        fragmentation_bytes=peak.reserved - peak.active,
+        rounding_bytes=peak.active - peak.allocated,
+        num_segments=sum(1 for _ in allocator.segments()),
+        num_releases=allocator.num_releases - releases,
+        reserved_by_pool={
+            f"{pool.stream} {'small' if pool.small else 'large'}": pool.reserved for pool in allocator.pools.values()
+        },
+    )
+
+
+def _apply(heap: Heap, op: Op, peak: _Peak) -> None:
+    extra = heap.workspace(op)
+    for event in op.memory if extra is None else (extra, *op.memory):
+        if isinstance(event, Alloc):
+            heap.allocate(event, stream=op.stream)
+            peak.see(heap.allocator)
+        else:
+            heap.free(event.buffer)

@@ -1,0 +1,67 @@
+"""Activation checkpointing: which blocks, and which of their operators, are computed again in backward instead of being kept.
+
+It says what is asked for; `zsim.tape` knows what it does to memory, as torch.utils.checkpoint (non-reentrant) does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from zsim.model import ROOT, ModelSpec
+from zsim.operators import Operator
+
+SAVEABLE = ("linear", "attention")
+"""Operators whose outputs a selective policy can keep: those that are one aten call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpointing:
+    """The mode, and what it applies to.
+
+    "full": every `every`-th block (the k-th, the 2k-th, …) is recomputed from its input. "selective" with `save`: the same, but
+    the outputs of these operators are kept and not computed again (torch's selective activation checkpointing). "selective"
+    with `recompute`: each operator of these kinds is checkpointed by itself, everything else is kept.
+    """
+
+    mode: Literal["none", "full", "selective"] = "none"
+    every: int = 1
+    save: tuple[str, ...] = ()
+    recompute: tuple[str, ...] = ()
+
+    def applies_to(self, model: ModelSpec) -> frozenset[str]:
+        """The fqns of the modules that are checkpointed: of the blocks, in forward order, every k-th."""
+        blocks = [module.fqn for module in model.modules if module.unit != ROOT]
+        return frozenset(blocks[self.every - 1 :: self.every]) if self.mode != "none" else frozenset()
+
+    def regions(self, operators: tuple[Operator, ...]) -> tuple[tuple[Operator, ...], ...]:
+        """A checkpointed module's operators in stretches that are each recomputed as one."""
+        if self.recompute:
+            return tuple((operator,) for operator in operators if operator.kind in self.recompute)
+        return (operators,) if self.mode != "none" else ()
+
+    def keeps(self, operator: Operator) -> bool:
+        """Whether the output of `operator` is kept inside a recomputed stretch."""
+        return operator.kind in self.save
+
+
+NO_CHECKPOINTING = Checkpointing()
+
+
+def problems(asked: Checkpointing, model: ModelSpec) -> Iterator[str]:
+    """What does not fit together, one line each, with the scenario's key in front."""
+    key = "activation_checkpointing"
+    operators = [operator for module in model.modules if module.unit != ROOT for operator in module.operators]
+    kinds = list(dict.fromkeys(operator.kind for operator in operators))
+    blocks = len({module.unit for module in model.modules if module.unit != ROOT})
+    if asked.mode == "selective" and bool(asked.save) == bool(asked.recompute):
+        yield f"{key}: selective needs one of `save` and `recompute`, found {'both' if asked.save else 'neither'}"
+    if asked.mode != "selective" and (asked.save or asked.recompute):
+        yield f'{key}: `save` and `recompute` go with mode = "selective", found "{asked.mode}"'
+    if not 1 <= asked.every <= max(1, blocks):
+        yield f"{key}.every: expected 1 to {max(1, blocks)}, the model's blocks, found {asked.every}"
+    yield from (f"{key}.recompute: expected some of {', '.join(kinds)}, found {kind!r}" for kind in asked.recompute if kind not in kinds)
+    yield from (f"{key}.save: expected some of {', '.join(SAVEABLE)}, found {kind!r}" for kind in asked.save if kind not in SAVEABLE)
+    if "attention" in asked.save and any(o.kind == "attention" and o.implementation == "explicit" for o in operators):
+        yield f"{key}.save: explicit attention is several calls and has no one output to keep; use model.attention = \"sdpa\""

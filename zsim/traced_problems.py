@@ -1,0 +1,63 @@
+"""Whether a traced model holds together: names that are unique, parameters that are owned, buffers that live and die once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from zsim.model import ROOT, ModelSpec
+from zsim.ops import Alloc, Free
+from zsim.tape import SEED
+from zsim.training import LoweredModule, ParameterGradient, Recomputed
+
+
+def problems(model: ModelSpec, lowered: tuple[LoweredModule, ...], *, loss: str) -> Iterator[tuple[str, str, str]]:
+    """(where, expected, found) of each thing that does not hold; `loss` is the buffer of the loss."""
+    owner = {parameter.fqn: unit.fqn for unit in model.units for parameter in unit.parameters}
+    names = [unit.fqn for unit in model.units], [p.fqn for p in model.parameters], [m.fqn for m in model.modules]
+    for repeated in (name for group in names for name, count in Counter(group).items() if count > 1):
+        yield repeated, "one unit, parameter or module of this name", "more"
+    for parameter in model.parameters:
+        if not parameter.shape:
+            yield parameter.fqn, "a parameter of at least one dimension, as fully_shard does", "a scalar"
+    if not lowered or [m.fqn for m in lowered] != [m.fqn for m in model.modules]:
+        yield model.name, "one lowered module for each module, and at least one", "other ones"
+    units = {ROOT, *(unit.fqn for unit in model.units)}
+    for module in model.modules:
+        if module.unit not in units:
+            yield module.fqn, "a unit of the model", module.unit
+        for fqn in (fqn for op in module.operators for fqn in (op.weight, op.bias) if fqn):
+            if owner.get(fqn) not in (module.unit, ROOT):
+                yield module.fqn, "parameters of its own unit or the root's", fqn
+    yield from _lifetime_problems(model, lowered, owner, loss)
+
+
+def _lifetime_problems(
+    model: ModelSpec, lowered: tuple[LoweredModule, ...], owner: dict[str, str], loss: str
+) -> Iterator[tuple[str, str, str]]:
+    live: set[str] = set()
+    made: set[str] = set()
+    marked: list[str] = []
+    passes = [(module, module.forward) for module in lowered]
+    passes += [(module, module.backward) for module in reversed(lowered)]
+    for module, computation in passes:
+        for event in computation.memory:
+            if isinstance(event, ParameterGradient):
+                made.add(event.fqn)
+                if owner.get(event.fqn) not in (module.unit, ROOT):
+                    yield module.fqn, "gradients of its own parameters", event.fqn
+            elif isinstance(event, Recomputed):
+                marked.append(module.fqn)
+            elif isinstance(event, Alloc) == (event.buffer in live):
+                yield module.fqn, "every buffer allocated once and freed once", event.buffer
+            else:
+                live.symmetric_difference_update({event.buffer})
+    if marked != [module.fqn for module in reversed(lowered) if module.recompute]:
+        yield model.name, "one mark in the backward of each module that recomputes", "other marks"
+    for buffer in sorted(live):
+        yield buffer, "a buffer that is freed by the end of backward", "it still lives"
+    for fqn in sorted(set(owner) - made):
+        yield fqn, "a gradient in every backward", "none"
+    ends = lowered[0].backward.memory[-2:]
+    if ends != (Free(SEED), Free(loss)):
+        yield model.name, "the loss and its gradient freed last", "another end"
