@@ -1,0 +1,162 @@
+"""What cannot be traced is refused by name, never counted as zero bytes."""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from zreal.boundaries import Boundaries
+from zreal.storages import StorageLog, UntraceableError
+from zreal.tracing import trace
+
+X = (torch.ones(4, 8),)
+
+
+class Plain(nn.Module):
+    """Linear layers in a list, and what a test wants to do at the end of forward."""
+
+    def __init__(self, act: Callable[[Any, Tensor], Any] = lambda module, x: x) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.first = nn.Linear(8, 8)
+        self.act = act
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.first(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.act(self, x)
+
+
+@torch.library.custom_op("zsim_test::unknown", mutates_args=())
+def unknown(x: Tensor) -> Tensor:
+    return x.clone()
+
+
+def tied() -> nn.Module:
+    module = Plain()
+    module.layers[2].weight = module.layers[0].weight
+    return module
+
+
+def with_parameter(parameter: nn.Parameter) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
+        module = Plain()
+        module.extra = parameter
+        return module
+
+    return make
+
+
+def keeps(module: Any, x: Tensor) -> Tensor:
+    module.last = x.detach() * 2
+    return x
+
+
+def twice(module: Any, x: Tensor) -> Tensor:
+    return module.layers[0](x)
+
+
+@pytest.mark.parametrize(
+    ("make", "units", "message"),
+    [
+        (
+            lambda: Plain(lambda m, x: x * x.sum().item()),
+            None,
+            "aten::_local_scalar_dense: expected operators whose outcome",
+        ),
+        (lambda: Plain(lambda m, x: x if x.sum() > 0 else -x), None, "expected operators whose outcome needs no data"),
+        (lambda: Plain(lambda m, x: x[x > 0]), None, "expected shapes that follow from those of the inputs"),
+        (
+            lambda: Plain(lambda m, x: unknown(x)),
+            None,
+            "zsim_test::unknown: expected operators that FakeTensorMode knows",
+        ),
+        (
+            lambda: Plain(lambda m, x: x @ torch.ones(3, 3)),
+            None,
+            "aten::mm: expected operators that run on these inputs",
+        ),
+        (
+            lambda: Plain(lambda m, x: {}["no"]),
+            None,
+            "root: expected a module that runs on these inputs, found KeyError",
+        ),
+        (
+            lambda: Plain(lambda m, x: (x, x)),
+            None,
+            "loss: expected a tensor, or an output with .loss, found an output of type tuple",
+        ),
+        (
+            lambda: Plain(lambda m, x: x.sum().detach()),
+            None,
+            "loss: expected one number that depends on the parameters",
+        ),
+        (lambda: Plain(keeps), None, "mul: expected memory that is free again after backward, found 128 B"),
+        (lambda: nn.ReLU(), None, "ReLU: expected a module with parameters, found none"),
+        (lambda: Plain(), ["layers.7"], "layers.7: expected the fqn of a module in the model, found none of that name"),
+        (
+            lambda: Plain(),
+            ["layers", "layers.0"],
+            "layers.0: expected units apart from each other, found one inside the unit layers",
+        ),
+        (lambda: Plain(), ["layers"], "layers: expected every unit to run in forward, found it did not run"),
+        (
+            lambda: Plain(twice),
+            None,
+            "layers.0: expected units that run one after another, each once, found a second run",
+        ),
+        (tied, None, "weight: expected a parameter of one unit, found one tied between layers.0 and layers.2"),
+        (
+            tied,
+            ["layers.0"],
+            "layers.2.weight: expected a parameter of one unit, found one tied between layers.0 and root",
+        ),
+        (
+            with_parameter(nn.Parameter(torch.ones(3))),
+            None,
+            "extra: expected a gradient for every parameter, found none",
+        ),
+        (
+            with_parameter(nn.Parameter(torch.ones(3), requires_grad=False)),
+            None,
+            "extra: expected parameters that are trained, found a frozen one",
+        ),
+        (
+            lambda: nn.Sequential(OrderedDict({"a b": nn.Linear(8, 8)})),
+            [],
+            "'a b.weight': expected a name without blanks",
+        ),
+        (with_parameter(nn.Parameter(torch.tensor(1.0))), None, "extra: expected a gradient for every parameter"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*the whole model is one unit")
+def test_what_cannot_be_traced_is_refused_by_name(make: Callable[[], nn.Module], units: Any, message: str) -> None:
+    with pytest.raises(UntraceableError, match=re.escape(message)):
+        trace(make, X, units=units)
+
+
+def test_a_unit_that_is_recomputed_together_with_more_is_refused() -> None:
+    class Checkpointed(Plain):
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = checkpoint(lambda y, layer=layer: layer(y).sin(), self.first(x), use_reentrant=False)
+            return x
+
+    with pytest.raises(UntraceableError, match=r"^layers.2: expected a unit that is recomputed in its own backward"):
+        trace(Checkpointed, X)
+
+
+def test_a_backward_that_leaves_the_order_of_units_is_refused() -> None:
+    boundaries = Boundaries(StorageLog(), units={}, dtype=None)
+    boundaries.order, boundaries.needs_gradient = ["layers.0", "layers.1"], [True, True]
+    boundaries.begin_backward()
+    with pytest.raises(UntraceableError, match=r"^layers.0: expected units whose backward runs in the reverse order"):
+        boundaries.gradient_arrives(0, torch.ones(1))

@@ -1,0 +1,199 @@
+"""A module without its memory: fake parameters, buffers and inputs in place of its own, and its parameters by unit."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zreal.boundaries import cast_floats, tensors_in
+from zreal.known_values import tell
+from zreal.modules import DTYPES
+from zreal.storages import UntraceableError
+from zsim.json_reader import is_name
+from zsim.model import ROOT, Parameter, ParamGroup
+from zsim.training import Batch, Dtype
+from zsim.units import format_bytes
+
+Units = Sequence[str] | Callable[[str, nn.Module], bool] | None
+Inputs = Sequence[Any] | Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faked:
+    """A module with what stands in for its tensors. `cast` is the dtype that floating-point inputs are cast to, if any."""
+
+    model: nn.Module
+    units: dict[str, nn.Module]
+    groups: tuple[ParamGroup, ...]
+    parameters: dict[str, nn.Parameter]
+    buffers: dict[str, Tensor]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    cast: torch.dtype | None
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Inside, the module has the fakes for its parameters and buffers, tied ones tied; then its own again."""
+        own: list[tuple[nn.Module, str, Any]] = []
+        fakes: dict[str, Tensor] = {**self.parameters, **self.buffers}
+        by_tensor: dict[int, Tensor] = {}
+        named = [
+            *self.model.named_parameters(remove_duplicate=False),
+            *self.model.named_buffers(remove_duplicate=False),
+        ]
+        for fqn, tensor in named:
+            fake = by_tensor.setdefault(id(tensor), fakes.get(fqn, tensor))
+            path, _, name = fqn.rpartition(".")
+            own.append((self.model.get_submodule(path), name, tensor))
+            setattr(self.model.get_submodule(path), name, fake)
+        try:
+            yield
+        finally:
+            for module, name, tensor in own:
+                setattr(module, name, tensor)
+
+
+def fake(model: nn.Module, inputs: Inputs, *, units: Units, dtype: Dtype, casts_input: bool) -> Faked:
+    """`model` and its inputs without memory. To be called in fake mode; UntraceableError for what cannot be traced."""
+    wanted = DTYPES[dtype]
+    found = _find_units(model, units)
+    groups = _groups(model, found)
+    named = isinstance(inputs, Mapping)
+    args = () if named else tuple(_input(f"inputs[{i}]", value) for i, value in enumerate(inputs))
+    kwargs = {key: _input(key, inputs[key]) for key in inputs} if isinstance(inputs, Mapping) else {}
+    if not casts_input:
+        args, kwargs = cast_floats((args, kwargs), wanted)
+    return Faked(
+        model=model,
+        units=found,
+        groups=groups,
+        parameters={fqn: _fake_parameter(fqn, p, wanted) for fqn, p in model.named_parameters()},
+        buffers={fqn: _fake(buffer) for fqn, buffer in model.named_buffers()},
+        args=args,
+        kwargs=kwargs,
+        cast=wanted if casts_input and dtype != "float32" else None,
+    )
+
+
+def _fake_parameter(fqn: str, parameter: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
+    if not parameter.requires_grad:
+        raise refuse(fqn, "parameters that are trained", "a frozen one", "frozen parameters are not traced yet")
+    return nn.Parameter(torch.empty(parameter.shape, dtype=dtype))
+
+
+def _fake(tensor: Tensor) -> Tensor:
+    found = torch.empty(tensor.shape, dtype=tensor.dtype)
+    tell(found, tensor)
+    return found
+
+
+def _input(where: str, value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return _fake(value)
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], torch.dtype | str):
+        shape, dtype = value
+        kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+        if not isinstance(kind, torch.dtype):
+            raise refuse(where, "a dtype of torch", repr(dtype), 'write it as "int64"')
+        return torch.empty(tuple(shape), dtype=kind)
+    return value
+
+
+def default_batch(step: Faked) -> Batch:
+    """Dim 0 of the first input, and dim 1 if it holds tokens."""
+    first = next(tensors_in((step.args, step.kwargs)), None)
+    if first is None or not first.dim():
+        raise refuse("inputs", "a tensor with a batch dimension", "none", "give batch=Batch(micro_batch=…)")
+    tokens = not first.is_floating_point() and first.dim() > 1
+    return Batch(micro_batch=first.shape[0], sequence_length=first.shape[1] if tokens else 1)
+
+
+def _find_units(model: nn.Module, units: Units) -> dict[str, nn.Module]:
+    modules = dict(model.named_modules())
+    if units is None:
+        return _default_units(model, modules)
+    wanted = [fqn for fqn, module in modules.items() if fqn and units(fqn, module)] if callable(units) else list(units)
+    for fqn in wanted:
+        if fqn not in modules or fqn == ROOT:
+            raise refuse(fqn, "the fqn of a module in the model", "none of that name", "see model.named_modules()")
+        outer = next((other for other in wanted if fqn.startswith(f"{other}.")), "")
+        if outer:
+            raise refuse(fqn, "units apart from each other", f"one inside the unit {outer}", "take one of the two")
+    return {fqn: module for fqn, module in modules.items() if fqn in wanted}
+
+
+def _default_units(model: nn.Module, modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    lists = [(fqn, module) for fqn, module in modules.items() if isinstance(module, nn.ModuleList)]
+    if lists:
+        fqn, longest = max(lists, key=lambda item: len(item[1]))
+        return {f"{fqn}.{i}" if fqn else str(i): child for i, child in enumerate(longest)}
+    nbytes = total(model.parameters())
+    warnings.warn(
+        f"{type(model).__name__} has no ModuleList: the whole model is one unit, so that sharded strategies gather all of "
+        f"its parameters at once ({format_bytes(nbytes)} as they are) and communicate only before and after it; name units=",
+        stacklevel=4,
+    )
+    return {}
+
+
+def _groups(model: nn.Module, units: Mapping[str, nn.Module]) -> tuple[ParamGroup, ...]:
+    """The root's parameters, then each unit's; UntraceableError for one that two of them share, and for a unit without any."""
+    owners: dict[int, str] = {}
+    for fqn, unit in units.items():
+        own = list(unit.named_parameters())
+        if not own:
+            raise refuse(fqn, "a unit with parameters", "none", "leave it out of units: it then belongs to the root")
+        for name, parameter in own:
+            _require_own(owners.get(id(parameter), fqn), fqn, name)
+            owners[id(parameter)] = fqn
+    members: dict[str, list[Parameter]] = {fqn: [] for fqn in (ROOT, *units)}
+    for fqn, parameter in _in_order_of_fully_shard(model):
+        if not is_name(fqn):
+            raise refuse(repr(fqn), "a name without blanks, commas and bars", "another one", "rename the module")
+        members[owners.get(id(parameter), ROOT)].append(Parameter(fqn=fqn, shape=tuple(parameter.shape)))
+    for fqn, parameter in model.named_parameters(remove_duplicate=False):
+        owner = owners.get(id(parameter), ROOT)
+        if owner != ROOT and not fqn.startswith(f"{owner}."):
+            _require_own(owner, ROOT, fqn)
+    if not any(members.values()):
+        raise refuse(type(model).__name__, "a module with parameters", "none", "there is nothing to shard")
+    return tuple(ParamGroup(fqn=fqn, parameters=tuple(own)) for fqn, own in members.items() if own)
+
+
+def _in_order_of_fully_shard(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """`named_parameters()`, but those of a module after those of its children."""
+    names = {id(parameter): fqn for fqn, parameter in model.named_parameters()}
+    seen: set[nn.Module] = set()
+
+    def own(module: nn.Module) -> Iterator[nn.Parameter]:
+        seen.add(module)
+        for child in module.children():
+            if child not in seen:
+                yield from own(child)
+        yield from module.parameters(recurse=False)
+
+    for parameter in own(model):
+        if id(parameter) in names:
+            yield names.pop(id(parameter)), parameter
+
+
+def _require_own(owner: str, unit: str, parameter: str) -> None:
+    if owner != unit:
+        remedy = "tie weights inside one unit only, or leave both modules to the root"
+        raise refuse(parameter, "a parameter of one unit", f"one tied between {owner} and {unit}", remedy)
+
+
+def total(tensors: Any) -> int:
+    """Bytes of the elements of tensors."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def refuse(where: str, expected: str, found: str, remedy: str) -> UntraceableError:
+    """The error to raise; its four parts."""
+    return UntraceableError(where=where, expected=expected, found=found, remedy=remedy)

@@ -1,0 +1,83 @@
+"""What a dispatched operator costs, as a Kernel: FLOPs by torch's own public formulas, bytes read and written.
+
+Views cost nothing and are no kernels. Operators without a formula count no FLOPs, only bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+from zsim.ops import Kernel
+
+_LOOKUPS = frozenset({"embedding", "index", "index_select", "gather"})
+"""Operators that read as much of their first tensor as they write, not all of it."""
+
+_NO_WORK = ("empty", "new_empty")
+_CPU_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
+
+
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Every tensor in an operator's arguments or results."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors(item)
+
+
+def base_name(name: str) -> str:
+    """ "addmm" of "aten::addmm.out"; other namespaces keep theirs: "mylib.scale"."""
+    namespace, _, rest = name.partition("::")
+    base = rest.partition(".")[0]
+    return base if namespace == "aten" else f"{namespace}.{base}"
+
+
+def kernel(func: Any, arguments: tuple[Any, ...], options: dict[str, Any], result: Any) -> Kernel | None:
+    """The Kernel of one dispatched operator, or None when it moves nothing."""
+    name = base_name(func.name())
+    read = list(tensors((*arguments, *options.values())))
+    written = list(tensors(result))
+    in_place = name.endswith("_") or "out" in options
+    sources = {id(tensor.untyped_storage()) for tensor in read}
+    views = all(id(tensor.untyped_storage()) in sources for tensor in written)
+    if not written or name.startswith(_NO_WORK) or (views and not in_place):
+        return None
+    nbytes = sum(map(_nbytes, written)) + sum(map(_nbytes, read[1:] if name in _LOOKUPS else read))
+    if name in _LOOKUPS:
+        nbytes += _nbytes(written[0])
+    dtype = next((t.dtype for t in written if t.dtype.is_floating_point), written[0].dtype)
+    flops = _flops(func, name, arguments, options, result)
+    return Kernel(name, flops, nbytes, str(dtype).removeprefix("torch."))
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor's elements; one that is expanded is read once."""
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+
+
+@cache
+def _formula(name: str) -> Any:
+    namespace, _, rest = name.partition("::")
+    packet = getattr(getattr(torch.ops, namespace), rest.partition(".")[0])
+    return flop_registry.get(packet)
+
+
+def _flops(func: Any, name: str, arguments: tuple[Any, ...], options: dict[str, Any], result: Any) -> int:
+    if name == _CPU_ATTENTION:
+        query, key, value = (tensor.shape for tensor in arguments[:3])
+        return int(sdpa_flop_count(query, key, value)) // _halves(arguments[4:5], options)
+    if name == f"{_CPU_ATTENTION}_backward":
+        gradient, query, key, value = (tensor.shape for tensor in arguments[:4])
+        return int(sdpa_backward_flop_count(gradient, query, key, value)) // _halves(arguments[7:8], options)
+    formula = _formula(func.name())
+    return int(formula(*arguments, **options, out_val=result)) if formula else 0
+
+
+def _halves(given: tuple[Any, ...], options: dict[str, Any]) -> int:
+    """2 for causal attention, whose kernels leave out the upper half of the scores."""
+    return 2 if options.get("is_causal", *given or (False,)) else 1

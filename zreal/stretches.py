@@ -1,0 +1,221 @@
+"""From the log of a traced step to modules: each unit, and the root's stretches between them, with buffers by name.
+
+Names and kinds are those that `zsim.tape` gives to the built-in families, so that strategies cannot tell them apart.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from zreal.boundaries import ParameterGradients
+from zreal.storages import Again, Born, Died, Entry, Lives, Place, UntraceableError
+from zsim.model import ROOT, Module, ParamGroup
+from zsim.ops import Alloc, Free, Kernel, MemoryKind
+from zsim.tape import SEED
+from zsim.traced import FAMILY, INPUT, LOSS, TracedModel, check, stretch
+from zsim.training import (
+    DTYPE_NBYTES,
+    Batch,
+    Computation,
+    Dtype,
+    LoweredModule,
+    ParameterGradient,
+    Recomputed,
+    TapeEvent,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What was traced: the param groups, the units in the order of forward, and the bytes that no strategy counts."""
+
+    name: str
+    groups: tuple[ParamGroup, ...]
+    dtype: Dtype
+    batch: Batch
+    casts_input: bool
+    buffer_nbytes: int
+    input_nbytes: int
+    order: tuple[str, ...]
+    needs_gradient: tuple[bool, ...]
+    cast_inputs: tuple[int, ...]
+    """The storages of the model's inputs in the dtype that they were cast to."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Stretch:
+    """A unit's or a part of the root's: what happens in its forward and its backward."""
+
+    fqn: str
+    unit: str
+    needs_gradient: bool
+    reads: dict[str, None]
+    forward: list[Entry]
+    backward: list[Entry]
+
+
+def traced_model(
+    step: Step,
+    *,
+    lives: Lives,
+    reads: Mapping[Place, Mapping[str, None]],
+    gradients: ParameterGradients,
+    loss: tuple[int, int],
+) -> TracedModel:
+    """The model of one traced step; UntraceableError or TracedModelError where it does not hold together."""
+    marks = _marks(step, lives, gradients)
+    stretches = _stretches(step, lives, reads)
+    names = _Names(
+        marks=marks,
+        given=dict(zip(map(lives.final, loss), (SEED, f"{stretches[-1].fqn}:{LOSS}"), strict=True)),
+        inputs={storage: f"{INPUT}.{i}" if i else INPUT for i, storage in enumerate(step.cast_inputs)},
+    )
+    forward = [_computation(s.fqn, s.forward, names) for s in stretches]
+    names.backward = True
+    backward = [_computation(s.fqn, s.backward, names) for s in reversed(stretches)][::-1]
+    ends = tuple(Free(name) for name in names.given.values())
+    backward[0] = Computation(kernels=backward[0].kernels, memory=(*backward[0].memory, *ends))
+    late = _late(marks, lives, gradients)
+    return check(
+        TracedModel(
+            name=step.name,
+            family=FAMILY,
+            modules=tuple(_module(s, late, last=s is stretches[-1]) for s in stretches),
+            units=step.groups,
+            lowered=tuple(
+                LoweredModule(
+                    fqn=s.fqn,
+                    unit=s.unit,
+                    forward=f,
+                    backward=b,
+                    input_needs_gradient=s.needs_gradient,
+                    recompute=tuple(entry.kernel for entry in s.backward if isinstance(entry, Again)),
+                )
+                for s, f, b in zip(stretches, forward, backward, strict=True)
+            ),
+            dtype=step.dtype,
+            batch=step.batch,
+            casts_input=step.casts_input,
+            buffer_nbytes=step.buffer_nbytes,
+            input_nbytes=step.input_nbytes,
+        )
+    )
+
+
+def _stretches(step: Step, lives: Lives, reads: Mapping[Place, Mapping[str, None]]) -> list[_Stretch]:
+    """In the order of forward; stretches of the root in which nothing happens are left out."""
+    entries: dict[Place, list[Entry]] = {}
+    for place, entry in lives.entries:
+        entries.setdefault(place, []).append(entry)
+    found: list[_Stretch] = []
+    for number in range(2 * len(step.order) + 1):
+        unit, inside = number // 2, bool(number % 2)
+        here, back = Place(False, unit, inside), Place(True, unit, inside)
+        fqn = step.order[unit] if inside else f"{ROOT}.{unit}"
+        if not inside and fqn in step.order:
+            raise UntraceableError(
+                where=fqn, expected="another name of this unit", found="that of the root's", remedy="rename it"
+            )
+        one = _Stretch(
+            fqn=fqn,
+            unit=step.order[unit] if inside else ROOT,
+            needs_gradient=inside and step.needs_gradient[unit],
+            reads=dict.fromkeys((*reads.get(here, ()), *reads.get(back, ()))),
+            forward=entries.get(here, []),
+            backward=entries.get(back, []),
+        )
+        if found and not inside and not one.backward and all(isinstance(entry, Died) for entry in one.forward):
+            found[-1].forward += one.forward  # what the root drops when a unit returns
+        elif inside or one.forward or one.backward:
+            found.append(one)
+    return found
+
+
+@dataclass(slots=True, kw_only=True)
+class _Names:
+    """Buffers by storage. `marks` are storages that are gradients of parameters, `given` those that have a name of their own."""
+
+    marks: Mapping[int, tuple[str, ...]]
+    given: Mapping[int, str]
+    inputs: Mapping[int, str]
+    backward: bool = False
+    known: dict[int, str] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+
+
+def _computation(fqn: str, entries: list[Entry], names: _Names) -> Computation:
+    kernels: list[Kernel] = []
+    memory: list[TapeEvent] = []
+    again: int | None = None
+    for entry in entries:
+        if isinstance(entry, Kernel):
+            kernels.append(entry)
+        elif isinstance(entry, Again):
+            again = len(memory)
+        elif isinstance(entry, Born):
+            memory += _born(fqn, entry, names)
+        elif isinstance(entry, Died) and entry.storage in names.known:
+            memory.append(Free(names.known.pop(entry.storage)))
+    if again is not None:
+        memory.insert(again, Recomputed())
+    return Computation(kernels=tuple(kernels), memory=tuple(memory))
+
+
+def _born(fqn: str, born: Born, names: _Names) -> list[TapeEvent]:
+    if born.storage in names.marks:
+        return [ParameterGradient(parameter) for parameter in names.marks[born.storage]]
+    kind: MemoryKind = "temporaries" if names.backward else "activations"
+    if born.storage in names.given:
+        return [Alloc(names.given[born.storage], kind, born.nbytes)]
+    names.counts[fqn] += 1
+    name = names.inputs.get(born.storage, f"{fqn}:{names.counts[fqn]}.{born.operator}")
+    names.known[born.storage] = name
+    return [Alloc(name, kind, born.nbytes)]
+
+
+def _module(one: _Stretch, late: Mapping[str, str], *, last: bool) -> Module:
+    """Its reads as operators: a weight together with the bias whose gradient overtakes its own."""
+    biases = {late[fqn] for fqn in one.reads if fqn in late}
+    weights = tuple((fqn, late.get(fqn, "")) for fqn in one.reads if fqn not in biases)
+    return stretch(one.fqn, unit=one.unit, weights=weights, last=last)
+
+
+def _marks(step: Step, lives: Lives, gradients: ParameterGradients) -> dict[int, tuple[str, ...]]:
+    """Storages that are born as gradients of parameters: the one kept and, of several, those added to it."""
+    births = {entry.storage: entry.nbytes for _, entry in lives.entries if isinstance(entry, Born)}
+    marks: dict[int, tuple[str, ...]] = {}
+    numels = {parameter.fqn: parameter.numel for group in step.groups for parameter in group.parameters}
+    for fqn in numels:
+        if fqn not in gradients.kept:
+            raise UntraceableError(
+                where=fqn,
+                expected="a gradient for every parameter",
+                found="none: the loss does not depend on it",
+                remedy="drop the parameter, or use it in forward",
+            )
+        kept = lives.final(gradients.kept[fqn])
+        made = dict.fromkeys(map(lives.final, gradients.made.get(fqn, [])))
+        added = [storage for storage in made if storage in lives.used_up and storage != kept] if kept in made else []
+        for storage in (kept, *added):
+            marks[storage] = (*marks.get(storage, ()), fqn)
+    for storage, fqns in marks.items():
+        nbytes = sum(numels[fqn] * DTYPE_NBYTES[step.dtype] for fqn in fqns)
+        if births.get(storage) != nbytes:
+            raise UntraceableError(
+                where=fqns[0],
+                expected=f"a gradient of {nbytes:,} B of its own",
+                found=f"a part of a storage of {births.get(storage, 0):,} B",
+                remedy="make the parameter's gradient contiguous, as by parameter.clone() in forward",
+            )
+    return marks
+
+
+def _late(marks: Mapping[int, tuple[str, ...]], lives: Lives, gradients: ParameterGradients) -> dict[str, str]:
+    """Weights whose gradient is born just before their bias's, but accumulated just after it; with that bias."""
+    born = [fqn for _, entry in lives.entries if isinstance(entry, Born) for fqn in marks.get(entry.storage, ())]
+    kept = list(gradients.kept)
+    after = {fqn: other for other, fqn in pairwise(kept)}
+    return {fqn: other for fqn, other in pairwise(born) if after.get(fqn) == other}

@@ -1,0 +1,219 @@
+"""nn.Module to TracedModel: one forward and one backward on fake tensors, watched. No weights, no GPU, no memory.
+
+What is seen is what torch on a CPU does with such inputs: which storages live how long, which operators run, in which unit.
+Whatever does not follow from the shapes alone is refused by name. It must not know strategies.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zreal import torch_private
+from zreal.boundaries import Boundaries, ParameterGradients, cast_floats, tensors_in
+from zreal.faking import Faked, Inputs, Units, default_batch, fake, refuse, total
+from zreal.known_values import as_on_real_tensors
+from zreal.storages import Born, Lives, Place, StorageLog, UntraceableError, merged
+from zreal.stretches import Step, traced_model
+from zsim.model import ROOT
+from zsim.traced import TracedModel
+from zsim.training import Batch, Dtype
+from zsim.units import format_bytes
+
+
+def trace(
+    module: nn.Module | Callable[[], nn.Module],
+    inputs: Inputs,
+    *,
+    units: Units = None,
+    dtype: Dtype = "float32",
+    loss: Callable[[Any], Tensor] | None = None,
+    casts_input: bool = True,
+    batch: Batch | None = None,
+    sums_in_place: bool = True,
+    name: str = "",
+) -> TracedModel:
+    """What one step of `module` on `inputs` computes, allocates and frees, unit by unit; the module is left as it was.
+
+    `module` may live on any device ("meta" for one too large) or be a function that makes it, called without memory.
+    `inputs`: positional (a sequence) or by name (a mapping); each a tensor, a (shape, dtype) pair, or any other value as
+    it is. Values count only of small integer tensors, where the module asks for them (is the mask all ones?).
+    `units`: fqns, or a predicate of fqn and module; by default the children of the longest ModuleList. All else is the
+    root's. `dtype`: of the parameters. `casts_input`: floating-point inputs of the model and of units are cast to it, as
+    fully_shard does; otherwise the model's come in it. `loss` makes the scalar of the output; by default `output.loss`
+    where there is one, else `output` if it is one number, else `output.float().sum()`. It counts as a part of the model's
+    forward, and the output is dropped with it. `batch`: by default dim 0 of the first input, and dim 1 if it is integer.
+    `sums_in_place=False` gives what torch does while a dispatch mode such as `zreal.meters` watches it: several
+    gradients of one value are then never added in place.
+
+    Operators are those of torch on a CPU. UntraceableError, which names what stands in the way, for anything that shapes
+    alone do not determine.
+    """
+    with torch_private.fake_mode():
+        log = StorageLog()
+        with log:
+            model = module if isinstance(module, nn.Module) else module()
+        log.restart()
+        step = fake(model, inputs, units=units, dtype=dtype, casts_input=casts_input)
+        run, held = _steady(step, log, loss, sums_in_place=sums_in_place)
+    traced = Step(
+        name=name or type(model).__name__,
+        groups=step.groups,
+        dtype=dtype,
+        batch=batch or default_batch(step),
+        casts_input=step.cast is not None,
+        buffer_nbytes=total(step.buffers.values()) + held,
+        input_nbytes=total(tensors_in((step.args, step.kwargs))),
+        order=tuple(run.boundaries.order),
+        needs_gradient=tuple(run.boundaries.needs_gradient),
+        cast_inputs=tuple(run.cast_inputs),
+    )
+    return traced_model(traced, lives=run.lives, reads=run.reads, gradients=run.gradients, loss=run.loss)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    boundaries: Boundaries
+    gradients: ParameterGradients
+    lives: Lives
+    reads: dict[Place, dict[str, None]]
+    left: dict[int, Born]
+    loss: tuple[int, int]
+    cast_inputs: list[int]
+
+
+def _steady(
+    step: Faked, log: StorageLog, loss: Callable[[Any], Tensor] | None, *, sums_in_place: bool
+) -> tuple[_Run, int]:
+    """A step as all later ones are, and the bytes that the module keeps from its first one."""
+    for fqn, parameter in step.parameters.items():
+        log.ignore(parameter, parameter=fqn)
+    for tensor in (*step.buffers.values(), *tensors_in((step.args, step.kwargs))):
+        log.ignore(tensor)
+    run = _run(step, log, loss, sums_in_place=sums_in_place)
+    held = sum(born.nbytes for born in run.left.values())
+    if held:  # what the first forward has left in the module is there in the second
+        run = _run(step, log, loss, sums_in_place=sums_in_place)
+        _require_nothing_left(run.left)
+    return run, held
+
+
+def _run(step: Faked, log: StorageLog, loss: Callable[[Any], Tensor] | None, *, sums_in_place: bool) -> _Run:
+    """One forward and backward. Garbage collection waits for the end, so that it frees nothing at random."""
+    boundaries, gradients = Boundaries(log, units=step.units, dtype=step.cast), ParameterGradients(log)
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        with (
+            boundaries.hooks(),
+            gradients.hooks(step.parameters),
+            _root_cast(step, log) as casts,
+            as_on_real_tensors(),
+            step.in_place(),
+            log,
+        ):
+            numbers = _forward_backward(step, log, loss, boundaries=boundaries, gradients=gradients)
+    finally:
+        if collects:
+            gc.enable()
+    boundaries.end_backward()
+    gc.collect()
+    lives, reads = merged(log.entries, in_place=sums_in_place), log.reads
+    for parameter in step.parameters.values():
+        if parameter.grad is not None:
+            log.ignore(parameter.grad)
+        parameter.grad = None
+    return _Run(
+        boundaries=boundaries,
+        gradients=gradients,
+        lives=lives,
+        reads=reads,
+        left=log.restart(),
+        loss=numbers,
+        cast_inputs=casts,
+    )
+
+
+def _forward_backward(
+    step: Faked,
+    log: StorageLog,
+    loss: Callable[[Any], Tensor] | None,
+    *,
+    boundaries: Boundaries,
+    gradients: ParameterGradients,
+) -> tuple[int, int]:
+    """The numbers of the storages of the loss's gradient and of the loss, which are dropped last and in this order."""
+    try:
+        result = (loss or _default_loss)(step.model(*step.args, **step.kwargs))
+        if not isinstance(result, Tensor) or result.numel() != 1 or not result.requires_grad:
+            found = f"a tensor of shape {tuple(result.shape)}" if isinstance(result, Tensor) else type(result).__name__
+            raise refuse(
+                "loss", "one number that depends on the parameters", found, "give loss=, a function of the output"
+            )
+        boundaries.begin_backward()
+        gradients.follow(result, step.parameters)
+        with torch.no_grad():
+            seed = torch.ones_like(result)
+        numbers = log.number(seed), log.number(result)
+        result.backward(seed)
+    except UntraceableError:
+        raise
+    except Exception as error:  # whatever a user's module may raise
+        lines = str(error).strip().splitlines() or [""]
+        found = f"{type(error).__name__}: {lines[0][:200]}"
+        raise refuse(_where(boundaries), "a module that runs on these inputs", found, "") from error
+    del seed
+    del result
+    return numbers
+
+
+def _where(boundaries: Boundaries) -> str:
+    place = boundaries.log.place
+    return boundaries.order[place.unit] if place.inside else ROOT
+
+
+def _default_loss(output: Any) -> Tensor:
+    own = getattr(output, "loss", None)
+    if isinstance(own, Tensor):
+        return own
+    if not isinstance(output, Tensor):
+        found = f"an output of type {type(output).__name__} without a loss"
+        raise refuse("loss", "a tensor, or an output with .loss", found, "give loss=, a function of the output")
+    return output if output.numel() == 1 else output.float().sum()
+
+
+@contextmanager
+def _root_cast(step: Faked, log: StorageLog) -> Iterator[list[int]]:
+    """The model's own inputs cast when it is called, as the root of fully_shard does; the storages of what was cast."""
+    casts: list[int] = []
+
+    def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        given = {id(tensor) for tensor in tensors_in((args, kwargs))}
+        found = cast_floats((args, kwargs), step.cast)
+        casts.extend(log.number(tensor) for tensor in tensors_in(found) if id(tensor) not in given)
+        return found
+
+    handle = step.model.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
+    try:
+        yield casts
+    finally:
+        handle.remove()
+
+
+def _require_nothing_left(left: Mapping[int, Born]) -> None:
+    if left:
+        counts = Counter(born.operator for born in left.values())
+        operator, _ = counts.most_common(1)[0]
+        raise refuse(
+            operator,
+            "memory that is free again after backward",
+            f"{format_bytes(sum(born.nbytes for born in left.values()))} that the module keeps anew in every step",
+            "do not store outputs in the module",
+        )
