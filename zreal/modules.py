@@ -17,6 +17,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
+from zsim.errors import ZsimError
 from zsim.model import ROOT, ModelSpec, Module, Parameter
 from zsim.operators import Operator
 from zsim.scenario import Scenario
@@ -38,6 +39,10 @@ def _initial(parameter: Parameter, *, seed: int) -> Tensor:
         return centre + 0.02 * torch.randn(parameter.shape, generator=generator)
     scale: float = min(0.1, parameter.shape[-1] ** -0.5)
     return torch.randn(parameter.shape, generator=generator) * scale
+
+
+class ModelError(ZsimError):
+    """A model of which no real module can be built."""
 
 
 class Stretch(nn.Module):
@@ -130,6 +135,8 @@ def apply(op: Operator, values: dict[str, Tensor], owner: Stretch | Model) -> Te
             return _attention(op, *(values[name] for name in op.inputs))
         case "cross_entropy":
             return functional.cross_entropy(values[first].flatten(0, -2), values[op.inputs[1]].flatten())
+        case "traced":
+            raise AssertionError(op.name)  # build() has refused it
 
 
 def _heads(x: Tensor, num_heads: int) -> Tensor:
@@ -215,7 +222,14 @@ class Model(nn.Module):
 def build(
     spec: ModelSpec, *, seed: int, dtype: str = "float32", checkpointing: Checkpointing = NO_CHECKPOINTING
 ) -> Model:
-    """The real module of `spec`, in `dtype`."""
+    """The real module of `spec`, in `dtype`; ModelError for a traced one, of which only its memory and work are known."""
+    if any(op.kind == "traced" for module in spec.modules for op in module.operators):
+        raise ModelError(
+            where=spec.name,
+            expected="a preset, a family or a config.json, of which torch can build the module",
+            found="a traced model",
+            remedy="simulate it, and compare with a run of your own module",
+        )
     return Model(spec, seed=seed, dtype=DTYPES[dtype], checkpointing=checkpointing)
 
 

@@ -13,6 +13,7 @@ from zsim.operators import Operator
 from zsim.ops import COLLECTIVES, MEMORY_KINDS
 from zsim.run import RankRun, Run, Span
 from zsim.scenario import Scenario
+from zsim.traced import TracedModel
 
 Interval = tuple[int, int]
 
@@ -123,6 +124,9 @@ def model_flops(scenario: Scenario) -> int:
     """
     batch = scenario.batch
     tokens = batch.micro_batch * batch.sequence_length * batch.accumulation
+    if isinstance(scenario.model, TracedModel):  # backward does twice what forward does
+        forward = (kernel.flops for module in scenario.model.lowered for kernel in module.forward.kernels)
+        return 3 * batch.accumulation * sum(forward)
     operators = (operator for module in scenario.model.modules for operator in module.operators)
     return tokens * sum(_flops_per_token(operator, batch.sequence_length) for operator in operators)
 

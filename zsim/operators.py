@@ -17,6 +17,7 @@ OperatorKind = Literal[
     "swiglu",
     "residual",
     "cross_entropy",
+    "traced",
 ]
 
 
@@ -32,7 +33,8 @@ class Operator:
     linear: in_features -> out_features. embedding: num_embeddings × out_features. positions: adds rows 0..s-1 of a
     learned table (num_embeddings × out_features). layer_norm, rms_norm, gelu, residual: out_features. swiglu:
     silu(inputs[0]) * inputs[1]. rotary: turns num_heads heads of head_dim. attention: inputs q, k, v; num_heads,
-    num_kv_heads, head_dim; `implementation` "explicit" (softmax of materialised scores) or "sdpa"; causal.
+    num_kv_heads, head_dim; `implementation` "explicit" (softmax of materialised scores) or "sdpa"; causal. traced: whatever a
+    tracer saw (`zsim.traced`), whose calls nobody here knows.
     """
 
     kind: OperatorKind

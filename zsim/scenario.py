@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from zsim import checkpointing, guards
+from zsim import checkpointing, guards, traced
 from zsim.checkpointing import Checkpointing
 from zsim.errors import ScenarioError, ZsimError
 from zsim.expect import Expectation, expectation
@@ -158,6 +158,7 @@ class _Made:
         expect = [attempt(expectation, key, value) for key, value in (tables["expect"] or {}).items()]
         attempt(_check_together, strategy, options, mesh, tables["optimizer"])
         attempt(_check_checkpointing, model, tables["activation_checkpointing"])
+        attempt(_check_traced, model, tables["batch"], tables["precision"], strategy)
         attempt(_check_work, model, mesh, options, tables["batch"])
         if model is None or cluster is None or mesh is None or options is None:
             return None
@@ -179,6 +180,17 @@ def _check_checkpointing(model: ModelSpec, table: CheckpointingTable) -> None:
         raise ScenarioError(problems)
 
 
+def _check_traced(model: ModelSpec, batch: BatchTable, precision: PrecisionTable, strategy: Any) -> None:
+    """A traced model is one of a batch and a dtype."""
+    if isinstance(model, traced.TracedModel):
+        dtype = DTYPES[precision.parameters]
+        casts_input = STRATEGIES[strategy.name].casts_input and dtype != "float32"
+        try:
+            model.modules_for(Batch(**batch.model_dump()), dtype=dtype, casts_input=casts_input)
+        except ZsimError as error:
+            raise ScenarioError((f"model.traced: {error}",)) from None
+
+
 def _check_work(model: ModelSpec, mesh: Mesh, options: Any, batch: BatchTable) -> None:
     whole = getattr(options, "granularity", "unit") == "unit"
     num_units = len(model.units) if whole else len(model.parameters)
@@ -196,10 +208,10 @@ def _options(strategy: Any) -> Any:
 
 
 def _model(table: ModelTable, batch: BatchTable, folder: Path | None) -> ModelSpec:
-    given = [key for key in ("preset", "family", "huggingface") if getattr(table, key) is not None]
+    given = [key for key in ("preset", "family", "huggingface", "traced") if getattr(table, key) is not None]
     if len(given) != 1:
         found = " and ".join(given) or "none of them"
-        raise ScenarioError((f"model: expected one of preset, family or huggingface, found {found}",))
+        raise ScenarioError((f"model: expected one of preset, family, huggingface or traced, found {found}",))
     if table.sizes and table.family is None:
         raise ScenarioError((f"model.sizes: expected only with model.family, found with model.{given[0]}",))
     if table.preset is None and (table.num_layers or table.attention):
@@ -209,6 +221,8 @@ def _model(table: ModelTable, batch: BatchTable, folder: Path | None) -> ModelSp
         spec = load_preset(
             table.preset, sequence_length=length, num_layers=table.num_layers, attention=table.attention
         )
+    elif table.traced is not None:
+        return _traced(table.traced, folder)
     elif table.huggingface is not None:
         spec = huggingface.load(table.huggingface, folder=folder, sequence_length=length)
     else:
@@ -217,6 +231,13 @@ def _model(table: ModelTable, batch: BatchTable, folder: Path | None) -> ModelSp
     if problems:
         raise ScenarioError(problems)
     return spec
+
+
+def _traced(path: str, folder: Path | None) -> ModelSpec:
+    try:
+        return traced.load((folder or Path()) / path)
+    except ZsimError as error:
+        raise ScenarioError((f"model.traced: {error}",)) from None
 
 
 def _from_sizes(table: ModelTable, length: int) -> ModelSpec:

@@ -32,7 +32,7 @@ class _Table(BaseModel):
 
 
 class ModelTable(_Table):
-    """A preset (perhaps with fewer layers), a family with sizes, or a Hugging Face config.json."""
+    """A preset (perhaps with fewer layers), a family with sizes, a Hugging Face config.json, or a traced model's file."""
 
     preset: str | None = None
     num_layers: int | None = Field(default=None, ge=1)
@@ -40,6 +40,7 @@ class ModelTable(_Table):
     family: str | None = None
     sizes: dict[str, Any] = {}
     huggingface: str | None = None
+    traced: str | None = None
 
 
 class BatchTable(_Table):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final
 
 from zsim.errors import ZsimError
 from zsim.json_reader import Reader
@@ -28,7 +28,7 @@ from zsim.training import (
     TapeEvent,
 )
 
-FAMILY = "traced"
+FAMILY: Final = "traced"
 SCHEMA = "zsim-traced-model-1"
 MAX_FILE_BYTES = 64 * 1024**2
 MAX_DIMS = 16
@@ -111,8 +111,8 @@ def stretch(fqn: str, *, unit: str, weights: tuple[tuple[str, str], ...], last: 
     return Module(fqn=fqn, unit=unit, operators=tuple(operators))
 
 
-def _operator(kind: str, *, name: str, weight: str, bias: str, output: str) -> Operator:
-    return Operator(kind=cast(OperatorKind, kind), name=name, inputs=(INPUT,), output=output, weight=weight, bias=bias)
+def _operator(kind: OperatorKind, *, name: str, weight: str, bias: str, output: str) -> Operator:
+    return Operator(kind=kind, name=name, inputs=(INPUT,), output=output, weight=weight, bias=bias)
 
 
 def _is_input(buffer: str) -> bool:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim import traced
+from zsim import metrics, scenario, traced
 from zsim.checkpointing import Checkpointing
 from zsim.errors import ZsimError
 from zsim.json_reader import MAX_NAME, UnreadableError
@@ -22,6 +22,8 @@ from zsim.mesh import Mesh
 from zsim.models import load_preset
 from zsim.ops import Alloc, Free
 from zsim.program import PHASES
+from zsim.run import RunOptions
+from zsim.simulator import SimBackend
 from zsim.strategies import STRATEGIES
 from zsim.traced import TracedModel, TracedModelError, check, dump, load, parse, save, stretch
 from zsim.training import Batch, Precision, Training
@@ -293,3 +295,39 @@ def test_any_one_change_to_a_file_is_refused_or_makes_a_model_that_plans(data: s
     strategy = STRATEGIES["zero3"]
     program = strategy.plan(training, mesh=Mesh(dp_shard=2), options=strategy.options())
     assert replay(program.ranks[0], timeline=False)["steady"].peak_bytes >= 0
+
+
+TRACED_SCENARIO = """
+model = { traced = "mine.json" }
+batch = { micro_batch = 2 }
+cluster = { preset = "dgx-h100" }
+strategy = { name = "fsdp2" }
+precision = { parameters = "bf16", reduce = "fp32" }
+"""
+
+
+def test_a_scenario_can_be_of_a_traced_model(tmp_path: Path) -> None:
+    save(MODEL, tmp_path / "mine.json")
+    found = scenario.parse(TRACED_SCENARIO.encode(), where="x.toml", folder=tmp_path)
+    run = SimBackend().run(found, options=RunOptions())
+    figures = metrics.figures(run, found)
+    assert figures.peak_memory_bytes > 0
+    assert figures.mfu is not None and figures.mfu > 0  # noqa: PT018
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "wanted"),
+    [
+        ("mine.json", "other.json", "x.toml: model.traced: "),
+        ("micro_batch = 2", "micro_batch = 3", "expected micro_batch 2, at which it was traced, found 3"),
+        ('parameters = "bf16"', 'parameters = "fp32"', "expected dtype bfloat16, at which it was traced, found float32"),
+    ],
+)
+def test_a_scenario_that_does_not_fit_its_traced_model_is_refused_with_file_and_key(
+    old: str, new: str, wanted: str, tmp_path: Path
+) -> None:
+    save(MODEL, tmp_path / "mine.json")
+    with pytest.raises(ZsimError) as caught:
+        scenario.parse(TRACED_SCENARIO.replace(old, new).encode(), where="x.toml", folder=tmp_path)
+    assert wanted in str(caught.value)
+    assert str(caught.value).startswith("x.toml: model.traced: ")
