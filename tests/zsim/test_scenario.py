@@ -111,7 +111,7 @@ def test_the_published_schema_is_in_step():
         ("accumulation = 2", "accumulation = 0", "x.toml: batch.accumulation: expected greater than or equal to 1, "),
         ('preset = "gpt-tiny"', 'family = "gpt"', "x.toml: model.sizes.num_layers: expected a value, found nothing"),
         ('preset = "gpt-tiny"', 'family = "gtp"', "x.toml: model.family: unknown family 'gtp', did you mean gpt?"),
-        ('preset = "gpt-tiny"', "", "x.toml: model: expected one of preset, family or huggingface, found none of them"),
+        ('preset = "gpt-tiny"', "", "x.toml: model: expected one of preset, family, huggingface or traced, found none of them"),
         ('preset = "gpt-tiny"', 'huggingface = "none.json"', "x.toml: model.huggingface: none.json: no such file"),
         ('preset = "gpt-tiny"', 'preset = "mlp-tiny"', "x.toml: batch.sequence_length: expected 1 for an mlp"),
         ("sequence_length = 64", "sequence_length = 4096", "x.toml: batch.sequence_length: expected at most "),

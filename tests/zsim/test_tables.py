@@ -85,7 +85,7 @@ def test_each_figure_of_a_cluster_has_its_provenance_and_source():
 
 
 def test_each_kind_of_operator_has_its_calls():
-    assert set(operators.OperatorKind.__args__) == set(_CALLS)
+    assert set(operators.OperatorKind.__args__) - {"traced"} == set(_CALLS)
 
 
 def test_each_law_is_in_its_table():
