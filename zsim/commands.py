@@ -6,12 +6,27 @@ import argparse
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from zsim import backends, compare, laws, plan, report, saved, trace
+from zsim import (
+    advice,
+    answer,
+    backends,
+    compare,
+    fit,
+    laws,
+    memory_report,
+    outside,
+    plan,
+    report,
+    saved,
+    snapshot,
+    trace,
+    waterfall,
+)
 from zsim.errors import ScenarioError, ZsimError
-from zsim.run import Backend, Capabilities, IncompleteRunError, Run, RunOptions
+from zsim.run import SCHEMA_VERSION, Backend, Capabilities, IncompleteRunError, Run, RunOptions
 from zsim.scenario import Scenario, load
 
 
@@ -214,11 +229,44 @@ def compare_saved(options: argparse.Namespace) -> int:
 
 
 def show(options: argparse.Namespace) -> int:
-    """`zsim show`: the mesh, and the Program or the memory when asked for."""
+    """`zsim show`: the mesh, and the Program or the memory when asked for; `--snapshot` writes the allocator's history."""
     scenario = load(options.scenario)
     program = plan.plan(scenario, device=scenario.cluster.kind)
-    report.print_show(scenario, program, with_program=options.program, with_memory=options.memory, as_json=options.json)
+    head = report.show_head(scenario, program)
+    found = answer.answer(program, scenario.cluster)
+    stages = waterfall.waterfall(scenario, found)
+    ridge = answer.ridges(program.of_rank(found.rank), found.phase) if options.memory else ()
+    if options.snapshot:
+        saved.require_place(Path(options.snapshot))
+        snapshot.write_snapshot(program.of_rank(found.rank), Path(options.snapshot), workspace_bytes=_workspace(scenario))
+    if options.json:
+        more: dict[str, object] = {"program": str(program).splitlines()} if options.program else {}
+        if options.memory:
+            more |= memory_report.answer_object(found, stages, ridge)
+            more["what_would_help"] = [asdict(effect) for effect in advice.advice(scenario)]
+        report.write_json({"schema_version": SCHEMA_VERSION, **head, **more})
+        return 0
+    rows = [*list(head.items())[1:], ("memory", f"{found.verdict}: {memory_report.verdict_words(found)}")]
+    report.table(scenario.name, rows)
+    if options.program:
+        report.say(str(program))
+    if options.memory:
+        memory_report.print_answer(found, stages, ridge)
+        memory_report.print_advice(advice.advice(scenario))
     return 0
+
+
+def _workspace(scenario: Scenario) -> int:
+    return outside.cublas_workspace(scenario.cluster.device) if scenario.cluster.kind == "cuda" else 0
+
+
+def least(options: argparse.Namespace) -> int:
+    """`zsim fit`: 0 when something fits."""
+    scenario = load(options.scenario)
+    with report.progress(f"{scenario.name}: every stage on {scenario.cluster.name}"):
+        found = fit.fit(scenario)
+    memory_report.print_fit(scenario.name, found, as_json=options.json)
+    return 0 if found.recommended is not None else 1
 
 
 def listing(options: argparse.Namespace) -> int:
@@ -282,5 +330,6 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "validate": validate,
     "compare": compare_saved,
     "show": show,
+    "fit": least,
     "list": listing,
 }

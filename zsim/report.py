@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -15,7 +15,6 @@ from typing import Any
 from zsim import expect, metrics, schema
 from zsim.compare import Check, agrees
 from zsim.errors import ZsimError
-from zsim.memory import replay
 from zsim.ops import COLLECTIVES
 from zsim.program import Program
 from zsim.run import SCHEMA_VERSION, Run
@@ -222,12 +221,10 @@ def _finite(value: Any) -> Any:
     return str(value) if isinstance(value, float) and value - value != 0 else value
 
 
-def print_show(
-    scenario: Scenario, program: Program, *, with_program: bool, with_memory: bool, as_json: bool
-) -> None:
-    """The mesh and the size of the Program; its ops and its memory when asked for."""
+def show_head(scenario: Scenario, program: Program) -> dict[str, str]:
+    """What `zsim show` says of every scenario."""
     model = scenario.model
-    head = {
+    return {
         "scenario": scenario.name,
         "description": scenario.description,
         "model": f"{model.name}, {model.num_parameters:,} parameters, {len(model.units)} units",
@@ -236,33 +233,13 @@ def print_show(
         "strategy": f"{scenario.strategy}{_options(scenario)}",
         "rank programs": f"{len(program.ranks)} distinct, {len(program.ranks[0].steady):,} ops in rank 0's steady step",
     }
-    waterfall = replay(program.of_rank(0))["steady"]
-    if as_json:
-        more: dict[str, Any] = {"program": str(program).splitlines()} if with_program else {}
-        more |= {"memory": [list(point) for point in waterfall.timeline]} if with_memory else {}
-        write_json({"schema_version": SCHEMA_VERSION, **head, **more})
-        return
-    table(scenario.name, list(head.items())[1:])
-    if with_program:
-        say(str(program))
-    if with_memory:
-        _print_waterfall(waterfall.timeline, waterfall.peak_bytes, waterfall.peak_at, waterfall.by_kind)
 
 
 def _options(scenario: Scenario) -> str:
     return "".join(f", {option.name} = {getattr(scenario.options, option.name)}" for option in fields(scenario.options))
 
 
-def _print_waterfall(points: Sequence[tuple[str, int]], peak: int, at: str, kinds: Mapping[str, int]) -> None:
-    say(f"allocated bytes after each op of rank 0's steady step; peak {peak:,} B inside {at}")
-    for i, (label, nbytes) in enumerate(points):
-        say(f"{i:5} {label:32} {nbytes:>18,} B  {_bar() * (50 * nbytes // max(1, peak))}")
-    for kind, nbytes in kinds.items():
-        if nbytes:
-            say(f"  at the peak {kind:22} {nbytes:>18,} B")
-
-
-def _bar() -> str:
+def bar() -> str:
     """What bars are drawn with, on whatever the terminal can write."""
     try:
         "▇".encode(sys.stdout.encoding or "ascii")

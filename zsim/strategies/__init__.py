@@ -7,10 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from zsim.program import Program
 from zsim.strategies import ddp, fsdp2, hsdp, zero1, zero2, zero3, zero_redundancy
+
+
+@dataclass(frozen=True, slots=True)
+class Formula:
+    """Which formula of the literature counts its states, and what the optimizer steps."""
+
+    stage: Literal["ddp", "zero1", "zero2", "zero3"]
+    keeps: Literal["master copy", "no master copy", "float32 shards"] = "master copy"
 
 
 def _none(*_: Any) -> Iterator[str]:
@@ -27,23 +35,37 @@ class Strategy:
     plan: Callable[..., Program]
     options: type[Any]
     axes: tuple[str, ...]
+    formula: Formula
     casts_input: bool = False
     problems: Callable[..., Iterator[str]] = _none
     """`problems(options, mesh, optimizer)`: what it cannot do of what a scenario asks, one line each, with the key in front."""
 
 
 STRATEGIES: dict[str, Strategy] = {
-    "ddp": Strategy(plan=ddp.plan, options=ddp.Options, axes=("dp_replicate",)),
-    "zero1": Strategy(plan=zero1.plan, options=zero1.Options, axes=("dp_shard",)),
-    "zero2": Strategy(plan=zero2.plan, options=zero2.Options, axes=("dp_shard",)),
-    "zero3": Strategy(plan=zero3.plan, options=zero3.Options, axes=("dp_shard",)),
-    "fsdp2": Strategy(plan=fsdp2.plan, options=fsdp2.Options, axes=("dp_shard",), casts_input=True, problems=fsdp2.problems),
+    "ddp": Strategy(plan=ddp.plan, options=ddp.Options, axes=("dp_replicate",), formula=Formula("ddp")),
+    "zero1": Strategy(plan=zero1.plan, options=zero1.Options, axes=("dp_shard",), formula=Formula("zero1")),
+    "zero2": Strategy(plan=zero2.plan, options=zero2.Options, axes=("dp_shard",), formula=Formula("zero2")),
+    "zero3": Strategy(plan=zero3.plan, options=zero3.Options, axes=("dp_shard",), formula=Formula("zero3")),
+    "fsdp2": Strategy(
+        plan=fsdp2.plan,
+        options=fsdp2.Options,
+        axes=("dp_shard",),
+        formula=Formula("zero3", keeps="float32 shards"),
+        casts_input=True,
+        problems=fsdp2.problems,
+    ),
     "hsdp": Strategy(
         plan=hsdp.plan,
         options=hsdp.Options,
         axes=("dp_replicate", "dp_shard"),
+        formula=Formula("zero3", keeps="float32 shards"),
         casts_input=True,
         problems=fsdp2.problems,
     ),
-    "zero_redundancy": Strategy(plan=zero_redundancy.plan, options=zero_redundancy.Options, axes=("dp_replicate",)),
+    "zero_redundancy": Strategy(
+        plan=zero_redundancy.plan,
+        options=zero_redundancy.Options,
+        axes=("dp_replicate",),
+        formula=Formula("zero1", keeps="no master copy"),
+    ),
 }

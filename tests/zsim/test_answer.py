@@ -1,0 +1,246 @@
+"""Does it fit, and why: verdicts, waterfalls that add up, advice that is computed, and the least stage that fits."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+
+from tests.scenarios import scenarios
+from zsim import answer as answers
+from zsim import closed_forms, plan
+from zsim.advice import advice, changes
+from zsim.answer import Answer, Band, answer, live_at_peak, ridges
+from zsim.cli import main
+from zsim.fit import Candidate, fit, recommend
+from zsim.memory import replay
+from zsim.scenario import Scenario, load, parse
+from zsim.waterfall import formula_bytes, formula_text, waterfall
+
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
+LLAMA = str(SCENARIOS / "published/llama-3-8b-8-h100.toml")
+
+
+def scenario(
+    strategy: str = 'name = "fsdp2"',
+    *,
+    model: str = "gpt-2-124m",
+    cluster: str = "dgx-h100",
+    micro: int = 2,
+    accumulation: int = 1,
+    precision: str = "bf16",
+    more: str = "",
+) -> Scenario:
+    text = f"""
+model = {{ preset = "{model}" }}
+batch = {{ micro_batch = {micro}, sequence_length = 128, accumulation = {accumulation} }}
+cluster = {{ preset = "{cluster}" }}
+strategy = {{ {strategy} }}
+precision = {{ parameters = "{precision}", reduce = "fp32" }}
+{more}
+"""
+    return parse(text.encode(), where="answer.toml")
+
+
+def of(case: Scenario) -> Answer:
+    return answer(plan.plan(case, device=case.cluster.kind), case.cluster)
+
+
+# -- the answer
+
+
+@settings(max_examples=40)
+@given(scenarios())
+def test_every_answer_adds_up(found: Scenario) -> None:
+    """What lives at the peak is the peak, kind by kind; the waterfall's steps sum to its totals; bands hold what they band."""
+    one = of(found)
+    assert sum(holding.nbytes for holding in one.holdings) == sum(one.by_kind.values()) == one.allocated_bytes
+    assert one.allocated_bytes <= one.reserved_bytes
+    assert one.allocated_bytes + one.rounding_bytes + one.cached_bytes == one.reserved_bytes
+    assert one.needed.low <= one.needed.nbytes <= one.needed.high
+    assert one.capacity.low <= one.capacity.nbytes <= one.capacity.high
+    so_far = 0
+    for stage in waterfall(found, one):
+        if stage.total:
+            assert stage.nbytes == so_far
+        else:
+            so_far += stage.nbytes
+    assert so_far == one.needed.nbytes
+
+
+@settings(max_examples=40)
+@given(scenarios())
+def test_the_highest_ridge_is_the_peak_and_what_lives_there_is_a_subset_of_what_was_made(found: Scenario) -> None:
+    program = plan.plan(found, device=found.cluster.kind)
+    one = answer(program, found.cluster)
+    rank = program.of_rank(one.rank)
+    record = replay(rank)[one.phase]
+    last = max((op.index for op in rank.phase(one.phase) if op.kind == "optimizer"), default=0)
+    if not any(op.memory for op in rank.phase(one.phase)[last + 1 :] if op.kind != "free"):
+        assert max(nbytes for _, nbytes in ridges(rank, one.phase)) == max(record.peak_bytes, record.start_bytes)
+    assert {alloc.buffer for alloc, _ in live_at_peak(rank, one.phase)} <= {
+        event.buffer for phase in (rank.construction, rank.first, rank.steady) for op in phase for event in op.memory
+    }
+
+
+def test_a_cpu_host_has_no_allocator_and_nothing_outside() -> None:
+    one = of(scenario(cluster="cpu-gloo", more=""))
+    assert one.outside == ()
+    assert one.reserved_bytes == one.allocated_bytes == one.needed.low == one.needed.high
+
+
+@pytest.mark.parametrize(
+    ("needed", "verdict"),
+    [((10, 5, 20), "FITS"), ((10, 5, 96), "TIGHT"), ((120, 101, 130), "TIGHT"), ((120, 106, 130), "OOM"), ((94, 90, 95), "FITS")],
+)
+def test_a_verdict_is_sure_only_where_the_bands_do_not_meet(needed: tuple[int, int, int], verdict: str) -> None:
+    nbytes, low, high = needed
+    one = replace(of(scenario()), needed=Band(nbytes=nbytes, low=low, high=high), capacity=Band(nbytes=100, low=95, high=105))
+    assert (one.verdict, one.margin_bytes) == (verdict, 100 - nbytes)
+
+
+# -- the formula
+
+
+@pytest.mark.parametrize(
+    ("strategy", "precision", "text", "nbytes_per_parameter"),
+    [
+        ('name = "ddp"', "bf16", "16Ψ", 16.0),
+        ('name = "ddp"', "fp32", "16Ψ", 16.0),
+        ('name = "zero1"', "bf16", "4Ψ + 12Ψ/8", 5.5),
+        ('name = "zero2"', "bf16", "2Ψ + 14Ψ/8", 3.75),
+        ('name = "zero3"', "bf16", "16Ψ/8", 2.0),
+        ('name = "fsdp2"', "bf16", "16Ψ/8", 2.0),
+        ('name = "hsdp", dp_replicate = 2, dp_shard = 4', "bf16", "16Ψ/4", 4.0),
+        ('name = "zero_redundancy"', "bf16", "4Ψ + 4Ψ/8", 4.5),
+    ],
+)
+def test_the_formula_is_the_literatures(strategy: str, precision: str, text: str, nbytes_per_parameter: float) -> None:
+    """Rajbhandari et al., arXiv 1910.02054, table 1: 16Ψ; 4Ψ + 12Ψ/N; 2Ψ + 14Ψ/N; 16Ψ/N."""
+    case = scenario(strategy, precision=precision)
+    assert formula_text(case) == text
+    assert formula_bytes(case) == pytest.approx(nbytes_per_parameter * case.model.num_parameters, rel=1e-6)
+
+
+def test_the_states_of_a_steady_step_are_the_formulas_but_for_counters_and_padding() -> None:
+    case = scenario('name = "zero1"')
+    held = replay(plan.plan(case, device="cuda").ranks[0])["steady"].held
+    expected = closed_forms.model_state_bytes(case.model.num_parameters, stage="zero1", num_ranks=8, state=closed_forms.MIXED_ADAM)
+    assert 0 <= sum(held.values()) - expected < 10_000
+
+
+def test_zero2_can_peak_above_zero1_and_zero3() -> None:
+    """With everything in one bucket its whole gradient, the cast of it and its shard live at once (Megatron-LM#6314)."""
+    one, two, three = (of(scenario(f'name = "zero{z}", granularity = "1 GiB"', micro=1)) for z in (1, 2, 3))
+    assert two.allocated_bytes > max(one.allocated_bytes, three.allocated_bytes)
+    assert two.peak_at.startswith("reduce_scatter")
+
+
+# -- what would help
+
+
+def test_every_piece_of_advice_is_what_planning_it_gives() -> None:
+    case = load(LLAMA)
+    before = of(case)
+    by_name = dict(changes(case))
+    for effect in advice(case):
+        after = of(by_name[effect.change])
+        assert effect.saved_bytes == before.needed.nbytes - after.needed.nbytes
+        assert (effect.needed_bytes, effect.verdict, effect.peak_at) == (after.needed.nbytes, after.verdict, after.peak_at)
+
+
+def test_where_the_peak_is_elsewhere_a_change_saves_nothing_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """The peak of Llama-3 8B is in the logits: resharding the root after forward moves nothing."""
+    (effect,) = (effect for effect in advice(load(LLAMA)) if effect.change == "reshard_after_forward = true")
+    assert effect.saved_bytes == 0
+    assert main(["show", LLAMA, "--memory"]) == 0
+    assert "changes nothing: the peak is elsewhere" in capsys.readouterr().out
+
+
+def test_checkpointing_saves_activations_and_costs_a_forward() -> None:
+    (effect,) = (effect for effect in advice(load(LLAMA)) if effect.change.startswith("activation checkpointing"))
+    assert effect.saved_bytes > 40 * 2**30
+    assert effect.added_ns > 0
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [
+        ('name = "ddp"', {"strategy zero1", "gradient_as_bucket_view = true"}),
+        ('name = "zero2"', {"strategy zero3"}),
+        ('name = "zero3"', set[str]()),
+        ('name = "hsdp", dp_replicate = 2, dp_shard = 4', {"strategy fsdp2: shard over all ranks", "reshard_after_forward = true"}),
+    ],
+)
+def test_only_changes_that_make_sense_are_tried(strategy: str, expected: set[str]) -> None:
+    common = {"activation checkpointing of every block", "half the micro-batch, twice the accumulation", "fused optimizer"}
+    assert {name for name, _ in changes(scenario(strategy))} == expected | common
+    odd = scenario(strategy, micro=1, more='activation_checkpointing = { mode = "full" }')
+    assert {name for name, _ in changes(odd)} == expected | {"fused optimizer"}
+
+
+# -- the least stage that fits
+
+
+def test_a_small_model_needs_no_sharding_and_a_large_one_all_of_it() -> None:
+    small, large = fit(scenario()), fit(load(SCENARIOS / "published/gpt-3-175b-1024-a100.toml"))
+    assert small.recommended is not None
+    assert small.recommended.answer.verdict == "FITS"
+    assert {one.answer.verdict for one in small.candidates} == {"FITS"}
+    assert large.recommended is not None
+    assert large.recommended.scenario.checkpointing.mode == "full"
+    assert large.recommended.scenario.strategy in ("fsdp2", "zero3")
+
+
+def candidate(name: str, verdict: str, time: int) -> Candidate:
+    case = scenario()
+    nbytes = {"FITS": 10, "TIGHT": 100, "OOM": 200}[verdict]
+    one = replace(of(case), needed=Band(nbytes=nbytes, low=nbytes - 1, high=nbytes + 1), capacity=Band(nbytes=100, low=100, high=100))
+    return Candidate(name=name, scenario=case, answer=one, step_time_ns=time)
+
+
+def test_the_fastest_that_fits_is_taken_unless_one_that_shards_less_is_as_fast() -> None:
+    a, b, c = candidate("a", "FITS", 1019), candidate("b", "FITS", 1000), candidate("c", "OOM", 1)
+    assert recommend((a, b, c))[0] is a
+    assert recommend((replace(a, step_time_ns=1021), b, c))[0] is b
+    assert "c would need 200 B" in recommend((a, b, c))[1]
+
+
+def test_what_is_tight_is_taken_only_when_nothing_fits_and_what_does_not_fit_never() -> None:
+    tight, out = candidate("tight", "TIGHT", 5), candidate("out", "OOM", 1)
+    assert recommend((out, tight))[0] is tight
+    nothing, reason = recommend((out,))
+    assert nothing is None
+    assert reason.startswith("nothing fits: even out needs 200 B of 100 B")
+
+
+def test_fit_prints_every_candidate_and_its_exit_code_says_whether_something_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", str(SCENARIOS / "published/llama-3-8b-8-h100.toml"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["recommended"] in [one["name"] for one in found["candidates"]]
+    assert {"ddp", "zero1", "zero2", "fsdp2", "zero3"} <= {one["strategy"] for one in found["candidates"]}
+    assert {one["activation_checkpointing"] for one in found["candidates"]} == {"none", "full"}
+
+
+def test_show_memory_as_json_holds_the_whole_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", LLAMA, "--memory", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    one = of(load(LLAMA))
+    assert found["verdict"] == one.verdict
+    assert found["peak"] == {"phase": one.phase, "op": one.peak_at, "allocated_bytes": one.allocated_bytes}
+    assert found["waterfall"][-1]["nbytes"] == one.needed.nbytes == found["needed_bytes"]["nbytes"]
+    assert {effect["change"] for effect in found["what_would_help"]} == {name for name, _ in changes(load(LLAMA))}
+
+
+def test_show_writes_a_snapshot(tmp_path: Path) -> None:
+    file = tmp_path / "deep" / "snapshot.pickle"
+    file.parent.mkdir()
+    assert main(["show", str(SCENARIOS / "parity/fsdp2-gpt-4.toml"), "--snapshot", str(file)]) == 0
+    assert file.read_bytes()[:2] == b"\x80\x04"
+
+
+def test_the_phases_that_are_steps_are_those_of_a_program() -> None:
+    assert answers.STEPS == ("first", "steady")

@@ -1,0 +1,102 @@
+"""What would help: each change that a user could make, planned and simulated again; nothing is recited.
+
+A change that saves nothing says where the peak is instead. It knows which changes there are, and reads their effects off
+Programs and Runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from zsim import plan
+from zsim.answer import Answer, Verdict, answer
+from zsim.checkpointing import Checkpointing
+from zsim.mesh import Mesh
+from zsim.model import ROOT
+from zsim.run import RunOptions
+from zsim.scenario import Scenario
+from zsim.simulator import SimBackend
+from zsim.strategies import STRATEGIES
+
+LADDER = ("ddp", "zero1", "zero2", "zero3")
+"""Each stage shards one thing more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """One change: what is saved of what is needed, and what the step takes more, both negative when it is the other way."""
+
+    change: str
+    saved_bytes: int
+    added_ns: int
+    needed_bytes: int
+    verdict: Verdict
+    peak_at: str
+
+
+def advice(scenario: Scenario) -> tuple[Effect, ...]:
+    """The effect of every change that the scenario allows, those that save most first."""
+    before, before_ns = assess(scenario)
+    effects = []
+    for change, other in changes(scenario):
+        after, after_ns = assess(other)
+        effects.append(
+            Effect(
+                change=change,
+                saved_bytes=before.needed.nbytes - after.needed.nbytes,
+                added_ns=after_ns - before_ns,
+                needed_bytes=after.needed.nbytes,
+                verdict=after.verdict,
+                peak_at=after.peak_at,
+            )
+        )
+    return tuple(sorted(effects, key=lambda effect: -effect.saved_bytes))
+
+
+def assess(scenario: Scenario) -> tuple[Answer, int]:
+    """What the scenario needs, and its step time in ns."""
+    program = plan.plan(scenario, device=scenario.cluster.kind)
+    run = SimBackend().run(scenario, options=RunOptions())
+    return answer(program, scenario.cluster), run.step_time_ns or 0
+
+
+def changes(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
+    """Every single change that makes sense here, with the scenario that it makes."""
+    if scenario.strategy in LADDER[:-1]:
+        stage = LADDER[LADDER.index(scenario.strategy) + 1]
+        yield f"strategy {stage}", moved(scenario, stage)
+    if scenario.strategy == "hsdp":
+        yield "strategy fsdp2: shard over all ranks", moved(scenario, "fsdp2")
+    if hasattr(scenario.options, "reshard_after_forward") and scenario.options.reshard_after_forward is not True:
+        yield "reshard_after_forward = true", _with_option(scenario, reshard_after_forward=True)
+    if hasattr(scenario.options, "gradient_as_bucket_view") and not scenario.options.gradient_as_bucket_view:
+        yield "gradient_as_bucket_view = true", _with_option(scenario, gradient_as_bucket_view=True)
+    if scenario.checkpointing.mode != "full" and can_checkpoint(scenario):
+        yield "activation checkpointing of every block", replace(scenario, checkpointing=Checkpointing(mode="full"))
+    batch = scenario.batch
+    if batch.micro_batch % 2 == 0 and can_checkpoint(scenario, whole=True):
+        halved = replace(batch, micro_batch=batch.micro_batch // 2, accumulation=2 * batch.accumulation)
+        yield "half the micro-batch, twice the accumulation", replace(scenario, batch=halved)
+    optimizer = scenario.optimizer
+    if optimizer.name == "adamw" and optimizer.implementation != "fused":
+        yield "fused optimizer", replace(scenario, optimizer=replace(optimizer, implementation="fused"))
+
+
+def can_checkpoint(scenario: Scenario, *, whole: bool = False) -> bool:
+    """Whether the model is one of ours, with blocks; a traced one is what it was traced as."""
+    ours = scenario.model.family != "traced"
+    return ours and (whole or any(module.unit != ROOT for module in scenario.model.modules))
+
+
+def moved(scenario: Scenario, strategy: str, **options: Any) -> Scenario:
+    """The scenario under another strategy over all its ranks, with that strategy's defaults but for `options`."""
+    axis = STRATEGIES[strategy].axes[-1]
+    mesh = Mesh(**{axis: scenario.world_size})
+    return replace(scenario, strategy=strategy, options=STRATEGIES[strategy].options(**options), mesh=mesh)
+
+
+def _with_option(scenario: Scenario, **option: Any) -> Scenario:
+    kept = {field.name: getattr(scenario.options, field.name) for field in fields(scenario.options)}
+    return replace(scenario, options=type(scenario.options)(**(kept | option)))

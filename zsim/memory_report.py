@@ -1,0 +1,132 @@
+"""What memory is for, for people and for programs: the verdict, the waterfall, what lives at the peak, what would help, what fits.
+
+It shows what zsim.answer, zsim.waterfall, zsim.advice and zsim.fit have found, and decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from zsim.advice import Effect
+from zsim.answer import Answer, Band
+from zsim.fit import Candidate, Fit
+from zsim.report import bar, say, table, write_json
+from zsim.run import SCHEMA_VERSION
+from zsim.units import format_bytes, format_time
+from zsim.waterfall import Stage
+
+MOST_HOLDINGS = 12
+WIDTH = 40
+
+
+def answer_object(found: Answer, stages: Sequence[Stage], ridge: Sequence[tuple[str, int]]) -> dict[str, Any]:
+    """The keys of `zsim show --memory --json`; "memory" is the timeline, bytes during each computation."""
+    return {
+        "verdict": found.verdict,
+        "needed_bytes": asdict(found.needed),
+        "capacity_bytes": asdict(found.capacity),
+        "margin_bytes": found.margin_bytes,
+        "rank": found.rank,
+        "peak": {"phase": found.phase, "op": found.peak_at, "allocated_bytes": found.allocated_bytes},
+        "peak_memory_by_kind": dict(found.by_kind),
+        "reserved_bytes": found.reserved_bytes,
+        "construction_bytes": found.construction_bytes,
+        "live_at_peak": [asdict(holding) for holding in found.holdings],
+        "outside": [asdict(item) for item in found.outside],
+        "waterfall": [asdict(stage) for stage in stages],
+        "memory": [list(point) for point in ridge],
+    }
+
+
+def print_answer(found: Answer, stages: Sequence[Stage], ridge: Sequence[tuple[str, int]]) -> None:
+    """The timeline, the waterfall and the verdict of one scenario."""
+    say(f"allocated bytes of rank {found.rank}'s {found.phase} step, the highest during each computation")
+    for place, (label, nbytes) in enumerate(ridge):
+        say(f"{place:5} {label:28} {nbytes:>18,} B  {_bars(nbytes, found.allocated_bytes)}")
+    say("what lives at the peak")
+    for holding in found.holdings[:MOST_HOLDINGS]:
+        say(f"      {holding.kind:21} {holding.unit:20} {holding.nbytes:>18,} B in {holding.count:,}")
+    rest = found.holdings[MOST_HOLDINGS:]
+    if rest:
+        say(f"      and of {len(rest):,} more {'':26} {sum(holding.nbytes for holding in rest):>18,} B")
+    say("from the formula to what is needed")
+    for stage in stages:
+        sign = "=" if stage.total else "+" if stage.nbytes >= 0 else "-"
+        say(f"    {sign} {stage.name:28} {abs(stage.nbytes):>18,} B  {stage.reason}")
+    say(f"{found.verdict}: {verdict_words(found)}")
+    unconfirmed = [item.name for item in found.outside if not item.confirmed]
+    if unconfirmed:
+        say(f"      not confirmed on a GPU yet, and so with a wide band: {', '.join(unconfirmed)}")
+
+
+def verdict_words(found: Answer) -> str:
+    """Needed against there is, with the band and the margin, in a sentence."""
+    needed, capacity = found.needed, found.capacity
+    margin = f"{format_bytes(abs(found.margin_bytes))} {'to spare' if found.margin_bytes >= 0 else 'short'}"
+    unsure = f" ({_band(needed)})" if needed.low != needed.high else ""
+    built = ""
+    if found.construction_bytes > capacity.nbytes:
+        built = f"; building the model on the device takes {format_bytes(found.construction_bytes)}: build it on the meta device"
+    return f"needs {format_bytes(needed.nbytes)}{unsure} of {format_bytes(capacity.nbytes)}, {margin}{built}"
+
+
+def _band(band: Band) -> str:
+    return f"{format_bytes(band.low)} to {format_bytes(band.high)}"
+
+
+def _bars(nbytes: int, highest: int) -> str:
+    return bar() * (WIDTH * nbytes // max(1, highest))
+
+
+def print_advice(effects: Sequence[Effect]) -> None:
+    """What each change saves and takes."""
+    say("what would help, each planned and simulated again")
+    for effect in effects:
+        if effect.saved_bytes > 0:
+            what = f"saves {format_bytes(effect.saved_bytes)}"
+        elif effect.saved_bytes < 0:
+            what = f"takes {format_bytes(-effect.saved_bytes)} more"
+        else:
+            what = "changes nothing: the peak is elsewhere"
+        time = f"{'+' if effect.added_ns >= 0 else '-'}{format_time(abs(effect.added_ns))} a step"
+        say(f"      {effect.change:48} {what}, {time}; then {effect.verdict}, peak in {effect.peak_at}")
+
+
+def print_fit(scenario: str, found: Fit, *, as_json: bool) -> None:
+    """Every candidate, and the recommendation."""
+    if as_json:
+        recommended = found.recommended.name if found.recommended else None
+        write_json(
+            {
+                "schema_version": SCHEMA_VERSION,
+                "scenario": scenario,
+                "candidates": [_candidate(one) for one in found.candidates],
+                "recommended": recommended,
+                "reason": found.reason,
+            }
+        )
+        return
+    rows = []
+    for one in found.candidates:
+        mark = "<- take this" if one is found.recommended else ""
+        needed = format_bytes(one.answer.needed.nbytes)
+        rows.append((one.name, f"{one.answer.verdict:6} needs {needed:>12}  step {format_time(one.step_time_ns):>12}  {mark}"))
+    capacity = format_bytes(found.candidates[0].answer.capacity.nbytes) if found.candidates else "-"
+    table(f"{scenario}: what fits {capacity} a rank, from least to most sharded", rows)
+    say(f"{found.recommended.name if found.recommended else 'nothing'}: {found.reason}")
+
+
+def _candidate(one: Candidate) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "strategy": one.scenario.strategy,
+        "activation_checkpointing": one.scenario.checkpointing.mode,
+        "mesh": {"dp_replicate": one.scenario.mesh.dp_replicate, "dp_shard": one.scenario.mesh.dp_shard},
+        "verdict": one.answer.verdict,
+        "needed_bytes": asdict(one.answer.needed),
+        "peak_memory_bytes": one.answer.allocated_bytes,
+        "peak_at": one.answer.peak_at,
+        "step_time_ns": one.step_time_ns,
+    }

@@ -1,0 +1,94 @@
+"""From the formula that everybody quotes (16Ψ/N and its kin) to the bytes that are needed: one step per reason.
+
+The formula is zsim.closed_forms', the bytes are zsim.answer's; each step says what the formula leaves out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from zsim.answer import Answer
+from zsim.closed_forms import StateBytes, model_state_bytes
+from zsim.optimizers import state_names
+from zsim.scenario import Scenario
+from zsim.strategies import STRATEGIES
+from zsim.training import DTYPE_NBYTES
+
+STATES = ("parameters", "gradients", "optimizer_states")
+WORDS: dict[str, str] = {
+    "activations": "what backward needs of forward",
+    "unsharded_parameters": "gathered parameters",
+    "unsharded_gradients": "whole gradients before they are reduced",
+    "communication": "buffers of collectives",
+    "temporaries": "what lives for a moment: gradients of activations, scratch of the optimizer",
+    "inputs": "the batch",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One step of the waterfall: what is added (or, negative, not there at the peak), and why. A `total` repeats the sum so far."""
+
+    name: str
+    nbytes: int
+    reason: str
+    total: bool = False
+
+
+def state_bytes(scenario: Scenario) -> StateBytes:
+    """Bytes per parameter that the formula counts, for the scenario's strategy, precision and optimizer."""
+    compute, states = DTYPE_NBYTES[scenario.precision.parameters], len(state_names(scenario.optimizer))
+    formula = STRATEGIES[scenario.strategy].formula
+    if formula.keeps == "float32 shards":
+        return StateBytes(parameter=4, gradient=4, optimizer=4 * states)
+    master = 4 if formula.keeps == "master copy" and compute < 4 else 0
+    state = compute if formula.keeps == "no master copy" else 4
+    return StateBytes(parameter=compute, gradient=compute, optimizer=master + state * states)
+
+
+def formula_bytes(scenario: Scenario) -> int:
+    """Parameters, gradients and optimizer states on one rank by the formula of the scenario's stage."""
+    return model_state_bytes(
+        scenario.model.num_parameters,
+        stage=STRATEGIES[scenario.strategy].formula.stage,
+        num_ranks=scenario.mesh.size(STRATEGIES[scenario.strategy].axes[-1]),
+        state=state_bytes(scenario),
+    )
+
+
+def formula_text(scenario: Scenario) -> str:
+    """The formula in the field's letters: "16Ψ/8", "2Ψ + 14Ψ/8"."""
+    state, stage = state_bytes(scenario), STRATEGIES[scenario.strategy].formula.stage
+    parts = {"parameter": state.parameter, "gradient": state.gradient, "optimizer": state.optimizer}
+    shared = {"ddp": (), "zero1": ("optimizer",), "zero2": ("gradient", "optimizer"), "zero3": tuple(parts)}[stage]
+    cut, whole = (sum(size for part, size in parts.items() if (part in shared) is inside) for inside in (True, False))
+    num_ranks = scenario.mesh.size(STRATEGIES[scenario.strategy].axes[-1])
+    return " + ".join([*([f"{whole}Ψ"] if whole else []), *([f"{cut}Ψ/{num_ranks}"] if cut else [])])
+
+
+def waterfall(scenario: Scenario, found: Answer) -> tuple[Stage, ...]:
+    """The steps from the formula to what is needed; each `total` is the sum of the steps before it."""
+    return tuple(_stages(scenario, found))
+
+
+def _stages(scenario: Scenario, found: Answer) -> Iterator[Stage]:
+    formula = formula_bytes(scenario)
+    held = sum(found.by_kind.get(kind, 0) for kind in STATES)
+    yield Stage(name="formula", nbytes=formula, reason=f"{formula_text(scenario)} with Ψ = {scenario.model.num_parameters:,}")
+    if held != formula:
+        reason = "padding, uneven shards, step counters; gradients that are not there at the peak count less"
+        yield Stage(name="states", nbytes=held - formula, reason=reason)
+    for kind, reason in WORDS.items():
+        if found.by_kind.get(kind, 0):
+            yield Stage(name=kind, nbytes=found.by_kind[kind], reason=reason)
+    peak = f"the peak, in {found.peak_at} of the {found.phase} step"
+    yield Stage(name="allocated", nbytes=found.allocated_bytes, reason=peak, total=True)
+    if found.reserved_bytes != found.allocated_bytes:
+        yield Stage(name="rounding", nbytes=found.rounding_bytes, reason="blocks of 512 B, and cuBLAS's workspaces")
+        yield Stage(name="cached", nbytes=found.cached_bytes, reason="segments of 2 and 20 MiB, fragments, blocks kept for reuse")
+        yield Stage(name="reserved", nbytes=found.reserved_bytes, reason="torch's caching allocator", total=True)
+    for item in found.outside:
+        if not item.inside_reserved and item.nbytes:
+            yield Stage(name=item.name, nbytes=item.nbytes, reason=item.source)
+    yield Stage(name="needed", nbytes=found.needed.nbytes, reason=f"{found.verdict} in {found.capacity.nbytes:,} B", total=True)
