@@ -51,7 +51,7 @@ def test_a_run_under_torchrun_agrees_with_the_simulator(tmp_path, capsys):
         (
             (SCENARIO, "--save", "x.json"),
             0,
-            "expected RANK, WORLD_SIZE and MASTER_ADDR from a launcher, found none; torchrun --nproc-per-node 2",
+            "expected RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT from a launcher, found none; torchrun --nproc-per-node 2",
         ),
         ((SCENARIO, "--save", "x.json"), 1, "fsdp2-mlp-2: expected 2 ranks, as the scenario's mesh has, found 1"),
         (("nowhere.toml", "--save", "x.json"), 0, "nowhere.toml: "),

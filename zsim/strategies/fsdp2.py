@@ -15,7 +15,7 @@ from zsim import optimizers
 from zsim.errors import ScenarioError
 from zsim.mesh import Mesh
 from zsim.model import ROOT
-from zsim.ops import Alloc, Free, MemoryEvent
+from zsim.ops import Alloc, Free, MemoryEvent, Op
 from zsim.program import Program, RankProgram
 from zsim.sharding import shard_size
 from zsim.strategies.building import Step, named_parameters, units_read
@@ -52,10 +52,13 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     programs: list[RankProgram] = []
     by_shard: list[int] = []
     starts = _first_of_alike(training, mesh.dp_shard)
+    same = _Same.on_every_rank(training, mesh=mesh, keep=keep)
     for shard, stop in zip(starts, [*starts[1:], mesh.dp_shard], strict=True):
-        groups = [sharded_group(unit, num_shards=mesh.dp_shard, rank=shard) for unit in training.model.units]
+        groups = {unit.fqn: sharded_group(unit, num_shards=mesh.dp_shard, rank=shard) for unit in training.model.units}
         by_shard += [len(programs)] * (stop - shard)
-        programs.append(_rank_program(training, mesh=mesh, groups=groups, keep=keep))
+        first, steady = (optimizer(same.passes.copy(), groups, first=first) for first in (True, False))
+        program = RankProgram(construction=same.construction, first=tuple(first.ops), steady=tuple(steady.ops))
+        programs.append(program)
     return Program(mesh=mesh, ranks=tuple(programs), assignment=tuple(by_shard) * mesh.dp_replicate)
 
 
@@ -89,12 +92,21 @@ def _ranks_kept(options: Options, mesh: Mesh) -> Keep:
     return Keep(blocks=True, root=True, to=value)
 
 
-def _rank_program(training: Training, *, mesh: Mesh, groups: list[Group], keep: Keep) -> RankProgram:
-    by_fqn = {group.fqn: group for group in groups}
-    passes = _passes(training, mesh=mesh, groups=by_fqn, keep=keep)
-    first, steady = (optimizer(passes.copy(), by_fqn, first=first) for first in (True, False))
-    construction = _construction(groups, derived=_DerivedMesh(training=training, mesh=mesh, keep=keep))
-    return RankProgram(construction=tuple(construction.ops), first=tuple(first.ops), steady=tuple(steady.ops))
+@dataclass(frozen=True, slots=True)
+class _Same:
+    """What every rank does alike: shards are padded to equal sizes, and only the optimizer steps what of them is a rank's own."""
+
+    construction: tuple[Op, ...]
+    passes: ShardedStep
+
+    @classmethod
+    def on_every_rank(cls, training: Training, *, mesh: Mesh, keep: Keep) -> _Same:
+        """Construction, and the forward and backward of a step."""
+        groups = {unit.fqn: sharded_group(unit, num_shards=mesh.dp_shard, rank=0) for unit in training.model.units}
+        construction = _construction(
+            list(groups.values()), derived=_DerivedMesh(training=training, mesh=mesh, keep=keep)
+        )
+        return cls(tuple(construction.ops), _passes(training, mesh=mesh, groups=groups, keep=keep))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,9 +131,10 @@ class _DerivedMesh:
     def lookup(self, *, of: Literal["group", "parameter"]) -> list[MemoryEvent]:
         """One search of this rank's coordinate."""
         needed = self.keep.to if of == "group" else self.mesh.dp_replicate > 1
-        nbytes = self.mesh.world_size + 2 * DTYPE_NBYTES["int64"]
-        found = Alloc("mesh.coordinate", "temporaries", nbytes)
-        return [found, Free(found.buffer)] if needed and self.training.device == "cpu" else []
+        if not needed or self.training.device != "cpu":
+            return []
+        found = Alloc("mesh.coordinate", "temporaries", self.mesh.world_size + 2 * DTYPE_NBYTES["int64"])
+        return [found, Free(found.buffer)]
 
 
 def _construction(groups: list[Group], *, derived: _DerivedMesh) -> Step:

@@ -6,6 +6,7 @@ reference. Streams and waits follow FSDPCommContext. Nothing here decides which 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from zsim.lowering import loss_buffers
@@ -15,7 +16,7 @@ from zsim.ops import Alloc, Free, Kernel, MemoryEvent, OpKind
 from zsim.strategies.building import Step, copy_kernel, until_recomputed
 from zsim.strategies.sharded_gradients import Gradients
 from zsim.strategies.sharded_groups import Group
-from zsim.training import DTYPE_NBYTES, LoweredModule, Training, storage_events
+from zsim.training import DTYPE_NBYTES, LoweredModule, TapeEvent, Training, storage_events
 
 ORIGINAL = "float32"
 """The dtype of the sharded parameters, their gradients and optimizer states."""
@@ -160,8 +161,9 @@ class ShardedStep(Step):
 
     def forward(self, module: LoweredModule) -> None:
         """A module's forward; the model's own input was made by the root beforehand."""
-        tape = storage_events(module.forward.memory)
-        memory = [event for event in tape if not (isinstance(event, Alloc) and event.buffer == "x")]
+        memory = list(storage_events(module.forward.memory))
+        if module is self.training.modules[0]:
+            memory = [event for event in memory if not (isinstance(event, Alloc) and event.buffer == "x")]
         self._compute("forward", module, kernels=module.forward.kernels, memory=memory)
 
     def backward(self, module: LoweredModule) -> None:
@@ -169,9 +171,11 @@ class ShardedStep(Step):
 
         The loss and its gradient outlive it: torch reduces the last groups before `loss.backward()` returns.
         """
-        kept = [Free(buffer) for buffer in loss_buffers(self.training.model)]
-        tape = [event for event in module.backward.memory if event not in kept]
-        self.loss += [event for event in kept if event in module.backward.memory]
+        tape: Sequence[TapeEvent] = module.backward.memory
+        if module is self.training.modules[0]:
+            kept = [Free(buffer) for buffer in loss_buffers(self.training.model)]
+            self.loss += [event for event in kept if event in tape]
+            tape = [event for event in tape if event not in kept]
         recomputation, memory = until_recomputed(self.gradients.events(tape, self.live))
         if module.recompute:
             self._compute("recompute", module, kernels=module.recompute, memory=recomputation)
