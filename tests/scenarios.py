@@ -88,7 +88,11 @@ def scenario_texts(
     sync = draw(st.sampled_from(["every", "last"]))
     optimizer = draw(
         st.sampled_from(
-            ['name = "adamw"', 'name = "adamw", implementation = "for-loop"', 'name = "sgd", momentum = 0.9']
+            [
+                'name = "adamw"',
+                'name = "adamw", implementation = "for-loop", clip_norm = 1.0',
+                'name = "sgd", momentum = 0.9',
+            ]
         )
     )
     model = draw(models(families))

@@ -69,9 +69,11 @@ def execute(
     ops = program.of_rank(rank)
     phases: dict[str, PhaseRecord] = {}
     losses: list[float] = []
+    # Built out of the meter's sight: the random numbers of initial values are not the strategy's.
+    model = modules.build(scenario.model, seed=scenario.seed, checkpointing=scenario.checkpointing).to(device)
     with meter, recorder:
         with meter.span() as span:
-            trainer = _construct(scenario, ops, mesh.get_group(), meter, device=device)
+            trainer = _construct(scenario, model, ops, mesh.get_group(), meter)
         phases["construction"] = PhaseRecord(collectives=recorder.take(), memory=as_record(span))
         keep(RankRun(rank=rank, phases=dict(phases)))
         for step in range(steps):
@@ -91,9 +93,9 @@ def execute(
 
 
 def _construct(
-    scenario: Scenario, ops: RankProgram, group: dist.ProcessGroup, meter: MemoryMeter, *, device: str
+    scenario: Scenario, model: modules.Model, ops: RankProgram, group: dist.ProcessGroup, meter: MemoryMeter
 ) -> Trainer:
-    model = modules.build(scenario.model, seed=scenario.seed, checkpointing=scenario.checkpointing).to(device)
+    meter.watch(*model.parameters())
     rank = RANKS[scenario.strategy](scenario, model, group, meter.looking_away)
     with torch.no_grad():
         for op in ops.construction:
@@ -136,7 +138,7 @@ class Trainer:
         last = op.micro_batch == self.scenario.batch.accumulation - 1
         with torch.no_grad():
             self.rank.perform(op, last_micro_batch=last)
-            if op.kind == "optimizer":
+            if op.kind == "optimizer" and op.unit == ROOT:  # not those of clipping, which come before
                 self.holds = self.rank.held()
 
     def _forward(self, op: Op, batch: modules.MicroBatch) -> None:

@@ -15,9 +15,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from zreal import torch_private
+from zreal.clipping import Clipping
 from zreal.held import held, state_tensors
 from zreal.modules import DTYPES, Model
 from zreal.optimizers import make_optimizer
+from zsim import clipping
 from zsim.errors import ProgramError
 from zsim.model import Module
 from zsim.ops import Alloc, Free, Op
@@ -42,6 +44,7 @@ class FlatRank:
     _groups: dict[str, FlatGroup] = field(default_factory=dict)
     _stepped: dict[str, Tensor] = field(default_factory=dict)
     _optimizer: torch.optim.Optimizer | None = None
+    _clipping: Clipping = field(default_factory=Clipping)
 
     def __post_init__(self) -> None:
         groups = flat_groups(
@@ -140,6 +143,14 @@ class FlatRank:
             case "copy":
                 source = self.buffers[f"{op.unit}:gradients"]
                 self.buffers[f"{op.unit}:reduce_input"] = source.to(DTYPES[self.scenario.precision.reduce])
+            case "optimizer" if op.unit == clipping.NORMS:
+                self._clipping = Clipping()
+                self._clipping.measure([*map(self._gradient, self._stepped)], sharded=self.process_group.size() > 1)
+            case "all_reduce" if op.unit == clipping.NORMS:
+                self._clipping.reduce(self.process_group)
+            case "optimizer" if op.unit == clipping.CLIP:
+                self._clipping.clip([*map(self._gradient, self._stepped)], max_norm=self.scenario.optimizer.clip_norm)
+                self._clipping = Clipping()
             case "all_reduce" | "reduce_scatter" if not _allocated(op):
                 self._reduce_in_place(op, last_micro_batch=last_micro_batch)
             case "reduce_scatter":
@@ -204,12 +215,15 @@ class FlatRank:
                     for parameter in self._groups[unit].group.parameters:
                         self.model.get_parameter(parameter.fqn).grad = None
 
+    def _gradient(self, unit: str) -> Tensor:
+        """This rank's shard of a group's gradient."""
+        shard = self.buffers.get(f"{unit}:gradient_shard")
+        return self._own(unit, self.buffers[f"{unit}:gradients"]) if shard is None else shard
+
     def _step(self) -> None:
         """The optimizer's step on this rank's shards; stepped master copies are cast into the parameters."""
         for unit, tensor in self._stepped.items():
-            shard = self.buffers.get(f"{unit}:gradient_shard")
-            gradient = self._own(unit, self.buffers[f"{unit}:gradients"]) if shard is None else shard
-            tensor.grad = gradient.to(tensor.dtype)
+            tensor.grad = self._gradient(unit).to(tensor.dtype)
         if self._optimizer is None:
             self._optimizer = make_optimizer(self.scenario.optimizer, list(self._stepped.values()))
         self._optimizer.step()

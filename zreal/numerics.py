@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
 
 from zreal import modules
 from zreal.optimizers import make_optimizer
@@ -45,6 +46,8 @@ def reference(scenario: Scenario, *, steps: int, stepped_in: torch.dtype = torch
         if compute is not master:
             for mine, theirs in zip(master.parameters(), compute.parameters(), strict=True):
                 mine.grad = None if theirs.grad is None else theirs.grad.float()
+        if scenario.optimizer.clip_norm:
+            clip_grad_norm_(master.parameters(), scenario.optimizer.clip_norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         losses.append(total / (scenario.world_size * scenario.batch.accumulation))

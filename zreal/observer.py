@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.nn.utils import clip_grad_norm_
 
 from zreal import modules
 from zreal.held import held
@@ -114,6 +115,8 @@ def _train_step(
             loss.backward()
             total += loss.detach().item()
             del loss
+    if scenario.optimizer.clip_norm:
+        clip_grad_norm_(subject.module.parameters(), scenario.optimizer.clip_norm)
     subject.optimizer.step()
     parameters = list(subject.module.parameters())
     gradients = [parameter.grad for parameter in parameters if subject.owns_gradients]

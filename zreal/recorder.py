@@ -29,6 +29,7 @@ _OPS: dict[str, tuple[str, int]] = {
     "c10d::allreduce_": ("all_reduce", 0),
     "c10d::allreduce_coalesced_": ("all_reduce", 0),
     "c10d::broadcast_": ("broadcast", 0),
+    "_c10d_functional::all_reduce": ("all_reduce", 0),
 }
 """Dispatcher name to our word, and which argument is the payload."""
 
@@ -36,7 +37,14 @@ SETTLE_S = 0.003
 """After a collective gloo's worker thread holds its tensors a moment longer than the caller. It is waited for, so that bytes follow the
 host's order, as they do where a stream orders the frees. No time is measured on such runs."""
 
-_SILENT = frozenset({"c10d::barrier", "c10d::monitored_barrier_"})
+_SILENT = frozenset(
+    {
+        "c10d::barrier",
+        "c10d::monitored_barrier_",
+        "_c10d_functional::wait_tensor",
+        "_c10d_functional::_wrap_tensor_autograd",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +88,7 @@ class CollectiveRecorder(TorchDispatchMode):
         if any(torch_private.is_dtensor_type(kind) for kind in types):
             return NotImplemented
         name = func.name()
-        if name.startswith("c10d::") and name not in _SILENT:
+        if name.startswith(("c10d::", "_c10d_functional::")) and name not in _SILENT:
             self._record(name, (*args, *(kwargs or {}).values()))
             result = func(*args, **(kwargs or {}))
             time.sleep(self._settle_s)

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
 
 from zreal import torch_private
 from zreal.held import held, state_tensors
 from zreal.modules import DTYPES, Model
 from zreal.optimizers import make_optimizer
-from zsim import lowering
+from zsim import clipping, lowering
 from zsim.errors import ProgramError
 from zsim.model import Module, Parameter
 from zsim.ops import Op
@@ -122,8 +123,12 @@ class ReplicatedRank:
                 with self.looking_away():
                     dist.all_reduce(bucket, group=self.process_group)
                 self._uncast(op.unit)
+            case "optimizer" if op.unit == clipping.CLIP:
+                clip_grad_norm_(self.model.parameters(), self.scenario.optimizer.clip_norm)
             case "optimizer":
                 self._step()
+            case "free" if op.unit == "buckets":
+                pass  # what DDP holds while it reduces inside backward is gone here, where buckets are reduced between modules
             case "free":
                 for parameter in self.model.parameters():
                     parameter.grad = None

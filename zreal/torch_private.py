@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import suppress
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
-from torch.distributed.tensor import DTensor
+from torch.distributed.distributed_c10d import _resolve_process_group
+from torch.distributed.tensor import DTensor, debug
 from torch.nn.parallel import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -34,9 +36,17 @@ def ddp_bucket_caps() -> tuple[int, int]:
     return first, later
 
 
+def forget_meshes() -> None:
+    """Drop what DTensor has cached of meshes whose process groups are gone: a mesh of the same shape would be taken for them."""
+    debug._clear_sharding_prop_cache()
+
+
 def process_group(arguments: tuple[object, ...]) -> dist.ProcessGroup | None:
     """The process group among a c10d operator's arguments, None if there is none."""
     for argument in arguments:
+        if isinstance(argument, str):  # functional collectives name their group, besides the reduction
+            with suppress(RuntimeError, ValueError, KeyError):
+                return cast(Any, _resolve_process_group)(argument)
         if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):
             return dist.ProcessGroup.unbox(argument)
     return None

@@ -93,7 +93,8 @@ def run_rank(
         return run
     reference = numerics.reference(scenario, steps=steps, stepped_in=next(iter(parameters.values())).dtype)
     difference = numerics.largest_relative_difference(parameters, reference)
-    dtype = scenario.precision.parameters
+    precision = scenario.precision
+    dtype = precision.parameters if precision.parameters != "float32" else precision.reduce  # the narrower decides
     numbers = Numerics(
         losses=tuple(losses),
         largest_relative_difference=difference,
@@ -157,6 +158,7 @@ def fake_rank(scenario: Scenario, *, rank: int, interpreter: str) -> RankRun:
         return run_rank(scenario, rank=rank, interpreter=interpreter, device="cpu", parity=False)
     finally:
         dist.destroy_process_group()
+        torch_private.forget_meshes()
 
 
 def provenance(scenario: Scenario, *, device: str) -> dict[str, str]:

@@ -314,6 +314,9 @@ def _numerics(predicted: Run, measured: Run) -> Check:
         blind = f"unsupported: {measured.backend} cannot see numerics"
         reason = blind if not sees(measured, "numerics") else "unsupported: no side compared itself with the reference"
         return Check(name="numerics", status="unsupported", detail=reason)
+    silent = [rank.rank for rank in measured.ranks if rank.numerics is None and sees(measured, "numerics")]
+    if silent and any(rank.numerics for rank in measured.ranks):
+        return Check(name="numerics", status="failed", detail=f"rank {silent[0]} tells none, though others do")
     differences = [numerics.largest_relative_difference for numerics, _ in found]
     bound = min(NUMERICS_BOUND.get(numerics.dtype, 0.0) for numerics, _ in found)
     finite = all(math.isfinite(loss) for numerics, _ in found for loss in numerics.losses)
@@ -331,7 +334,7 @@ def _loss_difference(found: list[Numerics], world_size: int) -> float:
     if any(not len(one.losses) == len(one.reference_losses) == one.steps for one in found):
         return math.inf
     if len(found) != world_size:
-        return 0.0
+        return 0.0  # some ranks were observed, and a mean over all needs all
     means = [sum(step) / world_size for step in zip(*(one.losses for one in found), strict=True)]
     pairs = zip(means, found[0].reference_losses, strict=True)
     return max([abs(mean - wanted) / abs(wanted or 1.0) for mean, wanted in pairs], default=0.0)

@@ -74,6 +74,7 @@ class OptimizerTable(_Table):
     learning_rate: float = Field(default=1e-3, ge=0)
     momentum: float = Field(default=0.0, ge=0, lt=1)
     weight_decay: float = Field(default=0.01, ge=0)
+    clip_norm: float = Field(default=0.0, ge=0)
 
 
 class CheckpointingTable(_Table):

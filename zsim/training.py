@@ -40,6 +40,8 @@ class Optimizer:
     learning_rate: float = 1e-3
     momentum: float = 0.0
     weight_decay: float = 0.01
+    clip_norm: float = 0.0
+    """The global norm to which gradients are clipped before each step; 0 for none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -417,3 +417,9 @@ def test_ranks_that_tell_losses_of_different_numbers_of_steps_do_not_agree():
     ]
     ranks = tuple(replace(rank, numerics=one) for rank, one in zip(run.ranks, numerics, strict=True))
     assert named(compare(a_run("sim"), replace(run, ranks=ranks)), "numerics").status == "failed"
+
+
+def test_a_rank_that_tells_no_numerics_while_others_do_is_a_failure():
+    run = a_run(numerics=PARITY)
+    silent = replace(run, ranks=(run.ranks[0], replace(run.ranks[1], numerics=None)))
+    assert named(compare(a_run("sim"), silent), "numerics").detail == "rank 1 tells none, though others do"

@@ -12,7 +12,9 @@ from zsim.lowering import lower
 from zsim.mesh import Mesh
 from zsim.models import load_preset
 from zsim.ops import COLLECTIVES, Alloc
+from zsim.plan import plan
 from zsim.program import PHASES, Program
+from zsim.scenario import parse
 from zsim.strategies import building, ddp, replicated, zero1, zero2, zero3, zero_redundancy
 from zsim.training import DTYPE_NBYTES, Batch, Dtype, Optimizer, Precision, Training
 
@@ -309,3 +311,18 @@ def test_a_bucket_closes_once_it_has_reached_its_cap_exactly():
     first, second, *_ = replicated.ready_order(case)
     cap = 4 * (first.numel + second.numel) / ddp.MIB
     assert ddp.buckets(case, ddp.Options(bucket_cap_mb=cap))[0] == (first, second)
+
+
+def test_construction_of_ddp_broadcasts_parameters_in_pieces_of_at_least_250_mib():
+    """torch coalesces until the cap is reached: _verify and sync of module states, torch/csrc/distributed/c10d/reducer.cpp."""
+    text = """
+model = { preset = "gpt-2-124m" }
+batch = { micro_batch = 1, sequence_length = 8 }
+cluster = { preset = "cpu-gloo", ranks = 2 }
+strategy = { name = "ddp" }
+"""
+    found = parse(text.encode(), where="pieces.toml")
+    sizes = [op.nbytes for op in plan(found, device="cpu").ranks[0].construction if (op.kind, op.unit) == ("broadcast", "parameters")]
+    assert sum(sizes) == 4 * found.model.num_parameters
+    assert len(sizes) > 1
+    assert all(size >= 250 * 2**20 for size in sizes[:-1])

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.programs import small_model
+from zsim import plan as planning
 from zsim.errors import ScenarioError
 from zsim.lowering import lower
 from zsim.memory import replay
@@ -16,6 +17,7 @@ from zsim.mesh import Mesh
 from zsim.model import ModelSpec
 from zsim.ops import COLLECTIVES, Alloc, Free, Op
 from zsim.program import PHASES, Program
+from zsim.scenario import parse
 from zsim.strategies import fsdp2, hsdp
 from zsim.training import Batch, Precision, Training
 
@@ -240,3 +242,23 @@ def computed_whole(ops: tuple[Op, ...], model: ModelSpec) -> None:
                 live.add(event.buffer)
             elif isinstance(event, Free):
                 live.discard(event.buffer)
+
+
+@given(rows=st.lists(st.integers(1, 12), min_size=2, max_size=4), ranks=st.integers(1, 8))
+def test_every_rank_steps_the_rows_that_torch_chunk_gives_it(rows, ranks):
+    """Full ranks, for each number of rows a last partial one, and empty ones: AdamW's states say which rows a rank has."""
+    text = f"""
+model = {{ family = "mlp", sizes = {{ dims = {rows}, hidden = 5, num_classes = 3 }} }}
+batch = {{ micro_batch = 2 }}
+cluster = {{ preset = "cpu-gloo", ranks = {ranks} }}
+strategy = {{ name = "fsdp2" }}
+"""
+    scenario = parse(text.encode(), where="rows.toml")
+    program = planning.plan(scenario, device="cpu")
+    for rank in range(ranks):
+        states = 0
+        for parameter in scenario.model.parameters:
+            per_rank = -(-parameter.shape[0] // ranks)
+            own = max(0, min(per_rank, parameter.shape[0] - rank * per_rank)) * (parameter.numel // parameter.shape[0])
+            states += 8 * own + 4  # two float32 moments, and a step counter even where nothing is stepped
+        assert replay(program.of_rank(rank))["steady"].held["optimizer_states"] == states

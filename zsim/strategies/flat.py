@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from zsim import optimizers
+from zsim import clipping, optimizers
 from zsim.model import ROOT
 from zsim.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind, OpKind
 from zsim.strategies.building import (
@@ -191,9 +191,41 @@ class FlatStep:
         kernels = optimizers.kernels(model.stepped, optimizer=model.training.optimizer, dtype=MASTER_DTYPE)
         if model.has_master:
             kernels += (copy_kernel(sum(model.stepped), source=MASTER_DTYPE, target=model.dtype),)
+        waits = self._clip() if model.training.optimizer.clip_norm else self._reduced
         return self.step.issue(
-            "optimizer", ROOT, waits=self._reduced, kernels=kernels, memory=self._optimizer_memory(first=first)
+            "optimizer", ROOT, waits=waits, kernels=kernels, memory=self._optimizer_memory(first=first)
         )
+
+    def _clip(self) -> list[int]:
+        """Clip this rank's shards by the norm of all of them: the norms of its own, all-reduced, and the total of those."""
+        model, dtype = self.model, self.model.dtype
+        count, sharded = len(model.stepped), model.num_shards > 1
+        norms = self.step.issue(
+            "optimizer",
+            clipping.NORMS,
+            waits=self._reduced,
+            kernels=clipping.norms_kernels(model.stepped, dtype=dtype),
+            memory=clipping.norms_memory(count, dtype=dtype, sharded=sharded),
+        )
+        if sharded:
+            norms = self.step.issue(
+                "all_reduce",
+                clipping.NORMS,
+                stream="all_reduce",
+                waits=(norms,),
+                group=AXIS,
+                nbytes=count * DTYPE_NBYTES[dtype],
+                dtype=dtype,
+                memory=clipping.reduced_memory(count, dtype=dtype),
+            )
+        clipped = self.step.issue(
+            "optimizer",
+            clipping.CLIP,
+            waits=(norms, *self._reduced),
+            kernels=clipping.clip_kernels(model.stepped, dtype=dtype),
+            memory=clipping.clip_memory(count, dtype=dtype, sharded=sharded),
+        )
+        return [clipped]
 
     def _optimizer_memory(self, *, first: bool) -> Iterator[MemoryEvent]:
         model, optimizer = self.model, self.model.training.optimizer

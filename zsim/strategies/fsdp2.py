@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from zsim import optimizers
+from zsim import clipping, optimizers
 from zsim.errors import ScenarioError
 from zsim.mesh import Mesh
 from zsim.model import ROOT
@@ -239,6 +239,38 @@ def post_backward(step: ShardedStep, group: Group, *, sync: bool) -> None:
         group.reduced = True
 
 
+def clip(step: ShardedStep, numels: list[int]) -> list[int]:
+    """Clip this rank's shards by the norm of all: each gradient's norm is all-reduced over the shards. Returns what to wait for."""
+    count, sharded = len(numels), step.mesh.dp_shard > 1
+    waits = step.reduces
+    norms = step.issue(
+        "optimizer",
+        clipping.NORMS,
+        waits=waits,
+        kernels=clipping.norms_kernels(numels, dtype=ORIGINAL),
+        memory=clipping.norms_memory(count, dtype=ORIGINAL, sharded=sharded),
+    )
+    if sharded:
+        norms = step.issue(
+            "all_reduce",
+            clipping.NORMS,
+            stream="all_reduce",
+            waits=(norms,),
+            group="dp_shard",
+            nbytes=count * DTYPE_NBYTES[ORIGINAL],
+            dtype=ORIGINAL,
+            memory=clipping.reduced_memory(count, dtype=ORIGINAL),
+        )
+    clipped = step.issue(
+        "optimizer",
+        clipping.CLIP,
+        waits=(norms, *waits),
+        kernels=clipping.clip_kernels(numels, dtype=ORIGINAL),
+        memory=clipping.clip_memory(count, dtype=ORIGINAL, sharded=sharded),
+    )
+    return [clipped]
+
+
 def optimizer(step: ShardedStep, groups: dict[str, Group], *, first: bool) -> ShardedStep:
     """The optimizer steps this rank's shards; its states are made in the first step. Then gradients are dropped."""
     local = {parameter.fqn: parameter.local for group in groups.values() for parameter in group.parameters}
@@ -250,10 +282,11 @@ def optimizer(step: ShardedStep, groups: dict[str, Group], *, first: bool) -> Sh
             numels, optimizer=settings, dtype=ORIGINAL, device=step.training.device, owner="optimizer"
         )
     memory += optimizers.step_memory(numels, optimizer=settings, dtype=ORIGINAL, owner="optimizer")
+    waits = clip(step, numels) if settings.clip_norm else step.reduces
     step.issue(
         "optimizer",
         ROOT,
-        waits=step.reduces,
+        waits=waits,
         kernels=optimizers.kernels(numels, optimizer=settings, dtype=ORIGINAL),
         memory=memory,
     )

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from zsim import optimizers
+from zsim import clipping, optimizers
+from zsim.lowering import loss_buffers
 from zsim.model import ROOT, Parameter
 from zsim.ops import Alloc, Free, MemoryEvent, MemoryKind, OpKind
 from zsim.strategies.building import MASTER_DTYPE, Step, copy_kernel, late_weights, named_parameters, until_recomputed
@@ -170,6 +171,8 @@ class ReplicatedStep:
     _reductions: list[int] = field(default_factory=list)
     _reduced: list[int] = field(default_factory=list)
     _in_one_bucket: bool = True
+    _late: list[MemoryEvent] = field(default_factory=list)
+    """Frees that wait for the reductions after a module's backward."""
 
     @property
     def has_reduced(self) -> bool:
@@ -210,6 +213,8 @@ class ReplicatedStep:
         """Compute; gradients live by themselves, or go into their bucket as soon as they are ready."""
         tape = self._backward_memory(module, into_buckets=synchronises and self.model.views)
         recomputation, memory = until_recomputed(tape)
+        if synchronises:
+            memory = self._held_while_reducing(module, memory)
         if module.recompute:
             self.step.issue(
                 "recompute", module.unit, micro_batch=self.micro_batch, kernels=module.recompute, memory=recomputation
@@ -217,6 +222,15 @@ class ReplicatedStep:
         self._compute = self.step.issue(
             "backward", module.unit, micro_batch=self.micro_batch, kernels=module.backward.kernels, memory=memory
         )
+
+    def _held_while_reducing(self, module: LoweredModule, memory: list[MemoryEvent]) -> list[MemoryEvent]:
+        """Buckets are reduced inside backward, while the gradient that completed the last of them and the loss still live."""
+        parts = [event for event in memory if isinstance(event, Free) and ".gradient" in event.buffer]
+        held = parts[-1:]
+        if module is self.model.training.modules[0]:
+            held += [Free(buffer) for buffer in loss_buffers(self.model.training.model)]
+        self._late = [event for event in held if event in memory]
+        return [event for event in memory if event not in self._late]
 
     def _backward_memory(self, module: LoweredModule, *, into_buckets: bool) -> Iterator[MemoryEvent | Recomputed]:
         deferred: list[MemoryEvent] = []
@@ -256,6 +270,9 @@ class ReplicatedStep:
         for number, bucket in enumerate(self.buckets):
             if max(turns[self.model.last_module[parameter.fqn]] for parameter in bucket) == turn:
                 self._reduce(f"bucket.{number}", sum(parameter.numel for parameter in bucket))
+        if self._late:
+            late, self._late = self._late, []
+            self.step.issue("free", "buckets", stream="host", micro_batch=self.micro_batch, memory=late)
 
     def _reduce(self, unit: str, numel: int) -> None:
         model, reduce_dtype = self.model, self.model.training.precision.reduce
@@ -310,7 +327,21 @@ class ReplicatedStep:
         memory += optimizers.step_memory(owned, optimizer=optimizer, dtype=dtype, owner="optimizer")
         memory += [Free(cast.buffer) for cast in casts]
         kernels = optimizers.kernels(owned, optimizer=optimizer, dtype=dtype)
-        return self.step.issue("optimizer", ROOT, waits=self._reduced, kernels=kernels, memory=memory)
+        waits = self._clip() if optimizer.clip_norm else self._reduced
+        return self.step.issue("optimizer", ROOT, waits=waits, kernels=kernels, memory=memory)
+
+    def _clip(self) -> list[int]:
+        """Clip whole gradients, which every rank has, by their norm."""
+        numels = [parameter.numel for parameter in self.model.training.model.parameters]
+        memory = (
+            *clipping.norms_memory(len(numels), dtype=self.model.dtype, sharded=False),
+            *clipping.clip_memory(len(numels), dtype=self.model.dtype, sharded=False),
+        )
+        kernels = (
+            *clipping.norms_kernels(numels, dtype=self.model.dtype),
+            *clipping.clip_kernels(numels, dtype=self.model.dtype),
+        )
+        return [self.step.issue("optimizer", clipping.CLIP, waits=self._reduced, kernels=kernels, memory=memory)]
 
     def zero_grad(self) -> None:
         """Free the gradients that are not views of their buckets."""
