@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -32,6 +32,8 @@ def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
         fully_shard(block, mesh=mesh, reshard_after_forward=keep, mp_policy=policy)
     fully_shard(model, mesh=mesh, reshard_after_forward=keep, mp_policy=policy)
     sharded = cast(FSDPModule, model)
+    blocks = [cast(FSDPModule, block) for block in model.blocks]
+    _set_prefetch(blocks, forward=scenario.options.forward_prefetch, backward=scenario.options.backward_prefetch)
 
     @contextmanager
     def micro_batch(sync: bool) -> Iterator[None]:
@@ -40,3 +42,12 @@ def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
 
     optimizer: torch.optim.Optimizer = make_optimizer(scenario.optimizer, list(model.parameters()))
     return Subject(module=model, optimizer=optimizer, micro_batch=micro_batch, states=lambda: state_tensors(optimizer))
+
+
+def _set_prefetch(blocks: list[FSDPModule], *, forward: int, backward: int) -> None:
+    """Each block prefetches the next `forward` ones and, in backward, the `backward` ones before it; 0 leaves torch's default."""
+    for place, block in enumerate(blocks):
+        if forward:
+            block.set_modules_to_forward_prefetch(cast(Any, blocks[place + 1 : place + 1 + forward]))
+        if backward:
+            block.set_modules_to_backward_prefetch(cast(Any, blocks[max(0, place - backward) : place][::-1]))

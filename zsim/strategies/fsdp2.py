@@ -29,9 +29,16 @@ MODEL_INPUT = "x"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """`reshard_after_forward` as fully_shard takes it: "auto" (blocks yes, root no), true, false, or a number of ranks."""
+    """`reshard_after_forward` as fully_shard takes it: "auto" (blocks yes, root no), true, false, or a number of ranks.
+
+    `forward_prefetch`: how many of the next blocks each block gathers when it begins (set_modules_to_forward_prefetch; 0: none,
+    torch's default). `backward_prefetch`: how many of the blocks before it each block gathers in backward
+    (set_modules_to_backward_prefetch; 0: torch's default, the one before it, which also holds for the root).
+    """
 
     reshard_after_forward: Literal["auto"] | bool | int = "auto"
+    forward_prefetch: int = 0
+    backward_prefetch: int = 0
 
 
 def problems(options: Options, mesh: Mesh, optimizer: Optimizer) -> Iterator[str]:
@@ -52,7 +59,7 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     programs: list[RankProgram] = []
     by_shard: list[int] = []
     starts = _first_of_alike(training, mesh.dp_shard)
-    same = _Same.on_every_rank(training, mesh=mesh, keep=keep)
+    same = _Same.on_every_rank(training, mesh=mesh, keep=keep, options=options)
     for shard, stop in zip(starts, [*starts[1:], mesh.dp_shard], strict=True):
         groups = {unit.fqn: sharded_group(unit, num_shards=mesh.dp_shard, rank=shard) for unit in training.model.units}
         by_shard += [len(programs)] * (stop - shard)
@@ -100,13 +107,14 @@ class _Same:
     passes: ShardedStep
 
     @classmethod
-    def on_every_rank(cls, training: Training, *, mesh: Mesh, keep: Keep) -> _Same:
+    def on_every_rank(cls, training: Training, *, mesh: Mesh, keep: Keep, options: Options) -> _Same:
         """Construction, and the forward and backward of a step."""
         groups = {unit.fqn: sharded_group(unit, num_shards=mesh.dp_shard, rank=0) for unit in training.model.units}
         construction = _construction(
             list(groups.values()), derived=_DerivedMesh(training=training, mesh=mesh, keep=keep)
         )
-        return cls(tuple(construction.ops), _passes(training, mesh=mesh, groups=groups, keep=keep))
+        passes = _passes(training, mesh=mesh, groups=groups, keep=keep, options=options)
+        return cls(tuple(construction.ops), passes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +163,9 @@ def _construction(groups: list[Group], *, derived: _DerivedMesh) -> Step:
     return step
 
 
-def _passes(training: Training, *, mesh: Mesh, groups: dict[str, Group], keep: Keep) -> ShardedStep:
+def _passes(
+    training: Training, *, mesh: Mesh, groups: dict[str, Group], keep: Keep, options: Options
+) -> ShardedStep:
     """The forward and backward passes of one step, the same in every step."""
     element = DTYPE_NBYTES[training.precision.parameters]
     gradients = Gradients(nbytes={p.fqn: p.numel * element for p in training.model.parameters})
@@ -163,16 +173,19 @@ def _passes(training: Training, *, mesh: Mesh, groups: dict[str, Group], keep: K
     for micro_batch in range(training.batch.accumulation):
         step.micro_batch = micro_batch
         sync = training.sync == "every" or micro_batch == training.batch.accumulation - 1
-        forward(step, training.modules, groups, keep)
-        backward(step, training.modules, groups, sync=sync)
+        forward(step, training.modules, groups, keep, ahead=options.forward_prefetch)
+        backward(step, training.modules, groups, sync=sync, ahead=options.backward_prefetch)
     return step
 
 
-def forward(step: ShardedStep, modules: tuple[LoweredModule, ...], groups: dict[str, Group], keep: Keep) -> None:
-    """Root first, then each block just in time; each block is resharded when it has run, the root at the end."""
+def forward(
+    step: ShardedStep, modules: tuple[LoweredModule, ...], groups: dict[str, Group], keep: Keep, *, ahead: int = 0
+) -> None:
+    """Root first, then each block just in time, or `ahead` of it; each block is resharded when it has run, the root at the end."""
     root = groups.get(ROOT)
     step.begin_forward()
     _cast_input(step, modules)
+    blocks = _blocks(modules, groups)
     if root is not None:
         step.unshard(root)
         step.wait_for_unshard(root, forward=True)
@@ -181,6 +194,7 @@ def forward(step: ShardedStep, modules: tuple[LoweredModule, ...], groups: dict[
         if group is not None and group is not root:
             step.unshard(group)
             step.wait_for_unshard(group, forward=True)
+            step.unshard_each(_following(group, blocks, ahead))
         step.forward(module)
         if group is not None and group is not root and keep.blocks:
             step.reshard(group, to=keep.to)
@@ -197,11 +211,12 @@ def _cast_input(step: ShardedStep, modules: tuple[LoweredModule, ...]) -> None:
 
 
 def backward(
-    step: ShardedStep, modules: tuple[LoweredModule, ...], groups: dict[str, Group], *, sync: bool
+    step: ShardedStep, modules: tuple[LoweredModule, ...], groups: dict[str, Group], *, sync: bool, ahead: int = 0
 ) -> None:
-    """Reverse order; each group gathers if need be, prefetches the one before it, runs, frees itself, and reduces."""
+    """Reverse order; each group gathers if need be, prefetches those before it, runs, frees itself, and reduces."""
     step.begin_backward()
     order = _post_forward_order(modules, groups)
+    reverse = _blocks(modules, groups)[::-1]
     entered: set[str] = set()
     for module in reversed(modules):
         group = groups.get(module.unit)
@@ -210,7 +225,9 @@ def backward(
             step.unshard(group)
             step.wait_for_unshard(group, forward=False)
             place = order.index(group.fqn)
-            if place > 0:
+            if ahead and group.fqn != ROOT:
+                step.unshard_each(_following(group, reverse, ahead))
+            elif place > 0:
                 step.unshard(groups[order[place - 1]])
         step.backward(module)
         if group is not None and group.fqn != ROOT and module.input_needs_gradient:
@@ -223,9 +240,19 @@ def backward(
     step.end_backward()
 
 
+def _blocks(modules: tuple[LoweredModule, ...], groups: dict[str, Group]) -> list[Group]:
+    """The groups but for the root's, in the order of forward."""
+    return [groups[unit] for unit in dict.fromkeys(module.unit for module in modules) if unit in groups and unit != ROOT]
+
+
+def _following(group: Group, order: list[Group], ahead: int) -> list[Group]:
+    """The next `ahead` groups after `group`."""
+    place = order.index(group) + 1 if ahead else 0
+    return order[place : place + ahead]
+
+
 def _post_forward_order(modules: tuple[LoweredModule, ...], groups: dict[str, Group]) -> list[str]:
-    blocks = dict.fromkeys(module.unit for module in modules if module.unit in groups and module.unit != ROOT)
-    return [*blocks, *([ROOT] if ROOT in groups else [])]
+    return [*(group.fqn for group in _blocks(modules, groups)), *([ROOT] if ROOT in groups else [])]
 
 
 def post_backward(step: ShardedStep, group: Group, *, sync: bool) -> None:

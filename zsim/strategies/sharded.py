@@ -6,7 +6,7 @@ reference. Streams and waits follow FSDPCommContext. Nothing here decides which 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from zsim.lowering import loss_buffers
@@ -106,6 +106,11 @@ class ShardedStep(Step):
             micro_batch=self.micro_batch,
             memory=self.drop(f"{group.fqn}.cast"),
         )
+
+    def unshard_each(self, groups: Iterable[Group]) -> None:
+        """Issue the all-gathers of groups that will be needed later."""
+        for group in groups:
+            self.unshard(group)
 
     def wait_for_unshard(self, group: Group, *, forward: bool) -> None:
         """Copy the all-gather's output out into the unsharded parameters; the next all-gathers wait for that copy."""

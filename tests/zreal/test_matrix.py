@@ -1,0 +1,142 @@
+"""Memory of every strategy with its options against real steps on the fake process group: each byte, each collective.
+
+The whole matrix (`-m slow`) takes some twelve minutes; what it measured is recorded in tests/measured/memory_matrix.json, which
+`ZSIM_UPDATE_MEASURED=1` writes anew. Every run predicts a share of the record again and measures a dozen draws.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.matrix import matrix
+from zsim.backends import find
+from zsim.run import PhaseRecord, Run, RunOptions
+from zsim.scenario import Scenario, parse
+from zsim.simulator import SimBackend
+
+RECORD = Path(__file__).parents[1] / "measured" / "memory_matrix.json"
+PHASES = ("construction", "first", "steady")
+Bytes = list[int]
+"""Start, peak and end of a phase."""
+
+RESIDUES: Mapping[str, Callable[[Scenario, str], Bytes]] = {}
+"""By name: bytes that a phase's prediction lacks, by a rule that computes them. Nothing else may differ."""
+
+
+def test_the_record_is_of_what_hypothesis_draws() -> None:
+    record = recorded()
+    if record["provenance"]["hypothesis"] != version("hypothesis"):
+        pytest.skip("another version of hypothesis draws other scenarios")
+    assert [row["digest"] for row in record["rows"]] == [digest(text) for text in matrix()]
+
+
+def test_the_matrix_has_each_strategy_at_each_world_size_and_peaks_in_collectives() -> None:
+    cases = [scenario(row["text"]) for row in recorded()["rows"]]
+    pairs = {(case.strategy, case.world_size) for case in cases}
+    assert len(cases) == len({case.text for case in cases}) == 315
+    assert len(pairs) == 7 * 7
+    assert min(sum(module.unit != "root" for module in case.model.modules) for case in cases) >= 6
+    assert sum(peaks_in_a_collective(case) for case in cases) >= 50
+
+
+@pytest.mark.parametrize("part", range(9))
+def test_recorded_peaks_are_predicted_to_the_byte(part: int) -> None:
+    """A ninth of the record each, where each strategy takes its turn; the other eight ninths likewise."""
+    rows = recorded()["rows"][part::9]
+    assert {row["digest"]: wrong(row) for row in rows if wrong(row)} == {}
+
+
+@pytest.mark.parametrize("place", range(12))
+def test_a_draw_is_measured_as_it_is_predicted(place: int) -> None:
+    texts = [text for text in matrix() if any(f"ranks = {ranks} }}" in text for ranks in (1, 2, 3, 4, 8))]
+    row = measured(texts[place * len(texts) // 12])
+    assert wrong(row) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_the_whole_matrix_is_measured_as_it_is_predicted() -> None:
+    rows = []
+    for number, text in enumerate(texts := matrix(), start=1):
+        rows.append(measured(text))
+        print(f"{number} of {len(texts)}: {rows[-1]['digest']} {wrong(rows[-1]) or 'exact'}", flush=True)  # noqa: T201
+    if os.environ.get("ZSIM_UPDATE_MEASURED"):
+        write(rows)
+    assert {row["digest"]: wrong(row) for row in rows if wrong(row)} == {}
+    assert [(row["digest"], row["ranks"]) for row in rows] == [(row["digest"], row["ranks"]) for row in recorded()["rows"]]
+
+
+def scenario(text: str) -> Scenario:
+    """A draw as a user's file would be read."""
+    return parse(text.encode(), where="matrix.toml")
+
+
+def digest(text: str) -> str:
+    """What a draw is called."""
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def peaks_in_a_collective(case: Scenario) -> bool:
+    """Whether buffers of communication or gathered parameters are the most of the steady peak."""
+    by_kind = predicted(case, ranks=(0,)).ranks[0].phases["steady"].memory.by_kind
+    return max(by_kind, key=lambda kind: by_kind[kind]) in ("communication", "unsharded_parameters", "unsharded_gradients")
+
+
+def predicted(case: Scenario, *, ranks: tuple[int, ...]) -> Run:
+    """The simulator's Run of `ranks` on the CPU, which is what is measured."""
+    return SimBackend("cpu").run(case, options=RunOptions(ranks=ranks))
+
+
+def measured(text: str) -> dict[str, Any]:
+    """A row of the record: the first and the last rank's phases."""
+    run = find("fake").run(scenario(text), options=RunOptions())
+    ranks = [{"rank": rank.rank, **{name: figures(rank.phases[name]) for name in PHASES}} for rank in run.ranks]
+    return {"digest": digest(text), "text": text, "ranks": ranks}
+
+
+def figures(phase: PhaseRecord) -> dict[str, Any]:
+    """Start, peak and end, and the collectives: how many, their bytes, and the digest of their order."""
+    orders = [[c.op, c.nbytes, c.group.partition(":")[0], c.group_size] for c in phase.collectives]
+    return {
+        "bytes": [phase.memory.start_bytes, phase.memory.peak_bytes, phase.memory.end_bytes],
+        "collectives": [len(orders), sum(c.nbytes for c in phase.collectives), digest(json.dumps(orders))],
+    }
+
+
+def wrong(row: dict[str, Any]) -> list[str]:
+    """What the simulator predicts otherwise than the row has it, less the residues."""
+    case = scenario(row["text"])
+    run = predicted(case, ranks=tuple(rank["rank"] for rank in row["ranks"]))
+    complaints = []
+    for found, real in zip(run.ranks, row["ranks"], strict=True):
+        for name in PHASES:
+            ours, theirs = figures(found.phases[name]), real[name]
+            lacking = [sum(parts) for parts in zip([0, 0, 0], *(rule(case, name) for rule in RESIDUES.values()), strict=True)]
+            if [ours_ + more for ours_, more in zip(ours["bytes"], lacking, strict=True)] != theirs["bytes"]:
+                complaints.append(f"rank {real['rank']} {name}: {ours['bytes']} predicted, {theirs['bytes']} measured")
+            if ours["collectives"] != theirs["collectives"]:
+                complaints.append(f"rank {real['rank']} {name}: collectives {ours['collectives']}, {theirs['collectives']}")
+    return complaints
+
+
+def recorded() -> dict[str, Any]:
+    """The committed record."""
+    table: dict[str, Any] = json.loads(RECORD.read_text())
+    return table
+
+
+def write(rows: list[dict[str, Any]]) -> None:
+    """The record with its provenance and, by draw, what was predicted otherwise; one row per line."""
+    provenance = {name: version(name) for name in ("torch", "hypothesis")} | {"python": platform.python_version()}
+    provenance |= {"draws": str(len(rows)), "inexact": str(sum(bool(wrong(row)) for row in rows))}
+    lines = ",\n".join(json.dumps(row | {"differences": wrong(row)}) for row in rows)
+    RECORD.write_text(f'{{"provenance": {json.dumps(provenance)},\n"rows": [\n{lines}\n]}}\n')
