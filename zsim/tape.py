@@ -7,10 +7,12 @@ backward, and the engine holds gradients. It knows no strategy and no time.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
-from zsim.eager import Call, calls
+from zsim.aten_call import Call
+from zsim.eager import calls
 from zsim.model import ModelSpec, Module
 from zsim.ops import Alloc, Free, Kernel
 from zsim.training import (
@@ -48,9 +50,8 @@ class Region:
     @classmethod
     def of(cls, steps: list[Step]) -> Region:
         """The region of `steps`, which learn of it."""
-        made = {call.output for step in steps for call in step.calls} | {
-            name for step in steps for call in step.calls for name, _ in call.keeps
-        }
+        made = {name for step in steps for call in step.calls for name in (call.output, *call.also)}
+        made |= {name for step in steps for call in step.calls for name, _ in call.keeps}
         read = (value for step in steps for call in step.calls for value in (*call.inputs, *call.saves))
         inputs = tuple(dict.fromkeys(value for value in read if value not in made))
         kept = {step.calls[-1].output for step in steps if step.cached}
@@ -95,7 +96,7 @@ class Region:
         calls = [(step, call) for step in self.again for call in step.calls]
         stop = next(i for i, (_, call) in enumerate(calls) if call is self.last)
         made = calls[: stop + _packs_its_output(self.last)]
-        return [call for step, call in made if not step.cached]
+        return [call for step, call in made if not step.cached]  # those that are no kernels included
 
 
 def _packs_its_output(call: Call) -> bool:
@@ -114,6 +115,7 @@ def _renamed(call: Call, made: set[str]) -> Call:
         call,
         inputs=names(call.inputs),
         output=output,
+        also=names(call.also),
         saves=names(call.saves),
         drops=names(call.drops),
         keeps=tuple(zip(keeps, sizes, strict=True)),
@@ -126,15 +128,22 @@ class _Storages:
 
     events: list[TapeEvent] = field(default_factory=list)
     references: dict[str, int] = field(default_factory=dict)
+    views: dict[str, str] = field(default_factory=dict)
 
     def allocate(self, name: str, nbytes: int, *, temporary: bool = False) -> None:
         self.events.append(Alloc(name, "temporaries" if temporary else "activations", nbytes))
         self.references[name] = 1
 
+    def view(self, name: str, of: str) -> None:
+        """`name` is another tensor on the storage of `of`, and holds it."""
+        self.views[name] = self.views.get(of, of)
+        self.hold(name)
+
     def hold(self, name: str) -> None:
-        self.references[name] += 1
+        self.references[self.views.get(name, name)] += 1
 
     def release(self, name: str) -> None:
+        name = self.views.get(name, name)
         left = self.references[name] - 1
         if left:
             self.references[name] = left
@@ -149,7 +158,10 @@ class _Storages:
 
 @dataclass(slots=True)
 class _Tape:
-    """The state of one forward and backward over the whole model; `in_place`: gradients are added where nobody else holds them."""
+    """The state of one forward and backward over the whole model; `in_place`: gradients are added where nobody else holds them.
+
+    `in_sequences`: activations have more than two dimensions, so that linears see them through views.
+    """
 
     in_place: bool = True
     nbytes: dict[str, int] = field(default_factory=dict)
@@ -157,6 +169,21 @@ class _Tape:
     storages: _Storages = field(default_factory=_Storages)
     gradients: dict[str, str] = field(default_factory=dict)
     births: dict[str, int] = field(default_factory=dict)
+    turned: set[str] = field(default_factory=set)
+    uses: dict[str, int] = field(default_factory=dict)
+    tied: dict[str, list[str]] = field(default_factory=dict)
+    in_sequences: bool = True
+    of_linears: set[str] = field(default_factory=set)
+    """Gradients that linears make of inputs with more than two dimensions: views of products of matrices."""
+
+    def know_parameters(self, model: ModelSpec, *, dtype: str) -> None:
+        """Which parameters several operators use, and the bytes of their gradients."""
+        self.in_sequences = "tokens" in model.modules[0].operators[0].inputs
+        used = Counter(fqn for module in model.modules for op in module.operators for fqn in (op.weight, op.bias) if fqn)
+        for parameter in model.parameters:
+            if used[parameter.fqn] > 1:
+                self.uses[parameter.fqn], self.tied[parameter.fqn] = used[parameter.fqn], []
+                self.nbytes[parameter.fqn] = parameter.numel * DTYPE_NBYTES[dtype]
 
     def run_forward(self, steps: list[Step], *, entry: str) -> None:
         """Values inside an operator go when it returns, its inputs after their last use; `entry`, the module's input, is its
@@ -171,7 +198,7 @@ class _Tape:
             if step.cached:
                 self._hold((step.calls[-1].output,))
             dropped = {value for call in step.calls for value in call.drops}
-            inner = [call.output for call in step.calls[:-1]]
+            inner = [value for call in step.calls[:-1] for value in (call.output, *call.also)]
             outer = [value for call in step.calls for value in call.inputs if last_use[value] is step]
             for value in dict.fromkeys(inner + outer):
                 if value != entry and value in self.nbytes and value not in dropped:
@@ -192,11 +219,15 @@ class _Tape:
         """One call. Not `saving`: autograd keeps nothing of it; then `keeping` says that somebody keeps what it makes besides."""
         if call.scratch:
             self.storages.allocate(f"{call.output}.scratch", call.scratch, temporary=True)
-        self.nbytes[call.output] = call.nbytes
-        self.storages.allocate(call.output, call.nbytes)
+        for value in (call.output, *call.also):
+            self.nbytes[value] = call.nbytes
+            if call.view:
+                self.storages.view(value, call.inputs[0])
+            else:
+                self.storages.allocate(value, call.nbytes)
         wants = bool(call.parameters) or any(value in self.needs_gradient for value in call.inputs)
         if wants:
-            self.needs_gradient.add(call.output)
+            self.needs_gradient.update((call.output, *call.also))
             if saving:
                 self._hold(call.saves)
             for name, nbytes in call.keeps:
@@ -223,14 +254,14 @@ class _Tape:
                     self._hold(call.saves)
                 else:
                     self._make(call)
-                mine[call.output] = None
+                mine |= dict.fromkeys((call.output, *call.also))
                 for value in call.drops:
                     del mine[value]
                 self._drop(call)
                 if call is region.last:
                     break
             else:
-                inner = [call.output for call in step.calls[:-1]]
+                inner = [value for call in step.calls[:-1] for value in (call.output, *call.also)]
                 outer = [value for call in step.calls for value in call.inputs if last_use[value] is step]
                 for value in dict.fromkeys(inner + outer):
                     if value not in entered and value in mine:
@@ -262,15 +293,15 @@ class _Tape:
                     self.recompute(region)
                     if region.kernels:
                         self.storages.events.append(Recomputed())
-                self._differentiate(call, again, unpacked=True)
-                if again is region.earliest:
-                    for value in (*region.inputs, *region.unreached):
-                        if value in self.nbytes:
-                            self.storages.release(value)
+                over = (*region.inputs, *region.unreached) if again is region.earliest else ()
+                self._differentiate(call, again, unpacked=True, over=over)
 
-    def _differentiate(self, call: Call, saved: Call, *, unpacked: bool = False) -> None:
-        """Backward of `call`; `saved` names what it saved, which when `unpacked` goes before sums over broadcast dimensions."""
-        gradient = self.gradients.pop(call.output)
+    def _differentiate(self, call: Call, saved: Call, *, unpacked: bool = False, over: tuple[str, ...] = ()) -> None:
+        """Backward of `call`; `saved` names what it saved, which when `unpacked` goes before sums over broadcast dimensions.
+
+        `over` are values that go with the node itself, as the inputs of a recomputed region do.
+        """
+        gradient = self._gradient_of(call)
         scratches = [(f"{call.output}.backward_scratch{i}", nbytes) for i, nbytes in enumerate(call.backward_scratch)]
         for name, nbytes in scratches:
             self.storages.allocate(name, nbytes, temporary=True)
@@ -296,17 +327,49 @@ class _Tape:
             if name in self.needs_gradient:
                 self.storages.hold(gradient)
                 parts.append((name, gradient))
+                if name in call.turns:
+                    self.turned.add(gradient)
         self.storages.release(gradient)
+        for other in call.also:
+            self.storages.release(self.gradients.pop(other))
         if not unpacked:
             self._release_saved(saved)
+        for value in over:
+            if value in self.nbytes:
+                self.storages.release(value)
         for name, part in parts:
             self._accumulate(name, part)
+        self._sum_tied(call.parameters)
+
+    def _gradient_of(self, call: Call) -> str:
+        """The gradient of what `call` made, copied for a linear that could not multiply with it as it lies."""
+        gradient = self.gradients.pop(call.output)
+        if call.operator != "linear" or gradient not in self.turned:
+            return gradient
+        copy = self._new_gradient(call.output)
+        self.storages.release(gradient)
+        return copy
 
     def _make_gradient(self, name: str, call: Call, parts: list[tuple[str, str]]) -> None:
         if name in call.parameters:
-            self.storages.events.append(ParameterGradient(name))
+            if name in self.tied:
+                self.tied[name].append(self._new_gradient(name))
+            else:
+                self.storages.events.append(ParameterGradient(name))
         elif name in self.needs_gradient:
             parts.append((name, self._new_gradient(name)))
+            if self.in_sequences and call.operator == "linear":
+                self.of_linears.add(parts[-1][1])
+
+    def _sum_tied(self, parameters: tuple[str, ...]) -> None:
+        """Gradients of a parameter with several uses are added apart: that of a linear is a view, in which nothing is added."""
+        for name in parameters:
+            parts = self.tied.get(name, [])
+            if parts and len(parts) == self.uses[name]:
+                self.storages.events.append(ParameterGradient(name))
+                for part in parts:
+                    self.storages.release(part)
+                parts.clear()
 
     def _release_saved(self, call: Call) -> None:
         for name in call.saves:
@@ -322,7 +385,7 @@ class _Tape:
         return name
 
     def _accumulate(self, value: str, part: str) -> None:
-        """The engine's input buffer: a second gradient is added in place if nobody else holds the first, or it.
+        """The engine's input buffer: a second gradient is added in place into the first, if nobody else holds that and it is no view.
 
         Not on the CPU, where a dispatch-level meter watches: autograd adds out of place under any dispatch mode.
         torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace.
@@ -331,11 +394,8 @@ class _Tape:
             self.gradients[value] = part
             return
         first = self.gradients[value]
-        if self.in_place and self.storages.references[first] == 1:
+        if self.in_place and first not in self.of_linears and self.storages.references[first] == 1:
             self.storages.release(part)
-        elif self.in_place and self.storages.references[part] == 1:
-            self.storages.release(first)
-            self.gradients[value] = part
         else:
             self.gradients[value] = self._new_gradient(value)
             self.storages.release(first)
@@ -360,6 +420,9 @@ def _qualified(call: Call, module: Module, entry: str) -> Call:
         backward_scratch=call.backward_scratch,
         gradients=names(call.gradients),
         passes=names(call.passes),
+        view=call.view,
+        also=names(call.also),
+        turns=names(call.turns),
         summed=tuple([(name if name in parameters else prefix + name, way) for name, way in call.summed]),
         drops=names(call.drops),
         parameters=parameters,
@@ -371,7 +434,7 @@ def _qualified(call: Call, module: Module, entry: str) -> Call:
 
 
 def _forward_kernels(module_calls: list[Call], *, dtype: str) -> tuple[Kernel, ...]:
-    return tuple(Kernel(call.operator, call.flops, call.moved, dtype) for call in module_calls)
+    return tuple(Kernel(call.operator, call.flops, call.moved, dtype) for call in module_calls if call.moved)
 
 
 def _backward_kernels(module_calls: list[Call], *, dtype: str, needs_gradient: set[str]) -> tuple[Kernel, ...]:
@@ -384,6 +447,7 @@ def _backward_kernels(module_calls: list[Call], *, dtype: str, needs_gradient: s
             dtype,
         )
         for call in reversed(module_calls)
+        if call.moved
     )
 
 
@@ -404,6 +468,7 @@ def lower_each(
     backward, as in `loss.backward(); del loss`.
     """
     tape = _Tape(in_place=device == "cuda")
+    tape.know_parameters(model, dtype=dtype)
     entry = "x"
     traced: list[tuple[Module, list[Step], tuple[TapeEvent, ...], bool]] = []
     for module in model.modules:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from zsim import optimizers
+from zsim.lowering import loss_buffers
 from zsim.model import ROOT, Parameter
 from zsim.ops import Alloc, Free, MemoryEvent, MemoryKind, OpKind
 from zsim.strategies.building import MASTER_DTYPE, Step, copy_kernel, late_weights, named_parameters, until_recomputed
@@ -73,6 +74,11 @@ class ReplicatedModel:
         """Bytes of each parameter's gradient."""
         element = DTYPE_NBYTES[self.dtype]
         return {parameter.fqn: parameter.numel * element for parameter in self.training.model.parameters}
+
+    @property
+    def casts(self) -> bool:
+        """Whether gradients are reduced in another dtype than their own."""
+        return self.training.precision.reduce != self.dtype
 
     @cached_property
     def late(self) -> frozenset[str]:
@@ -170,6 +176,7 @@ class ReplicatedStep:
     _reductions: list[int] = field(default_factory=list)
     _reduced: list[int] = field(default_factory=list)
     _in_one_bucket: bool = True
+    _loss: list[Free] = field(default_factory=list)
 
     @property
     def has_reduced(self) -> bool:
@@ -210,6 +217,10 @@ class ReplicatedStep:
         """Compute; gradients live by themselves, or go into their bucket as soon as they are ready."""
         tape = self._backward_memory(module, into_buckets=synchronises and self.model.views)
         recomputation, memory = until_recomputed(tape)
+        model = self.model
+        if synchronises and model.casts and module is model.training.modules[0]:  # backward returns when all is reduced
+            self._loss = [event for event in map(Free, loss_buffers(model.training.model)) if event in memory]
+            memory = [event for event in memory if event not in self._loss]
         if module.recompute:
             self.step.issue(
                 "recompute", module.unit, micro_batch=self.micro_batch, kernels=module.recompute, memory=recomputation
@@ -259,7 +270,7 @@ class ReplicatedStep:
 
     def _reduce(self, unit: str, numel: int) -> None:
         model, reduce_dtype = self.model, self.model.training.precision.reduce
-        nbytes, casts = numel * DTYPE_NBYTES[reduce_dtype], reduce_dtype != model.dtype
+        nbytes, casts = numel * DTYPE_NBYTES[reduce_dtype], model.casts
         copied = self.step.issue(
             "copy",
             unit,
@@ -295,7 +306,9 @@ class ReplicatedStep:
             waits=self._reductions,
             micro_batch=self.micro_batch,
             kernels=(copy_kernel(numel, source=self.model.dtype, target=self.model.dtype),) if numel else (),
+            memory=self._loss,
         )
+        self._loss = []
         self._reductions, self._reduced = [], [copied]
 
     def optimizer(self, owned: Sequence[int], *, first: bool, has_master: bool) -> int:
