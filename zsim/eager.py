@@ -200,6 +200,7 @@ def _composite_rms_norm(op: Operator, sizes: Sizes, *, nbytes: int, wide: int) -
         saves=(normalised,),
         summed=((op.weight, weight_sum),),
         parameters=(op.weight,),
+        drops=(source, normalised) if casts else (),
     )
     if casts:
         yield replace(_cast(product, op.output, nbytes=nbytes, wide=wide, into=nbytes), drops=(product,))
