@@ -312,6 +312,8 @@ class _Tape:
                 self._make_gradient(name, call, parts)
             elif summed[name]:
                 self.storages.allocate(f"{call.output}.sum0", summed[name][0], temporary=True)
+        if gradient in self.turned:  # element by element and cat: what they make of it lies as it does
+            self.turned.update(part for _, part in parts)
         for name, _ in reversed(scratches):
             self.storages.release(name)
         if unpacked:
@@ -398,6 +400,8 @@ class _Tape:
             self.storages.release(part)
         else:
             self.gradients[value] = self._new_gradient(value)
+            if first in self.turned:
+                self.turned.add(self.gradients[value])
             self.storages.release(first)
             self.storages.release(part)
 

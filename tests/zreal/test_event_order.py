@@ -21,14 +21,15 @@ from zsim.scenario import Scenario, parse
 
 RESIDUE = {"aten::lift_fresh": "the 1.0 that AdamW foreach adds to its step counters on the host; 4 B, made and freed at once"}
 
+SMALL = "num_layers = 2, hidden_size = 16, num_heads = 4, feed_forward = 24, vocabulary = 29"
 MODELS = {
     "mlp": '{ preset = "mlp-tiny" }',
     "gpt explicit": '{ preset = "gpt-tiny", num_layers = 2 }',
     "gpt sdpa": '{ preset = "gpt-tiny", num_layers = 2, attention = "sdpa" }',
     "llama explicit": '{ preset = "llama-tiny", num_layers = 2, attention = "explicit" }',
     "llama sdpa": '{ preset = "llama-tiny", num_layers = 2 }',
-    "llama tied": '{ preset = "llama-tiny", num_layers = 2, tied = true }',
-    "llama ungrouped": '{ preset = "llama-tiny", num_layers = 2, num_kv_heads = 4, attention = "explicit" }',
+    "llama tied": f'{{ family = "llama", sizes = {{ {SMALL}, num_kv_heads = 2, tied = true }} }}',
+    "llama ungrouped": f'{{ family = "llama", sizes = {{ {SMALL}, num_kv_heads = 4, attention = "explicit" }} }}',
 }
 STRATEGIES = {
     "fsdp2": 'name = "fsdp2"',
