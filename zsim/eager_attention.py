@@ -153,9 +153,7 @@ def _explicit(op: Operator, sizes: Sizes) -> Iterator[Call]:
     )
 
 
-def _matmul(
-    operator: str, inputs: tuple[str, str], output: str, nbytes: int, op: Operator, sizes: Sizes
-) -> Call:
+def _matmul(operator: str, inputs: tuple[str, str], output: str, nbytes: int, op: Operator, sizes: Sizes) -> Call:
     """A batched product; backward makes the gradient of its second factor first."""
     flops, wide = _flops(op, sizes) // 2, sizes.nbytes * sizes.tokens * op.num_heads * op.head_dim
     scores = sizes.nbytes * sizes.tokens * sizes.batch.sequence_length * op.num_heads

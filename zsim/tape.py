@@ -8,13 +8,15 @@ backward, and the engine holds gradients. It knows no strategy and no time.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.aten_call import Call
+from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.eager import calls
 from zsim.model import ModelSpec, Module
-from zsim.ops import Alloc, Free, Kernel
+from zsim.ops import Kernel
+from zsim.regions import Region, Step, packs_its_output
+from zsim.storages import Storages
 from zsim.training import (
     DTYPE_NBYTES,
     Batch,
@@ -29,133 +31,6 @@ from zsim.training import (
 SEED = "loss:seed"
 
 
-@dataclass(slots=True, eq=False)
-class Step:
-    """The calls of one operator, and the region that is recomputed with it; `cached` if its output is kept in there."""
-
-    calls: list[Call]
-    region: Region | None = None
-    cached: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class Region:
-    """Operators that are recomputed as one: what they read from outside, and their calls with recomputed values renamed."""
-
-    first: Step
-    inputs: tuple[str, ...]
-    again: list[Step]
-    names: dict[str, Call]
-
-    @classmethod
-    def of(cls, steps: list[Step]) -> Region:
-        """The region of `steps`, which learn of it."""
-        made = {name for step in steps for call in step.calls for name in (call.output, *call.also)}
-        made |= {name for step in steps for call in step.calls for name, _ in call.keeps}
-        read = (value for step in steps for call in step.calls for value in (*call.inputs, *call.saves))
-        inputs = tuple(dict.fromkeys(value for value in read if value not in made))
-        kept = {step.calls[-1].output for step in steps if step.cached}
-        kept |= {name for step in steps if step.cached for call in step.calls for name, _ in call.keeps}
-        again = [Step([_renamed(call, made - kept) for call in step.calls], cached=step.cached) for step in steps]
-        pairs = zip((c for step in steps for c in step.calls), (c for step in again for c in step.calls), strict=True)
-        region = cls(steps[0], inputs, again, {call.output: other for call, other in pairs})
-        for step in steps:
-            step.region = region
-        return region
-
-    def renamed(self, call: Call) -> Call:
-        """`call` as it is recomputed."""
-        return self.names[call.output]
-
-    @property
-    def saving(self) -> list[Call]:
-        """The recomputed calls that save something, in order."""
-        return [call for step in self.again for call in step.calls if call.saves or call.keeps]
-
-    @property
-    def last(self) -> Call:
-        """The last call that saves something: backward meets it first, and recomputation stops there."""
-        return self.saving[-1]
-
-    @property
-    def earliest(self) -> Call:
-        """The first call that saves something; when its backward is over the region's inputs are let go."""
-        return self.saving[0]
-
-    @property
-    def unreached(self) -> tuple[str, ...]:
-        """Outputs that were kept and that recomputation does not get to: they go with the inputs."""
-        calls = [call for step in self.again for call in step.calls]
-        outputs = {step.calls[-1].output for step in self.again if step.cached}
-        stop = calls.index(self.last) + _packs_its_output(self.last)
-        return tuple(call.output for call in calls[stop:] if call.output in outputs)
-
-    @property
-    def kernels(self) -> list[Call]:
-        """The calls that recomputation makes."""
-        calls = [(step, call) for step in self.again for call in step.calls]
-        stop = next(i for i, (_, call) in enumerate(calls) if call is self.last)
-        made = calls[: stop + _packs_its_output(self.last)]
-        return [call for step, call in made if not step.cached]  # those that are no kernels included
-
-
-def _packs_its_output(call: Call) -> bool:
-    return bool(call.keeps) or call.output in call.saves
-
-
-def _renamed(call: Call, made: set[str]) -> Call:
-    """`call` with the values in `made` called as they are when made again."""
-
-    def names(values: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple([f"{value}.again" if value in made else value for value in values])
-
-    (output,), keeps = names((call.output,)), names(tuple(name for name, _ in call.keeps))
-    sizes = tuple(nbytes for _, nbytes in call.keeps)
-    return replace(
-        call,
-        inputs=names(call.inputs),
-        output=output,
-        also=names(call.also),
-        saves=names(call.saves),
-        drops=names(call.drops),
-        keeps=tuple(zip(keeps, sizes, strict=True)),
-    )
-
-
-@dataclass(slots=True)
-class _Storages:
-    """References to each live storage; a storage is freed, as an event, when its last reference goes."""
-
-    events: list[TapeEvent] = field(default_factory=list)
-    references: dict[str, int] = field(default_factory=dict)
-    views: dict[str, str] = field(default_factory=dict)
-
-    def allocate(self, name: str, nbytes: int, *, temporary: bool = False) -> None:
-        self.events.append(Alloc(name, "temporaries" if temporary else "activations", nbytes))
-        self.references[name] = 1
-
-    def view(self, name: str, of: str) -> None:
-        """`name` is another tensor on the storage of `of`, and holds it."""
-        self.views[name] = self.views.get(of, of)
-        self.hold(name)
-
-    def hold(self, name: str) -> None:
-        self.references[self.views.get(name, name)] += 1
-
-    def release(self, name: str) -> None:
-        name = self.views.get(name, name)
-        left = self.references[name] - 1
-        if left:
-            self.references[name] = left
-            return
-        del self.references[name]
-        self.events.append(Free(name))
-
-    def take(self) -> tuple[TapeEvent, ...]:
-        events, self.events = tuple(self.events), []
-        return events
-
-
 @dataclass(slots=True)
 class _Tape:
     """The state of one forward and backward over the whole model; `in_place`: gradients are added where nobody else holds them.
@@ -166,7 +41,7 @@ class _Tape:
     in_place: bool = True
     nbytes: dict[str, int] = field(default_factory=dict)
     needs_gradient: set[str] = field(default_factory=set)
-    storages: _Storages = field(default_factory=_Storages)
+    storages: Storages = field(default_factory=Storages)
     gradients: dict[str, str] = field(default_factory=dict)
     births: dict[str, int] = field(default_factory=dict)
     turned: set[str] = field(default_factory=set)
@@ -179,7 +54,9 @@ class _Tape:
     def know_parameters(self, model: ModelSpec, *, dtype: str) -> None:
         """Which parameters several operators use, and the bytes of their gradients."""
         self.in_sequences = "tokens" in model.modules[0].operators[0].inputs
-        used = Counter(fqn for module in model.modules for op in module.operators for fqn in (op.weight, op.bias) if fqn)
+        used = Counter(
+            fqn for module in model.modules for op in module.operators for fqn in (op.weight, op.bias) if fqn
+        )
         for parameter in model.parameters:
             if used[parameter.fqn] > 1:
                 self.uses[parameter.fqn], self.tied[parameter.fqn] = used[parameter.fqn], []
@@ -247,7 +124,7 @@ class _Tape:
         mine: dict[str, None] = {}
         for step in region.again:
             for call in step.calls:
-                if call is region.last and not _packs_its_output(call):
+                if call is region.last and not packs_its_output(call):
                     self._hold(call.saves)
                     break
                 if step.cached:  # made in forward and kept; now it is Python's, and what autograd saves of it

@@ -19,7 +19,9 @@ from zsim.ops import Alloc, Op
 from zsim.plan import plan
 from zsim.scenario import Scenario, parse
 
-RESIDUE = {"aten::lift_fresh": "the 1.0 that AdamW foreach adds to its step counters on the host; 4 B, made and freed at once"}
+RESIDUE = {
+    "aten::lift_fresh": "the 1.0 that AdamW foreach adds to its step counters on the host; 4 B, made and freed at once"
+}
 
 SMALL = "num_layers = 2, hidden_size = 16, num_heads = 4, feed_forward = 24, vocabulary = 29"
 MODELS = {
@@ -91,7 +93,7 @@ def of_torch(case: Scenario, *, steps: int = 3) -> list[int]:
                     del loss
                 subject.optimizer.step()
                 subject.optimizer.zero_grad(set_to_none=True)
-            events = list(meter.events)
+            events = list(meter.events or ())
     finally:
         dist.destroy_process_group()
     return in_order(delta for label, delta in events if label.removeprefix("free ") not in RESIDUE)

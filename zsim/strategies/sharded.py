@@ -195,7 +195,8 @@ class ShardedStep(Step):
         """A backward begins, which will make every gradient of the model once more; the loss's own comes before any hook."""
         self.gradients.begin(self.training.modules)
         seed, _ = loss_buffers(self.training.model)
-        memory = [event for event in self.training.modules[-1].backward.memory if isinstance(event, Alloc) and event.buffer == seed]
+        made = self.training.modules[-1].backward.memory
+        memory = [event for event in made if isinstance(event, Alloc) and event.buffer == seed]
         self.issue("alloc", ROOT, micro_batch=self.micro_batch, memory=memory)
 
     # -- reduce
