@@ -110,7 +110,11 @@ def draws(strategy: str, *, ranks: int, number: int) -> tuple[str, ...]:
 
     @seed(1_000_000 * list(NUM_DRAWS).index(strategy) + ranks)
     @settings(
-        max_examples=number, deadline=None, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+        max_examples=number,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
     )
     @given(scenario_texts(strategy, ranks=ranks))
     def collect(text: str) -> None:

@@ -8,60 +8,15 @@ FLOPs, only bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from zsim.aten_call import Call, Sizes
+from zsim.eager_attention import attention, rotary
 from zsim.operators import Operator, OperatorKind
 from zsim.training import DTYPE_NBYTES, Batch, Device
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """One differentiable aten call.
-
-    `inputs` are values that may need a gradient; `output` is a value of `nbytes` of new memory. `saves` are values kept for
-    backward, `keeps` (name, bytes) further tensors kept, `scratch` bytes that live during the call only, `drops` values of the
-    same operator that nobody but autograd needs after this call.
-
-    `gradients` lists what backward makes, in order: an input's name, or a parameter's fqn; `backward_scratch` lives until they are
-    made. `passes` are inputs that get the output's gradient itself, without a copy. `summed` are those of the `gradients` that
-    are sums over broadcast dimensions, which the engine makes when the node is done, with the sizes of what it makes on the way.
-    """
-
-    operator: str
-    inputs: tuple[str, ...]
-    output: str
-    nbytes: int
-    saves: tuple[str, ...] = ()
-    keeps: tuple[tuple[str, int], ...] = ()
-    scratch: int = 0
-    drops: tuple[str, ...] = ()
-    backward_scratch: tuple[int, ...] = ()
-    gradients: tuple[str, ...] = ()
-    passes: tuple[str, ...] = ()
-    summed: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    parameters: tuple[str, ...] = ()
-    flops: int = 0
-    backward_flops: int = 0
-    moved: int = 0
-    backward_moved: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """What an operator's calls are sized by: tokens of one micro-batch, sequences, tokens per sequence, bytes per element.
-
-    `device` decides which kernels there are: on CUDA norms are fused and keep their statistics in float32.
-    """
-
-    batch: Batch
-    nbytes: int
-    device: Device = "cpu"
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of one micro-batch."""
-        return self.batch.micro_batch * self.batch.sequence_length
+__all__ = ["Call", "calls"]
 
 
 def _linear(op: Operator, sizes: Sizes) -> Iterator[Call]:
@@ -75,7 +30,7 @@ def _linear(op: Operator, sizes: Sizes) -> Iterator[Call]:
         output=op.output,
         nbytes=written,
         saves=op.inputs,
-        gradients=(*op.inputs, *parameters),
+        gradients=(*op.inputs, *parameters) if op.bias else (*parameters, *op.inputs),  # addmm and mm, as torch orders each
         summed=((op.bias, ()),) if op.bias else (),
         parameters=parameters,
         flops=flops,
@@ -245,6 +200,7 @@ def _composite_rms_norm(op: Operator, sizes: Sizes, *, nbytes: int, wide: int) -
         saves=(normalised,),
         summed=((op.weight, weight_sum),),
         parameters=(op.weight,),
+        drops=(source, normalised) if casts else (),
     )
     if casts:
         yield replace(_cast(product, op.output, nbytes=nbytes, wide=wide, into=nbytes), drops=(product,))
@@ -260,78 +216,6 @@ def _cast(source: str, target: str, *, nbytes: int, wide: int, into: int) -> Cal
         gradients=(source,),
         moved=nbytes + wide,
         backward_moved=nbytes + wide,
-    )
-
-
-def _rotary(op: Operator, sizes: Sizes) -> Iterator[Call]:
-    """(left·cos − right·sin, right·cos + left·sin): four half-width products; the two tables are kept for backward."""
-    nbytes = sizes.nbytes * sizes.tokens * op.num_heads * op.head_dim
-    table = sizes.nbytes * sizes.batch.sequence_length * (op.head_dim // 2)
-    yield Call(
-        operator="rotary",
-        inputs=op.inputs,
-        output=op.output,
-        nbytes=nbytes,
-        keeps=((f"{op.output}.cos", table), (f"{op.output}.sin", table)),
-        scratch=nbytes,
-        backward_scratch=(3 * nbytes,),
-        gradients=op.inputs,
-        moved=6 * nbytes,
-        backward_moved=6 * nbytes,
-    )
-
-
-def _attention(op: Operator, sizes: Sizes) -> Iterator[Call]:
-    query, key, value = op.inputs
-    length = sizes.batch.sequence_length
-    nbytes = sizes.nbytes * sizes.tokens * op.num_heads * op.head_dim
-    flops = 4 * sizes.tokens * length * op.num_heads * op.head_dim
-    if op.implementation == "sdpa":
-        statistics = 4 * sizes.tokens * op.num_heads
-        yield Call(
-            operator="attention",
-            inputs=op.inputs,
-            output=op.output,
-            nbytes=nbytes,
-            saves=(query, key, value, op.output),
-            keeps=((f"{op.output}.logsumexp", statistics),),
-            gradients=op.inputs,
-            flops=flops // 2 if op.causal else flops,
-            backward_flops=5 * flops // 4 if op.causal else 5 * flops // 2,
-            moved=4 * nbytes,
-            backward_moved=8 * nbytes,
-        )
-        return
-    scores = sizes.nbytes * sizes.tokens * length * op.num_heads
-    grouped = op.num_kv_heads != op.num_heads  # keys and values are repeated to as many heads, and those copies kept
-    probabilities = f"{op.output}.probabilities"
-    yield Call(
-        operator="scores",
-        inputs=(query, key),
-        output=probabilities,
-        nbytes=scores,
-        saves=(query,) if grouped else (query, key),
-        keeps=((f"{op.output}.mask", length * length), *(((f"{op.output}.k", nbytes),) if grouped else ())),
-        scratch=scores,
-        backward_scratch=(scores,),
-        gradients=(query, key),
-        flops=flops // 2,
-        backward_flops=flops,
-        moved=6 * scores,
-        backward_moved=6 * scores,
-    )
-    yield Call(
-        operator="weighted_values",
-        inputs=(probabilities, value),
-        output=op.output,
-        nbytes=nbytes,
-        saves=(probabilities,) if grouped else (probabilities, value),
-        keeps=((f"{op.output}.v", nbytes),) if grouped else (),
-        gradients=(probabilities, value),
-        flops=flops // 2,
-        backward_flops=flops,
-        moved=scores + 2 * nbytes,
-        backward_moved=2 * scores + 4 * nbytes,
     )
 
 
@@ -369,8 +253,8 @@ _CALLS: dict[OperatorKind, Callable[[Operator, Sizes], Iterator[Call]]] = {
     "positions": _positions,
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
-    "attention": _attention,
-    "rotary": _rotary,
+    "attention": attention,
+    "rotary": rotary,
     "gelu": _gelu,
     "swiglu": _swiglu,
     "residual": _residual,

@@ -7,12 +7,16 @@ backward, and the engine holds gradients. It knows no strategy and no time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from dataclasses import dataclass, field
 
+from zsim.aten_call import Call
 from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
-from zsim.eager import Call, calls
+from zsim.eager import calls
 from zsim.model import ModelSpec, Module
-from zsim.ops import Alloc, Free, Kernel
+from zsim.ops import Kernel
+from zsim.regions import Region, Step, packs_its_output
+from zsim.storages import Storages
 from zsim.training import (
     DTYPE_NBYTES,
     Batch,
@@ -27,136 +31,36 @@ from zsim.training import (
 SEED = "loss:seed"
 
 
-@dataclass(slots=True, eq=False)
-class Step:
-    """The calls of one operator, and the region that is recomputed with it; `cached` if its output is kept in there."""
-
-    calls: list[Call]
-    region: Region | None = None
-    cached: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class Region:
-    """Operators that are recomputed as one: what they read from outside, and their calls with recomputed values renamed."""
-
-    first: Step
-    inputs: tuple[str, ...]
-    again: list[Step]
-    names: dict[str, Call]
-
-    @classmethod
-    def of(cls, steps: list[Step]) -> Region:
-        """The region of `steps`, which learn of it."""
-        made = {call.output for step in steps for call in step.calls} | {
-            name for step in steps for call in step.calls for name, _ in call.keeps
-        }
-        read = (value for step in steps for call in step.calls for value in (*call.inputs, *call.saves))
-        inputs = tuple(dict.fromkeys(value for value in read if value not in made))
-        kept = {step.calls[-1].output for step in steps if step.cached}
-        kept |= {name for step in steps if step.cached for call in step.calls for name, _ in call.keeps}
-        again = [Step([_renamed(call, made - kept) for call in step.calls], cached=step.cached) for step in steps]
-        pairs = zip((c for step in steps for c in step.calls), (c for step in again for c in step.calls), strict=True)
-        region = cls(steps[0], inputs, again, {call.output: other for call, other in pairs})
-        for step in steps:
-            step.region = region
-        return region
-
-    def renamed(self, call: Call) -> Call:
-        """`call` as it is recomputed."""
-        return self.names[call.output]
-
-    @property
-    def saving(self) -> list[Call]:
-        """The recomputed calls that save something, in order."""
-        return [call for step in self.again for call in step.calls if call.saves or call.keeps]
-
-    @property
-    def last(self) -> Call:
-        """The last call that saves something: backward meets it first, and recomputation stops there."""
-        return self.saving[-1]
-
-    @property
-    def earliest(self) -> Call:
-        """The first call that saves something; when its backward is over the region's inputs are let go."""
-        return self.saving[0]
-
-    @property
-    def unreached(self) -> tuple[str, ...]:
-        """Outputs that were kept and that recomputation does not get to: they go with the inputs."""
-        calls = [call for step in self.again for call in step.calls]
-        outputs = {step.calls[-1].output for step in self.again if step.cached}
-        stop = calls.index(self.last) + _packs_its_output(self.last)
-        return tuple(call.output for call in calls[stop:] if call.output in outputs)
-
-    @property
-    def kernels(self) -> list[Call]:
-        """The calls that recomputation makes."""
-        calls = [(step, call) for step in self.again for call in step.calls]
-        stop = next(i for i, (_, call) in enumerate(calls) if call is self.last)
-        made = calls[: stop + _packs_its_output(self.last)]
-        return [call for step, call in made if not step.cached]
-
-
-def _packs_its_output(call: Call) -> bool:
-    return bool(call.keeps) or call.output in call.saves
-
-
-def _renamed(call: Call, made: set[str]) -> Call:
-    """`call` with the values in `made` called as they are when made again."""
-
-    def names(values: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple([f"{value}.again" if value in made else value for value in values])
-
-    (output,), keeps = names((call.output,)), names(tuple(name for name, _ in call.keeps))
-    sizes = tuple(nbytes for _, nbytes in call.keeps)
-    return replace(
-        call,
-        inputs=names(call.inputs),
-        output=output,
-        saves=names(call.saves),
-        drops=names(call.drops),
-        keeps=tuple(zip(keeps, sizes, strict=True)),
-    )
-
-
-@dataclass(slots=True)
-class _Storages:
-    """References to each live storage; a storage is freed, as an event, when its last reference goes."""
-
-    events: list[TapeEvent] = field(default_factory=list)
-    references: dict[str, int] = field(default_factory=dict)
-
-    def allocate(self, name: str, nbytes: int, *, temporary: bool = False) -> None:
-        self.events.append(Alloc(name, "temporaries" if temporary else "activations", nbytes))
-        self.references[name] = 1
-
-    def hold(self, name: str) -> None:
-        self.references[name] += 1
-
-    def release(self, name: str) -> None:
-        left = self.references[name] - 1
-        if left:
-            self.references[name] = left
-            return
-        del self.references[name]
-        self.events.append(Free(name))
-
-    def take(self) -> tuple[TapeEvent, ...]:
-        events, self.events = tuple(self.events), []
-        return events
-
-
 @dataclass(slots=True)
 class _Tape:
-    """The state of one forward and backward over the whole model; `in_place`: gradients are added where nobody else holds them."""
+    """The state of one forward and backward over the whole model; `in_place`: gradients are added where nobody else holds them.
+
+    `in_sequences`: activations have more than two dimensions, so that linears see them through views.
+    """
 
     in_place: bool = True
     nbytes: dict[str, int] = field(default_factory=dict)
     needs_gradient: set[str] = field(default_factory=set)
-    storages: _Storages = field(default_factory=_Storages)
+    storages: Storages = field(default_factory=Storages)
     gradients: dict[str, str] = field(default_factory=dict)
     births: dict[str, int] = field(default_factory=dict)
+    turned: set[str] = field(default_factory=set)
+    uses: dict[str, int] = field(default_factory=dict)
+    tied: dict[str, list[str]] = field(default_factory=dict)
+    in_sequences: bool = True
+    of_linears: set[str] = field(default_factory=set)
+    """Gradients that linears make of inputs with more than two dimensions: views of products of matrices."""
+
+    def know_parameters(self, model: ModelSpec, *, dtype: str) -> None:
+        """Which parameters several operators use, and the bytes of their gradients."""
+        self.in_sequences = "tokens" in model.modules[0].operators[0].inputs
+        used = Counter(
+            fqn for module in model.modules for op in module.operators for fqn in (op.weight, op.bias) if fqn
+        )
+        for parameter in model.parameters:
+            if used[parameter.fqn] > 1:
+                self.uses[parameter.fqn], self.tied[parameter.fqn] = used[parameter.fqn], []
+                self.nbytes[parameter.fqn] = parameter.numel * DTYPE_NBYTES[dtype]
 
     def run_forward(self, steps: list[Step], *, entry: str) -> None:
         """Values inside an operator go when it returns, its inputs after their last use; `entry`, the module's input, is its
@@ -171,7 +75,7 @@ class _Tape:
             if step.cached:
                 self._hold((step.calls[-1].output,))
             dropped = {value for call in step.calls for value in call.drops}
-            inner = [call.output for call in step.calls[:-1]]
+            inner = [value for call in step.calls[:-1] for value in (call.output, *call.also)]
             outer = [value for call in step.calls for value in call.inputs if last_use[value] is step]
             for value in dict.fromkeys(inner + outer):
                 if value != entry and value in self.nbytes and value not in dropped:
@@ -192,11 +96,15 @@ class _Tape:
         """One call. Not `saving`: autograd keeps nothing of it; then `keeping` says that somebody keeps what it makes besides."""
         if call.scratch:
             self.storages.allocate(f"{call.output}.scratch", call.scratch, temporary=True)
-        self.nbytes[call.output] = call.nbytes
-        self.storages.allocate(call.output, call.nbytes)
+        for value in (call.output, *call.also):
+            self.nbytes[value] = call.nbytes
+            if call.view:
+                self.storages.view(value, call.inputs[0])
+            else:
+                self.storages.allocate(value, call.nbytes)
         wants = bool(call.parameters) or any(value in self.needs_gradient for value in call.inputs)
         if wants:
-            self.needs_gradient.add(call.output)
+            self.needs_gradient.update((call.output, *call.also))
             if saving:
                 self._hold(call.saves)
             for name, nbytes in call.keeps:
@@ -216,21 +124,21 @@ class _Tape:
         mine: dict[str, None] = {}
         for step in region.again:
             for call in step.calls:
-                if call is region.last and not _packs_its_output(call):
+                if call is region.last and not packs_its_output(call):
                     self._hold(call.saves)
                     break
                 if step.cached:  # made in forward and kept; now it is Python's, and what autograd saves of it
                     self._hold(call.saves)
                 else:
                     self._make(call)
-                mine[call.output] = None
+                mine |= dict.fromkeys((call.output, *call.also))
                 for value in call.drops:
                     del mine[value]
                 self._drop(call)
                 if call is region.last:
                     break
             else:
-                inner = [call.output for call in step.calls[:-1]]
+                inner = [value for call in step.calls[:-1] for value in (call.output, *call.also)]
                 outer = [value for call in step.calls for value in call.inputs if last_use[value] is step]
                 for value in dict.fromkeys(inner + outer):
                     if value not in entered and value in mine:
@@ -262,15 +170,15 @@ class _Tape:
                     self.recompute(region)
                     if region.kernels:
                         self.storages.events.append(Recomputed())
-                self._differentiate(call, again, unpacked=True)
-                if again is region.earliest:
-                    for value in (*region.inputs, *region.unreached):
-                        if value in self.nbytes:
-                            self.storages.release(value)
+                over = (*region.inputs, *region.unreached) if again is region.earliest else ()
+                self._differentiate(call, again, unpacked=True, over=over)
 
-    def _differentiate(self, call: Call, saved: Call, *, unpacked: bool = False) -> None:
-        """Backward of `call`; `saved` names what it saved, which when `unpacked` goes before sums over broadcast dimensions."""
-        gradient = self.gradients.pop(call.output)
+    def _differentiate(self, call: Call, saved: Call, *, unpacked: bool = False, over: tuple[str, ...] = ()) -> None:
+        """Backward of `call`; `saved` names what it saved, which when `unpacked` goes before sums over broadcast dimensions.
+
+        `over` are values that go with the node itself, as the inputs of a recomputed region do.
+        """
+        gradient = self._gradient_of(call)
         scratches = [(f"{call.output}.backward_scratch{i}", nbytes) for i, nbytes in enumerate(call.backward_scratch)]
         for name, nbytes in scratches:
             self.storages.allocate(name, nbytes, temporary=True)
@@ -281,6 +189,8 @@ class _Tape:
                 self._make_gradient(name, call, parts)
             elif summed[name]:
                 self.storages.allocate(f"{call.output}.sum0", summed[name][0], temporary=True)
+        if gradient in self.turned:  # element by element and cat: what they make of it lies as it does
+            self.turned.update(part for _, part in parts)
         for name, _ in reversed(scratches):
             self.storages.release(name)
         if unpacked:
@@ -296,17 +206,49 @@ class _Tape:
             if name in self.needs_gradient:
                 self.storages.hold(gradient)
                 parts.append((name, gradient))
+                if name in call.turns:
+                    self.turned.add(gradient)
         self.storages.release(gradient)
+        for other in call.also:
+            self.storages.release(self.gradients.pop(other))
         if not unpacked:
             self._release_saved(saved)
+        for value in over:
+            if value in self.nbytes:
+                self.storages.release(value)
         for name, part in parts:
             self._accumulate(name, part)
+        self._sum_tied(call.parameters)
+
+    def _gradient_of(self, call: Call) -> str:
+        """The gradient of what `call` made, copied for a linear that could not multiply with it as it lies."""
+        gradient = self.gradients.pop(call.output)
+        if call.operator != "linear" or gradient not in self.turned:
+            return gradient
+        copy = self._new_gradient(call.output)
+        self.storages.release(gradient)
+        return copy
 
     def _make_gradient(self, name: str, call: Call, parts: list[tuple[str, str]]) -> None:
         if name in call.parameters:
-            self.storages.events.append(ParameterGradient(name))
+            if name in self.tied:
+                self.tied[name].append(self._new_gradient(name))
+            else:
+                self.storages.events.append(ParameterGradient(name))
         elif name in self.needs_gradient:
             parts.append((name, self._new_gradient(name)))
+            if self.in_sequences and call.operator == "linear":
+                self.of_linears.add(parts[-1][1])
+
+    def _sum_tied(self, parameters: tuple[str, ...]) -> None:
+        """Gradients of a parameter with several uses are added apart: that of a linear is a view, in which nothing is added."""
+        for name in parameters:
+            parts = self.tied.get(name, [])
+            if parts and len(parts) == self.uses[name]:
+                self.storages.events.append(ParameterGradient(name))
+                for part in parts:
+                    self.storages.release(part)
+                parts.clear()
 
     def _release_saved(self, call: Call) -> None:
         for name in call.saves:
@@ -322,7 +264,7 @@ class _Tape:
         return name
 
     def _accumulate(self, value: str, part: str) -> None:
-        """The engine's input buffer: a second gradient is added in place if nobody else holds the first, or it.
+        """The engine's input buffer: a second gradient is added in place into the first, if nobody else holds that and it is no view.
 
         Not on the CPU, where a dispatch-level meter watches: autograd adds out of place under any dispatch mode.
         torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace.
@@ -331,13 +273,12 @@ class _Tape:
             self.gradients[value] = part
             return
         first = self.gradients[value]
-        if self.in_place and self.storages.references[first] == 1:
+        if self.in_place and first not in self.of_linears and self.storages.references[first] == 1:
             self.storages.release(part)
-        elif self.in_place and self.storages.references[part] == 1:
-            self.storages.release(first)
-            self.gradients[value] = part
         else:
             self.gradients[value] = self._new_gradient(value)
+            if first in self.turned:
+                self.turned.add(self.gradients[value])
             self.storages.release(first)
             self.storages.release(part)
 
@@ -360,6 +301,9 @@ def _qualified(call: Call, module: Module, entry: str) -> Call:
         backward_scratch=call.backward_scratch,
         gradients=names(call.gradients),
         passes=names(call.passes),
+        view=call.view,
+        also=names(call.also),
+        turns=names(call.turns),
         summed=tuple([(name if name in parameters else prefix + name, way) for name, way in call.summed]),
         drops=names(call.drops),
         parameters=parameters,
@@ -371,7 +315,7 @@ def _qualified(call: Call, module: Module, entry: str) -> Call:
 
 
 def _forward_kernels(module_calls: list[Call], *, dtype: str) -> tuple[Kernel, ...]:
-    return tuple(Kernel(call.operator, call.flops, call.moved, dtype) for call in module_calls)
+    return tuple(Kernel(call.operator, call.flops, call.moved, dtype) for call in module_calls if call.moved)
 
 
 def _backward_kernels(module_calls: list[Call], *, dtype: str, needs_gradient: set[str]) -> tuple[Kernel, ...]:
@@ -384,6 +328,7 @@ def _backward_kernels(module_calls: list[Call], *, dtype: str, needs_gradient: s
             dtype,
         )
         for call in reversed(module_calls)
+        if call.moved
     )
 
 
@@ -404,6 +349,7 @@ def lower_each(
     backward, as in `loss.backward(); del loss`.
     """
     tape = _Tape(in_place=device == "cuda")
+    tape.know_parameters(model, dtype=dtype)
     entry = "x"
     traced: list[tuple[Module, list[Step], tuple[TapeEvent, ...], bool]] = []
     for module in model.modules:

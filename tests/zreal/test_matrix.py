@@ -72,7 +72,9 @@ def test_the_whole_matrix_is_measured_as_it_is_predicted() -> None:
     if os.environ.get("ZSIM_UPDATE_MEASURED"):
         write(rows)
     assert {row["digest"]: wrong(row) for row in rows if wrong(row)} == {}
-    assert [(row["digest"], row["ranks"]) for row in rows] == [(row["digest"], row["ranks"]) for row in recorded()["rows"]]
+    assert [(row["digest"], row["ranks"]) for row in rows] == [
+        (row["digest"], row["ranks"]) for row in recorded()["rows"]
+    ]
 
 
 def scenario(text: str) -> Scenario:
@@ -88,7 +90,11 @@ def digest(text: str) -> str:
 def peaks_in_a_collective(case: Scenario) -> bool:
     """Whether buffers of communication or gathered parameters are the most of the steady peak."""
     by_kind = predicted(case, ranks=(0,)).ranks[0].phases["steady"].memory.by_kind
-    return max(by_kind, key=lambda kind: by_kind[kind]) in ("communication", "unsharded_parameters", "unsharded_gradients")
+    return max(by_kind, key=lambda kind: by_kind[kind]) in (
+        "communication",
+        "unsharded_parameters",
+        "unsharded_gradients",
+    )
 
 
 def predicted(case: Scenario, *, ranks: tuple[int, ...]) -> Run:
@@ -120,11 +126,15 @@ def wrong(row: dict[str, Any]) -> list[str]:
     for found, real in zip(run.ranks, row["ranks"], strict=True):
         for name in PHASES:
             ours, theirs = figures(found.phases[name]), real[name]
-            lacking = [sum(parts) for parts in zip([0, 0, 0], *(rule(case, name) for rule in RESIDUES.values()), strict=True)]
+            lacking = [
+                sum(parts) for parts in zip([0, 0, 0], *(rule(case, name) for rule in RESIDUES.values()), strict=True)
+            ]
             if [ours_ + more for ours_, more in zip(ours["bytes"], lacking, strict=True)] != theirs["bytes"]:
                 complaints.append(f"rank {real['rank']} {name}: {ours['bytes']} predicted, {theirs['bytes']} measured")
             if ours["collectives"] != theirs["collectives"]:
-                complaints.append(f"rank {real['rank']} {name}: collectives {ours['collectives']}, {theirs['collectives']}")
+                complaints.append(
+                    f"rank {real['rank']} {name}: collectives {ours['collectives']}, {theirs['collectives']}"
+                )
     return complaints
 
 

@@ -75,6 +75,11 @@ class ReplicatedModel:
         element = DTYPE_NBYTES[self.dtype]
         return {parameter.fqn: parameter.numel * element for parameter in self.training.model.parameters}
 
+    @property
+    def casts(self) -> bool:
+        """Whether gradients are reduced in another dtype than their own."""
+        return self.training.precision.reduce != self.dtype
+
     @cached_property
     def late(self) -> frozenset[str]:
         """Weights whose gradients are added after their bias's."""
@@ -226,7 +231,7 @@ class ReplicatedStep:
     def _held_while_reducing(self, module: LoweredModule, memory: list[MemoryEvent]) -> list[MemoryEvent]:
         """Buckets are reduced inside backward, while the gradient that completed the last of them and the loss still live."""
         parts = [event for event in memory if isinstance(event, Free) and ".gradient" in event.buffer]
-        held = parts[-1:]
+        held = parts[-1:] if self._completed_by(module) else []
         if module is self.model.training.modules[0]:
             held += [Free(buffer) for buffer in loss_buffers(self.model.training.model)]
         self._late = [event for event in held if event in memory]
@@ -264,19 +269,22 @@ class ReplicatedStep:
                 del self._live[fqn]
                 yield Free(f"{fqn}.gradient")
 
+    def _completed_by(self, module: LoweredModule) -> list[int]:
+        """The buckets of which `module` makes the last gradient."""
+        turn, turns, last = self.model.turns[module.fqn], self.model.turns, self.model.last_module
+        return [n for n, bucket in enumerate(self.buckets) if max(turns[last[p.fqn]] for p in bucket) == turn]
+
     def reduce_ready_buckets(self, module: LoweredModule) -> None:
         """Copy into their bucket, and average, the gradients of each bucket that `module` has made complete."""
-        turn, turns = self.model.turns[module.fqn], self.model.turns
-        for number, bucket in enumerate(self.buckets):
-            if max(turns[self.model.last_module[parameter.fqn]] for parameter in bucket) == turn:
-                self._reduce(f"bucket.{number}", sum(parameter.numel for parameter in bucket))
+        for number in self._completed_by(module):
+            self._reduce(f"bucket.{number}", sum(parameter.numel for parameter in self.buckets[number]))
         if self._late:
             late, self._late = self._late, []
             self.step.issue("free", "buckets", stream="host", micro_batch=self.micro_batch, memory=late)
 
     def _reduce(self, unit: str, numel: int) -> None:
         model, reduce_dtype = self.model, self.model.training.precision.reduce
-        nbytes, casts = numel * DTYPE_NBYTES[reduce_dtype], reduce_dtype != model.dtype
+        nbytes, casts = numel * DTYPE_NBYTES[reduce_dtype], model.casts
         copied = self.step.issue(
             "copy",
             unit,

@@ -177,6 +177,9 @@ class ShardedStep(Step):
         The loss and its gradient outlive it: torch reduces the last groups before `loss.backward()` returns.
         """
         tape: Sequence[TapeEvent] = module.backward.memory
+        if module is self.training.modules[-1]:
+            seed, _ = loss_buffers(self.training.model)
+            tape = [event for event in tape if not (isinstance(event, Alloc) and event.buffer == seed)]
         if module is self.training.modules[0]:
             kept = [Free(buffer) for buffer in loss_buffers(self.training.model)]
             self.loss += [event for event in kept if event in tape]
@@ -194,8 +197,12 @@ class ShardedStep(Step):
         )
 
     def begin_backward(self) -> None:
-        """A backward begins, which will make every gradient of the model once more."""
+        """A backward begins, which will make every gradient of the model once more; the loss's own comes before any hook."""
         self.gradients.begin(self.training.modules)
+        seed, _ = loss_buffers(self.training.model)
+        made = self.training.modules[-1].backward.memory
+        memory = [event for event in made if isinstance(event, Alloc) and event.buffer == seed]
+        self.issue("alloc", ROOT, micro_batch=self.micro_batch, memory=memory)
 
     # -- reduce
 

@@ -1,0 +1,141 @@
+"""Every allocation and every free of a steady step, in order: torch on the fake process group against the Program.
+
+Frees that follow one another are put in order of size: which of several references goes first when a frame of Python or a node of
+autograd ends changes no byte in use at any allocation. What is left out on torch's side is named in RESIDUE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import pytest
+import torch.distributed as dist
+
+from zreal import modules, torch_private
+from zreal.meters import MemoryMeter
+from zreal.observer import device_mesh
+from zreal.subjects.table import SUBJECTS
+from zsim.ops import Alloc, Op
+from zsim.plan import plan
+from zsim.scenario import Scenario, parse
+
+RESIDUE = {
+    "aten::lift_fresh": "the 1.0 that AdamW foreach adds to its step counters on the host; 4 B, made and freed at once"
+}
+
+SMALL = "num_layers = 2, hidden_size = 16, num_heads = 4, feed_forward = 24, vocabulary = 29"
+MODELS = {
+    "mlp": '{ preset = "mlp-tiny" }',
+    "gpt explicit": '{ preset = "gpt-tiny", num_layers = 2 }',
+    "gpt sdpa": '{ preset = "gpt-tiny", num_layers = 2, attention = "sdpa" }',
+    "llama explicit": '{ preset = "llama-tiny", num_layers = 2, attention = "explicit" }',
+    "llama sdpa": '{ preset = "llama-tiny", num_layers = 2 }',
+    "llama tied": f'{{ family = "llama", sizes = {{ {SMALL}, num_kv_heads = 2, tied = true }} }}',
+    "llama ungrouped": f'{{ family = "llama", sizes = {{ {SMALL}, num_kv_heads = 4, attention = "explicit" }} }}',
+}
+STRATEGIES = {
+    "fsdp2": 'name = "fsdp2"',
+    "fsdp2 resharding": 'name = "fsdp2", reshard_after_forward = true',
+    "ddp": 'name = "ddp"',
+    "zero_redundancy": 'name = "zero_redundancy"',
+}
+CHECKPOINTING = {
+    "none": 'mode = "none"',
+    "full": 'mode = "full"',
+    "save": 'mode = "selective", save = ["linear"]',
+    "recompute": 'mode = "selective", recompute = ["linear"]',
+}
+
+
+def scenario(model: str, strategy: str, *, parameters: str, again: str = "none", micro_batch: int = 2) -> Scenario:
+    text = f"""
+model = {MODELS[model]}
+batch = {{ micro_batch = {micro_batch}, sequence_length = {1 if model == "mlp" else 8} }}
+cluster = {{ preset = "cpu-gloo", ranks = 2 }}
+strategy = {{ {STRATEGIES[strategy]} }}
+precision = {{ parameters = "{parameters}", reduce = "fp32" }}
+activation_checkpointing = {{ {CHECKPOINTING[again]} }}
+"""
+    return parse(text.encode(), where="order.toml")
+
+
+def in_order(deltas: Iterable[int]) -> list[int]:
+    """The deltas, neighbouring frees sorted."""
+    events: list[int] = []
+    frees: list[int] = []
+    for delta in deltas:
+        if delta > 0:
+            events += [*sorted(frees), delta]
+            frees = []
+        elif delta:
+            frees.append(delta)
+    return [*events, *sorted(frees)]
+
+
+def of_torch(case: Scenario, *, steps: int = 3) -> list[int]:
+    """The events of the last of `steps` steps of rank 0."""
+    dist.init_process_group("fake", rank=0, world_size=case.world_size, store=torch_private.fake_store())
+    try:
+        mesh, _ = device_mesh(case, device="cpu")
+        meter = MemoryMeter(log=True)
+        model = modules.build(case.model, seed=case.seed, checkpointing=case.checkpointing)
+        with meter:
+            meter.watch(*model.parameters())
+            subject = SUBJECTS[case.strategy](case, model, mesh)
+            for step in range(steps):
+                with meter.looking_away():
+                    ((x, targets),) = modules.micro_batches(case, rank=0, step=step, dtype=subject.dtype)
+                assert meter.events is not None
+                meter.events.clear()
+                with subject.micro_batch(True):
+                    loss = subject.module(x, targets)
+                    loss.backward()
+                    del loss
+                subject.optimizer.step()
+                subject.optimizer.zero_grad(set_to_none=True)
+            events = list(meter.events or ())
+    finally:
+        dist.destroy_process_group()
+    return in_order(delta for label, delta in events if label.removeprefix("free ") not in RESIDUE)
+
+
+def of_program(case: Scenario) -> list[int]:
+    """The events of rank 0's steady step."""
+    program = plan(case, device="cpu").of_rank(0)
+    live: dict[str, int] = {}
+    for _ in deltas((*program.construction, *program.first), live):
+        pass
+    return in_order(deltas(program.steady, live))
+
+
+def deltas(ops: Iterable[Op], live: dict[str, int]) -> Iterator[int]:
+    """What `ops` allocate and, negative, free; `live` are the sizes of what lives."""
+    for op in ops:
+        for event in op.memory:
+            if isinstance(event, Alloc):
+                live[event.buffer] = event.nbytes
+                yield event.nbytes
+            else:
+                yield -live.pop(event.buffer)
+
+
+@pytest.mark.parametrize("parameters", ["fp32", "bf16"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("model", MODELS)
+def test_every_allocation_and_free_of_a_step_comes_in_torchs_order(model: str, strategy: str, parameters: str) -> None:
+    case = scenario(model, strategy, parameters=parameters)
+    assert of_program(case) == of_torch(case)
+
+
+@pytest.mark.parametrize("parameters", ["fp32", "bf16"])
+@pytest.mark.parametrize("again", [form for form in CHECKPOINTING if form != "none"])
+@pytest.mark.parametrize("model", MODELS)
+def test_recomputation_allocates_and_frees_in_torchs_order(model: str, again: str, parameters: str) -> None:
+    case = scenario(model, "fsdp2", parameters=parameters, again=again)
+    assert of_program(case) == of_torch(case)
+
+
+@pytest.mark.parametrize("model", [name for name in MODELS if name != "mlp"])
+def test_one_sequence_is_flattened_with_fewer_copies_than_two(model: str) -> None:
+    case = scenario(model, "ddp", parameters="fp32", micro_batch=1)
+    assert of_program(case) == of_torch(case)

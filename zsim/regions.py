@@ -1,0 +1,101 @@
+"""What activation checkpointing recomputes as one: a stretch of operators, their calls, and where recomputation stops."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from zsim.aten_call import Call
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """The calls of one operator, and the region that is recomputed with it; `cached` if its output is kept in there."""
+
+    calls: list[Call]
+    region: Region | None = None
+    cached: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Region:
+    """Operators that are recomputed as one: what they read from outside, and their calls with recomputed values renamed."""
+
+    first: Step
+    inputs: tuple[str, ...]
+    again: list[Step]
+    names: dict[str, Call]
+
+    @classmethod
+    def of(cls, steps: list[Step]) -> Region:
+        """The region of `steps`, which learn of it."""
+        made = {name for step in steps for call in step.calls for name in (call.output, *call.also)}
+        made |= {name for step in steps for call in step.calls for name, _ in call.keeps}
+        read = (value for step in steps for call in step.calls for value in (*call.inputs, *call.saves))
+        inputs = tuple(dict.fromkeys(value for value in read if value not in made))
+        kept = {step.calls[-1].output for step in steps if step.cached}
+        kept |= {name for step in steps if step.cached for call in step.calls for name, _ in call.keeps}
+        again = [Step([_renamed(call, made - kept) for call in step.calls], cached=step.cached) for step in steps]
+        pairs = zip((c for step in steps for c in step.calls), (c for step in again for c in step.calls), strict=True)
+        region = cls(steps[0], inputs, again, {call.output: other for call, other in pairs})
+        for step in steps:
+            step.region = region
+        return region
+
+    def renamed(self, call: Call) -> Call:
+        """`call` as it is recomputed."""
+        return self.names[call.output]
+
+    @property
+    def saving(self) -> list[Call]:
+        """The recomputed calls that save something, in order."""
+        return [call for step in self.again for call in step.calls if call.saves or call.keeps]
+
+    @property
+    def last(self) -> Call:
+        """The last call that saves something: backward meets it first, and recomputation stops there."""
+        return self.saving[-1]
+
+    @property
+    def earliest(self) -> Call:
+        """The first call that saves something; when its backward is over the region's inputs are let go."""
+        return self.saving[0]
+
+    @property
+    def unreached(self) -> tuple[str, ...]:
+        """Outputs that were kept and that recomputation does not get to: they go with the inputs."""
+        calls = [call for step in self.again for call in step.calls]
+        outputs = {step.calls[-1].output for step in self.again if step.cached}
+        stop = calls.index(self.last) + packs_its_output(self.last)
+        return tuple(call.output for call in calls[stop:] if call.output in outputs)
+
+    @property
+    def kernels(self) -> list[Call]:
+        """The calls that recomputation makes."""
+        calls = [(step, call) for step in self.again for call in step.calls]
+        stop = next(i for i, (_, call) in enumerate(calls) if call is self.last)
+        made = calls[: stop + packs_its_output(self.last)]
+        return [call for step, call in made if not step.cached]  # those that are no kernels included
+
+
+def packs_its_output(call: Call) -> bool:
+    """Whether autograd keeps something that the call itself makes, so that it must be made again."""
+    return bool(call.keeps) or call.output in call.saves
+
+
+def _renamed(call: Call, made: set[str]) -> Call:
+    """`call` with the values in `made` called as they are when made again."""
+
+    def names(values: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple([f"{value}.again" if value in made else value for value in values])
+
+    (output,), keeps = names((call.output,)), names(tuple(name for name, _ in call.keeps))
+    sizes = tuple(nbytes for _, nbytes in call.keeps)
+    return replace(
+        call,
+        inputs=names(call.inputs),
+        output=output,
+        also=names(call.also),
+        saves=names(call.saves),
+        drops=names(call.drops),
+        keeps=tuple(zip(keeps, sizes, strict=True)),
+    )
