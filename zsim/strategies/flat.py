@@ -104,18 +104,18 @@ class FlatStep:
             if group.fqn not in self._gradients:
                 self._gradients.add(group.fqn)
                 yield Alloc(f"{group.fqn}:gradients", self.gradient_kind, self.model.full_nbytes(group))
-        deferred: list[MemoryEvent] = []
+        added: list[MemoryEvent] = []  # what a node makes lives until the node is over
         for event in module.backward.memory:
-            if not isinstance(event, ParameterGradient):
-                yield event
+            if isinstance(event, ParameterGradient):
+                made, *freed = self._born(event.fqn)
+                yield made
+                added += freed
                 continue
-            made, *freed = self._born(event.fqn)
-            yield made
-            if event.fqn in self.model.late:
-                deferred = freed
-            else:
-                yield from (*freed, *deferred)
-                deferred = []
+            if isinstance(event, Free):
+                yield from added
+                added = []
+            yield event
+        yield from added
 
     def _born(self, fqn: str) -> Iterator[MemoryEvent]:
         """A gradient is made apart; the last of a parameter's gradients lets all of them be added and freed."""
