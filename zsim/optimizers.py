@@ -87,6 +87,23 @@ def _sgd_loop(sizes: Iterable[tuple[str, int]]) -> Iterator[MemoryEvent]:
         yield Free(f"{name}.temporary")
 
 
+def memory(
+    numels: Sequence[int], *, optimizer: Optimizer, dtype: str, device: str, owner: str, first: bool
+) -> tuple[MemoryEvent, ...]:
+    """All that one `optimizer.step()` allocates and frees; the first makes the states too.
+
+    for-loop SGD makes each momentum from the decayed gradient, which it then drops; all others make their states first.
+    """
+    temporaries = step_memory(numels, optimizer=optimizer, dtype=dtype, owner=owner)
+    if not first:
+        return temporaries
+    made = states(numels, optimizer=optimizer, dtype=dtype, device=device, owner=owner)
+    if not made or not temporaries or (optimizer.name, optimizer.implementation) != ("sgd", "for-loop"):
+        return (*made, *temporaries)
+    turns = zip(temporaries[::2], made, temporaries[1::2], strict=True)
+    return tuple(event for turn in turns for event in turn)
+
+
 def kernels(numels: Sequence[int], *, optimizer: Optimizer, dtype: str) -> tuple[Kernel, ...]:
     """The work of one step: what it must read and write (parameter, gradient, states), times the passes it makes.
 

@@ -232,11 +232,14 @@ class FlatStep:
         casts = [group for group in model.groups if model.has_master]
         for group in casts:
             yield Alloc(f"{group.fqn}:master_gradient", "temporaries", model.shard_nbytes(group, MASTER_DTYPE))
-        if first:
-            yield from optimizers.states(
-                model.stepped, optimizer=optimizer, dtype=MASTER_DTYPE, device=model.training.device, owner="optimizer"
-            )
-        yield from optimizers.step_memory(model.stepped, optimizer=optimizer, dtype=MASTER_DTYPE, owner="optimizer")
+        yield from optimizers.memory(
+            model.stepped,
+            optimizer=optimizer,
+            dtype=MASTER_DTYPE,
+            device=model.training.device,
+            owner="optimizer",
+            first=first,
+        )
         for group in casts:
             yield Free(f"{group.fqn}:master_gradient")
 

@@ -303,12 +303,9 @@ def optimizer(step: ShardedStep, groups: dict[str, Group], *, first: bool) -> Sh
     local = {parameter.fqn: parameter.local for group in groups.values() for parameter in group.parameters}
     numels = [local[parameter.fqn] for parameter in named_parameters(step.training.model)]
     settings = step.training.optimizer
-    memory: list[MemoryEvent] = []
-    if first:
-        memory += optimizers.states(
-            numels, optimizer=settings, dtype=ORIGINAL, device=step.training.device, owner="optimizer"
-        )
-    memory += optimizers.step_memory(numels, optimizer=settings, dtype=ORIGINAL, owner="optimizer")
+    memory = optimizers.memory(
+        numels, optimizer=settings, dtype=ORIGINAL, device=step.training.device, owner="optimizer", first=first
+    )
     waits = clip(step, numels) if settings.clip_norm else step.reduces
     step.issue(
         "optimizer",

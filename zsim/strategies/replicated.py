@@ -81,6 +81,11 @@ class ReplicatedModel:
         return self.training.precision.reduce != self.dtype
 
     @cached_property
+    def readiness(self) -> dict[str, int]:
+        """By parameter: its place in the order in which gradients are ready."""
+        return {parameter.fqn: place for place, parameter in enumerate(ready_order(self.training))}
+
+    @cached_property
     def late(self) -> frozenset[str]:
         """Weights whose gradients are added after their bias's."""
         return late_weights(self.training.model)
@@ -218,7 +223,7 @@ class ReplicatedStep:
         """Compute; gradients live by themselves, or go into their bucket as soon as they are ready."""
         tape = self._backward_memory(module, into_buckets=synchronises and self.model.views)
         recomputation, memory = until_recomputed(tape)
-        if synchronises:
+        if synchronises and self.model.casts:  # the cast is made while these live; without one nothing shows when they go
             memory = self._held_while_reducing(module, memory)
         if module.recompute:
             self.step.issue(
@@ -230,26 +235,30 @@ class ReplicatedStep:
 
     def _held_while_reducing(self, module: LoweredModule, memory: list[MemoryEvent]) -> list[MemoryEvent]:
         """Buckets are reduced inside backward, while the gradient that completed the last of them and the loss still live."""
-        parts = [event for event in memory if isinstance(event, Free) and ".gradient" in event.buffer]
-        held = parts[-1:] if self._completed_by(module) else []
+        completed = [p.fqn for number in self._completed_by(module) for p in self.buckets[number]]
+        held: list[MemoryEvent] = []
+        if completed:
+            last = max(completed, key=self.model.readiness.__getitem__)
+            parts = [event for event in memory if isinstance(event, Free) and event.buffer.startswith(f"{last}.gradient")]
+            held += parts[-1:]
         if module is self.model.training.modules[0]:
             held += [Free(buffer) for buffer in loss_buffers(self.model.training.model)]
         self._late = [event for event in held if event in memory]
         return [event for event in memory if event not in self._late]
 
     def _backward_memory(self, module: LoweredModule, *, into_buckets: bool) -> Iterator[MemoryEvent | Recomputed]:
-        deferred: list[MemoryEvent] = []
+        added: list[MemoryEvent] = []  # what a node makes lives until the node is over
         for event in module.backward.memory:
-            if not isinstance(event, ParameterGradient):
-                yield event
+            if isinstance(event, ParameterGradient):
+                made, *rest = self._born(event.fqn, self.model.nbytes_of[event.fqn], into_buckets=into_buckets)
+                yield made
+                added += rest
                 continue
-            events = list(self._born(event.fqn, self.model.nbytes_of[event.fqn], into_buckets=into_buckets))
-            if event.fqn in self.model.late:
-                yield events[0]
-                deferred = events[1:]
-            else:
-                yield from (*events, *deferred)
-                deferred = []
+            if isinstance(event, Free):
+                yield from added
+                added = []
+            yield event
+        yield from added
 
     def _born(self, fqn: str, nbytes: int, *, into_buckets: bool) -> Iterator[MemoryEvent]:
         """A first gradient is kept; later ones, of more micro-batches or a tied parameter, are added to it."""
@@ -330,9 +339,9 @@ class ReplicatedStep:
         memory: list[MemoryEvent] = []
         casts = [Alloc(f"master_gradient.{i}", "temporaries", 4 * n) for i, n in enumerate(owned) if has_master]
         memory += casts
-        if first:
-            memory += optimizers.states(owned, optimizer=optimizer, dtype=dtype, device=device, owner="optimizer")
-        memory += optimizers.step_memory(owned, optimizer=optimizer, dtype=dtype, owner="optimizer")
+        memory += optimizers.memory(
+            owned, optimizer=optimizer, dtype=dtype, device=device, owner="optimizer", first=first
+        )
         memory += [Free(cast.buffer) for cast in casts]
         kernels = optimizers.kernels(owned, optimizer=optimizer, dtype=dtype)
         waits = self._clip() if optimizer.clip_norm else self._reduced
