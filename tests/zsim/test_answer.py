@@ -162,7 +162,7 @@ def test_where_the_peak_is_elsewhere_a_change_saves_nothing_and_says_so(capsys: 
 
 def test_checkpointing_saves_activations_and_costs_a_forward() -> None:
     (effect,) = (effect for effect in advice(load(LLAMA)) if effect.change.startswith("activation checkpointing"))
-    assert effect.saved_bytes > 40 * 2**30
+    assert effect.saved_bytes > 30 * 2**30  # 38 GiB of activations, and what is cached besides
     assert effect.added_ns > 0
 
 
