@@ -78,10 +78,12 @@ class Answer:
 
 def answer(program: Program, cluster: ClusterSpec, *, expandable_segments: bool = False) -> Answer:
     """The answer for the rank of `program` with the highest peak of a step, on `cluster`'s device."""
-    peaks = [_highest(rank) for rank in program.ranks]
-    kind = max(range(len(peaks)), key=lambda place: (peaks[place][1], -place))
-    rank, (phase, allocated, peak_at) = program.assignment.index(kind), peaks[kind]
-    one = program.ranks[kind]
+    records = [replay(rank, timeline=False) for rank in program.ranks]
+    phases = [max((of[name].peak_bytes, name) for name in STEPS)[1] for of in records]
+    kind = max(range(len(records)), key=lambda place: (records[place][phases[place]].peak_bytes, -place))
+    rank, one, phase = program.assignment.index(kind), program.ranks[kind], phases[kind]
+    highest = records[kind][phase]
+    allocated = highest.peak_bytes
     live = live_at_peak(one, phase)
     items = outside(program, cluster, rank=rank)
     reserved, active, rounding = _reserved(one, cluster, allocated, expandable_segments=expandable_segments)
@@ -89,25 +91,19 @@ def answer(program: Program, cluster: ClusterSpec, *, expandable_segments: bool 
     return Answer(
         rank=rank,
         phase=phase,
-        peak_at=peak_at,
+        peak_at=highest.peak_at,
         allocated_bytes=allocated,
-        by_kind=replay(one, timeline=False)[phase].by_kind,
+        by_kind=highest.by_kind,
         holdings=_holdings(live),
         rounding_bytes=rounding,
         cached_bytes=reserved - allocated - rounding,
         reserved_bytes=reserved,
         outside=items,
-        construction_bytes=replay(one, timeline=False)["construction"].peak_bytes,
+        construction_bytes=records[kind]["construction"].peak_bytes,
         needed=Band(nbytes=reserved + beyond.nbytes, low=active + beyond.low, high=reserved + beyond.high),
         capacity=_capacity(cluster),
         expandable_segments=expandable_segments,
     )
-
-
-def _highest(rank: RankProgram) -> tuple[PhaseName, int, str]:
-    records = replay(rank, timeline=False)
-    phase = max(STEPS, key=lambda name: (records[name].peak_bytes, name))
-    return phase, records[phase].peak_bytes, records[phase].peak_at
 
 
 def live_at_peak(program: RankProgram, phase: PhaseName) -> tuple[tuple[Alloc, str], ...]:

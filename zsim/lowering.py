@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from zsim import tape
+from zsim import module_lowering, tape
 from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.model import ModelSpec, Module
 from zsim.ops import Alloc, Free
@@ -31,7 +31,7 @@ def lower(
 ) -> tuple[LoweredModule, ...]:
     """Every module of `model` with the kernels and memory events of one micro-batch's forward and backward.
 
-    Equal to `tape.lower_each`, which traces every module by itself. A TracedModel brings its own.
+    Equal to `module_lowering.lower_each`, which traces every module by itself. A TracedModel brings its own.
     """
     if isinstance(model, TracedModel):
         asked = checkpointing != NO_CHECKPOINTING
@@ -40,7 +40,7 @@ def lower(
     runs = list(_runs(model.modules, checkpointed))
     kept = tuple(module for run in runs for module in (run if len(run) < 4 else (*run[:2], run[-1])))
     few = replace(model, modules=kept)
-    each = tape.lower_each(
+    each = module_lowering.lower_each(
         few,
         batch=batch,
         dtype=dtype,

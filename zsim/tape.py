@@ -11,28 +11,21 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from zsim.aten_call import Call
-from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
-from zsim.eager import calls
-from zsim.model import ModelSpec, Module
-from zsim.ops import Kernel
+from zsim.model import ModelSpec
 from zsim.regions import Region, Step, packs_its_output
 from zsim.storages import Storages
 from zsim.training import (
     DTYPE_NBYTES,
     Batch,
-    Computation,
-    Device,
-    LoweredModule,
     ParameterGradient,
     Recomputed,
-    TapeEvent,
 )
 
 SEED = "loss:seed"
 
 
 @dataclass(slots=True)
-class _Tape:
+class Tape:
     """The state of one forward and backward over the whole model; `in_place`: gradients are added where nobody else holds them.
 
     `in_sequences`: activations have more than two dimensions, so that linears see them through views.
@@ -281,128 +274,3 @@ class _Tape:
                 self.turned.add(self.gradients[value])
             self.storages.release(first)
             self.storages.release(part)
-
-
-def _qualified(call: Call, module: Module, entry: str) -> Call:
-    """`call` with module-local value names made unique in the model; the module's input is called `entry`."""
-    prefix, parameters = f"{module.fqn}:", call.parameters
-
-    def names(values: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple([v if v in parameters else entry if v == "x" else prefix + v for v in values])
-
-    return Call(
-        operator=call.operator,
-        inputs=names(call.inputs),
-        output=prefix + call.output,
-        nbytes=call.nbytes,
-        saves=names(call.saves),
-        keeps=tuple([(prefix + value, nbytes) for value, nbytes in call.keeps]),
-        scratch=call.scratch,
-        backward_scratch=call.backward_scratch,
-        gradients=names(call.gradients),
-        passes=names(call.passes),
-        view=call.view,
-        also=names(call.also),
-        turns=names(call.turns),
-        summed=tuple([(name if name in parameters else prefix + name, way) for name, way in call.summed]),
-        drops=names(call.drops),
-        parameters=parameters,
-        flops=call.flops,
-        backward_flops=call.backward_flops,
-        moved=call.moved,
-        backward_moved=call.backward_moved,
-    )
-
-
-def _forward_kernels(module_calls: list[Call], *, dtype: str) -> tuple[Kernel, ...]:
-    return tuple(Kernel(call.operator, call.flops, call.moved, dtype) for call in module_calls if call.moved)
-
-
-def _backward_kernels(module_calls: list[Call], *, dtype: str, needs_gradient: set[str]) -> tuple[Kernel, ...]:
-    """In reverse order. A call whose inputs need no gradient makes only its parameters' gradients: half of the products."""
-    return tuple(
-        Kernel(
-            call.operator,
-            call.backward_flops if needs_gradient.intersection(call.inputs) else call.backward_flops // 2,
-            call.backward_moved,
-            dtype,
-        )
-        for call in reversed(module_calls)
-        if call.moved
-    )
-
-
-def lower_each(
-    model: ModelSpec,
-    *,
-    batch: Batch,
-    dtype: str,
-    casts_input: bool = False,
-    device: Device = "cpu",
-    checkpointing: Checkpointing = NO_CHECKPOINTING,
-    checkpointed: frozenset[str] = frozenset(),
-) -> tuple[LoweredModule, ...]:
-    """Every module of `model` with the kernels and memory events of one micro-batch's forward and backward.
-
-    `casts_input`: a floating-point model input is cast to `dtype` first and the copy kept as long as autograd needs it.
-    Modules in `checkpointed` recompute what `checkpointing` says. The loss is freed with the last event of the first module's
-    backward, as in `loss.backward(); del loss`.
-    """
-    tape = _Tape(in_place=device == "cuda")
-    tape.know_parameters(model, dtype=dtype)
-    entry = "x"
-    traced: list[tuple[Module, list[Step], tuple[TapeEvent, ...], bool]] = []
-    for module in model.modules:
-        steps = [
-            Step([_qualified(call, module, entry) for call in calls(operator, batch=batch, dtype=dtype, device=device)])
-            for operator in module.operators
-        ]
-        if module.fqn in checkpointed:
-            _cut_regions(steps, module, checkpointing)
-        module_calls = [call for step in steps for call in step.calls]
-        if casts_input and not traced and any("x" in call.inputs for call in module_calls):
-            tape.cast_input(model, batch=batch, dtype=dtype)
-        needs_gradient = entry in tape.needs_gradient
-        tape.run_forward(steps, entry=entry)
-        traced.append((module, steps, tape.storages.take(), needs_gradient))
-        entry = module_calls[-1].output
-    tape.storages.allocate(SEED, tape.nbytes[entry], temporary=True)
-    tape.storages.hold(SEED)
-    tape.gradients[entry] = SEED
-    lowered = []
-    for module, steps, forward_memory, needs_gradient in reversed(traced):
-        tape.run_backward(steps)
-        module_calls = [call for step in steps for call in step.calls]
-        again = [call for region in dict.fromkeys(step.region for step in steps) if region for call in region.kernels]
-        if module is model.modules[0]:
-            tape.storages.release(SEED)
-            tape.storages.release(entry)
-        lowered.append(
-            LoweredModule(
-                fqn=module.fqn,
-                unit=module.unit,
-                forward=Computation(kernels=_forward_kernels(module_calls, dtype=dtype), memory=forward_memory),
-                backward=Computation(
-                    kernels=_backward_kernels(module_calls, dtype=dtype, needs_gradient=tape.needs_gradient),
-                    memory=_last_mark_only(tape.storages.take()),
-                ),
-                input_needs_gradient=needs_gradient,
-                recompute=_forward_kernels(again, dtype=dtype),
-            )
-        )
-    return tuple(reversed(lowered))
-
-
-def _cut_regions(steps: list[Step], module: Module, checkpointing: Checkpointing) -> None:
-    """Mark the stretches of `steps` that are recomputed."""
-    by_operator = dict(zip(module.operators, steps, strict=True))
-    for operators in checkpointing.regions(module.operators):
-        for operator in operators:
-            by_operator[operator].cached = checkpointing.keeps(operator)
-        Region.of([by_operator[operator] for operator in operators])
-
-
-def _last_mark_only(events: tuple[TapeEvent, ...]) -> tuple[TapeEvent, ...]:
-    """Of several marks the last one stands for all."""
-    marks = [place for place, event in enumerate(events) if isinstance(event, Recomputed)]
-    return tuple(event for place, event in enumerate(events) if place not in marks[:-1]) if marks else events

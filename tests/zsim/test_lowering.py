@@ -9,7 +9,7 @@ from zsim.models import gpt, llama, mlp
 from zsim.models.gpt import GptSizes
 from zsim.models.llama import LlamaSizes
 from zsim.models.mlp import MlpSizes
-from zsim.tape import lower_each
+from zsim.module_lowering import lower_each
 from zsim.training import Batch
 
 BATCH = Batch(micro_batch=2, sequence_length=8)

@@ -12,10 +12,10 @@ from zsim.eager import Call, calls
 from zsim.models import build, load_preset, presets
 from zsim.models.gpt import GptSizes
 from zsim.models.layers import linear
+from zsim.module_lowering import lower_each
 from zsim.operators import Operator, OperatorKind
 from zsim.ops import Alloc, Free
 from zsim.optimizers import kernels
-from zsim.tape import lower_each
 from zsim.training import Batch, Optimizer
 
 small = st.integers(1, 64)

@@ -264,43 +264,51 @@ class ShardedStep(Step):
             kernels=(copy_kernel(group.totals["padded"], source=self.training.precision.parameters, target=dtype),),
             memory=memory,
         )
-        if self.mesh.dp_shard > 1:
-            done = self.issue(
-                "reduce_scatter",
-                group.fqn,
-                stream="reduce_scatter",
-                waits=(copy,),
-                group="dp_shard",
-                nbytes=self.nbytes(group.totals["padded"], dtype),
-                dtype=dtype,
-                micro_batch=self.micro_batch,
-                memory=made,
-            )
-        else:  # torch copies the one shard where it would reduce
-            done = self.issue(
-                "copy",
-                group.fqn,
-                stream="reduce_scatter",
-                waits=(copy,),
-                micro_batch=self.micro_batch,
-                kernels=(copy_kernel(group.totals["shard"], source=dtype, target=dtype),),
-                memory=made,
-            )
+        done = self._reduce_over_shards(group, after=copy, memory=made)
         self.reduce_input = (source, done)
         if self.mesh.dp_replicate > 1:
-            done = self.issue(
-                "all_reduce",
-                group.fqn,
-                stream="all_reduce",
-                waits=(done,),
-                group="dp_replicate",
-                nbytes=self.nbytes(group.totals["shard"], dtype),
-                dtype=dtype,
-                micro_batch=self.micro_batch,
-            )
+            done = self._reduce_over_replicas(group, after=done)
         self.unfinished = [self._post_reduce(group, output, done, held, fresh=fresh)]  # one stream: the last covers all
         self.reduces += self.unfinished
         group.reduced = True
+
+    def _reduce_over_shards(self, group: Group, *, after: int, memory: list[MemoryEvent]) -> int:
+        """The reduce-scatter; torch copies the one shard where there is only one."""
+        dtype = self.training.precision.reduce
+        if self.mesh.dp_shard == 1:
+            return self.issue(
+                "copy",
+                group.fqn,
+                stream="reduce_scatter",
+                waits=(after,),
+                micro_batch=self.micro_batch,
+                kernels=(copy_kernel(group.totals["shard"], source=dtype, target=dtype),),
+                memory=memory,
+            )
+        return self.issue(
+            "reduce_scatter",
+            group.fqn,
+            stream="reduce_scatter",
+            waits=(after,),
+            group="dp_shard",
+            nbytes=self.nbytes(group.totals["padded"], dtype),
+            dtype=dtype,
+            micro_batch=self.micro_batch,
+            memory=memory,
+        )
+
+    def _reduce_over_replicas(self, group: Group, *, after: int) -> int:
+        dtype = self.training.precision.reduce
+        return self.issue(
+            "all_reduce",
+            group.fqn,
+            stream="all_reduce",
+            waits=(after,),
+            group="dp_replicate",
+            nbytes=self.nbytes(group.totals["shard"], dtype),
+            dtype=dtype,
+            micro_batch=self.micro_batch,
+        )
 
     def _post_reduce(self, group: Group, output: str, done: int, last: list[str], *, fresh: bool) -> int:
         """Cast, and add to the sharded gradient of earlier micro-batches; the last unsharded gradient goes only now."""
