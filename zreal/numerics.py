@@ -17,11 +17,16 @@ from zsim.scenario import Scenario
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """Mean loss over ranks of each step, and every parameter before the first and after the last, in float32."""
+    """Mean loss over ranks of each step, and every parameter before the first and after the last, in float32.
+
+    `directionless` are the parameters whose gradient is more rounding error than gradient. The bias of keys is one: softmax does
+    not see what is added to every score of a query. AdamW divides by the gradient's size and so steps them at random.
+    """
 
     losses: tuple[float, ...]
     initial: Mapping[str, Tensor]
     parameters: Mapping[str, Tensor]
+    directionless: frozenset[str] = frozenset()
 
 
 def reference(scenario: Scenario, *, steps: int, stepped_in: torch.dtype = torch.float32) -> Reference:
@@ -51,7 +56,27 @@ def reference(scenario: Scenario, *, steps: int, stepped_in: torch.dtype = torch
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         losses.append(total / (scenario.world_size * scenario.batch.accumulation))
-    return Reference(losses=tuple(losses), initial=initial, parameters=_copies(master))
+    directionless = _directionless(scenario) if scenario.optimizer.name == "adamw" else frozenset[str]()
+    return Reference(losses=tuple(losses), initial=initial, parameters=_copies(master), directionless=directionless)
+
+
+def _directionless(scenario: Scenario) -> frozenset[str]:
+    """The parameters whose gradient of one micro-batch is farther from its value in float64 than that value is from nothing."""
+    dtype = scenario.precision.parameters
+    model = modules.build(scenario.model, seed=scenario.seed, dtype=dtype)
+    exact = modules.build(scenario.model, seed=scenario.seed, dtype=dtype).double()
+    x, targets = modules.micro_batches(scenario, rank=0, step=0, dtype=dtype)[0]
+    model(x, targets).backward()
+    exact(*(part.double() if part.is_floating_point() else part for part in (x, targets))).backward()
+    pairs = [
+        (name, mine.grad, theirs.grad)
+        for (name, mine), theirs in zip(model.named_parameters(), exact.parameters(), strict=True)
+    ]
+    return frozenset(
+        name
+        for name, rounded, true in pairs
+        if rounded is not None and true is not None and (rounded.double() - true).norm() > true.norm()
+    )
 
 
 def _copies(model: modules.Model) -> dict[str, Tensor]:
@@ -69,18 +94,23 @@ def _rounded(scenario: Scenario, master: modules.Model, dtype: str) -> modules.M
 def largest_relative_difference(found: Mapping[str, Tensor], reference: Reference) -> float:
     """The largest over parameters of ‖found − reference‖ relative to how far training moved the reference.
 
-    An untrained parameter is thus 1 away. One that the reference hardly moves (the bias of keys, whose gradient is zero but for
-    rounding) is measured by what an average element of the model moves instead. Where nothing moves, as with a learning rate
-    of 0, equal is 0 and anything else infinite; so is a parameter that is missing or not finite.
+    An untrained parameter is thus 1 away. One that the reference hardly moves is measured by what an average element of the model
+    moves instead. A directionless one may end up wherever random steps take it, thus no farther from the reference than twice the
+    farthest that any element moved. Where nothing moves, as with a learning rate of 0, equal is 0 and anything else infinite; so
+    is a parameter that is missing or not finite.
     """
     expected = reference.parameters
     if set(found) != set(expected):
         return math.inf
     moved = {name: float((want - reference.initial[name]).norm()) for name, want in expected.items()}
     average = math.sqrt(sum(one**2 for one in moved.values()) / sum(want.numel() for want in expected.values()))
+    farthest = max(float((want - reference.initial[name]).abs().max()) for name, want in expected.items())
     largest = 0.0
     for name, want in expected.items():
-        apart = float((found[name].detach().float().cpu().reshape(want.shape) - want).norm())
+        difference = found[name].detach().float().cpu().reshape(want.shape) - want
+        if name in reference.directionless and float(difference.abs().max()) <= 2 * farthest:
+            continue
+        apart = float(difference.norm())
         scale = max(moved[name], average * math.sqrt(want.numel()))
         relative = apart / scale if scale else math.inf if apart else 0.0
         largest = max(largest, relative) if math.isfinite(relative) else math.inf

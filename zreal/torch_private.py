@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 import torch
@@ -24,9 +25,18 @@ def is_dtensor_type(kind: type) -> bool:
     return issubclass(kind, DTensor)
 
 
-def fake_store() -> Any:
-    """The store of the fake process group, whose collectives return at once and move nothing."""
-    return FakeStore()
+@contextmanager
+def fake_group(*, rank: int, world_size: int) -> Iterator[None]:
+    """The fake process group, whose collectives return at once and move nothing.
+
+    At its end DTensor forgets what it has cached of meshes: a mesh of the same shape would be taken for one whose groups are gone.
+    """
+    dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+        debug._clear_sharding_prop_cache()
 
 
 def ddp_bucket_caps() -> tuple[int, int]:
@@ -34,11 +44,6 @@ def ddp_bucket_caps() -> tuple[int, int]:
     first: int = dist._DEFAULT_FIRST_BUCKET_BYTES
     later: int = distributed._DEFAULT_BUCKET_CAP_MB * 1024 * 1024
     return first, later
-
-
-def forget_meshes() -> None:
-    """Drop what DTensor has cached of meshes whose process groups are gone: a mesh of the same shape would be taken for them."""
-    debug._clear_sharding_prop_cache()
 
 
 def process_group(arguments: tuple[object, ...]) -> dist.ProcessGroup | None:

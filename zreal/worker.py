@@ -153,12 +153,8 @@ def gloo_rank(
 
 def fake_rank(scenario: Scenario, *, rank: int, interpreter: str) -> RankRun:
     """One rank of any world in this process: real memory and real compute, collectives that move nothing."""
-    dist.init_process_group("fake", rank=rank, world_size=scenario.world_size, store=torch_private.fake_store())
-    try:
+    with torch_private.fake_group(rank=rank, world_size=scenario.world_size):
         return run_rank(scenario, rank=rank, interpreter=interpreter, device="cpu", parity=False)
-    finally:
-        dist.destroy_process_group()
-        torch_private.forget_meshes()
 
 
 def provenance(scenario: Scenario, *, device: str) -> dict[str, str]:

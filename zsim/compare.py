@@ -324,7 +324,7 @@ def _numerics(predicted: Run, measured: Run) -> Check:
     worst = max(differences, key=lambda value: math.inf if math.isnan(value) else value)
     good = finite and worst <= bound and losses <= LOSS_SHARE * bound
     steps = found[0][0].steps
-    detail = f"parameters after {steps} steps: {worst:.1g} of their way apart from the reference, at most {bound:g} allowed"
+    detail = f"parameters after {steps} steps: {worst:.2g} of their way apart from the reference, at most {bound:g} allowed"
     detail += f"; losses {losses:.1g} apart, at most {LOSS_SHARE * bound:g}" if losses > LOSS_SHARE * bound else ""
     return Check(name="numerics", status="ok" if good else "failed", measured=worst, detail=detail)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from zreal import torch_private
+from zreal.observer import observe
 from zsim.backends import find
 from zsim.compare import compare
 from zsim.run import RunOptions
@@ -66,3 +68,20 @@ def test_the_norms_of_all_parameters_are_reduced_at_once_over_the_shards() -> No
     run = SimBackend("cpu").run(case, options=RunOptions(all_ranks=True))
     reductions = [one for one in run.ranks[0].phases["steady"].collectives if one.op == "all_reduce"]
     assert (reductions[-1].nbytes, reductions[-1].group) == (4 * len(case.model.parameters), "dp_shard")
+
+
+def test_a_rank_observed_after_another_of_the_same_mesh_uses_its_own_groups() -> None:
+    """DTensor caches meshes by shape: rank 0 was handed the groups of rank 7, of which it is no member."""
+    case = parse(
+        b"""
+model = { preset = "mlp-tiny" }
+batch = { micro_batch = 2 }
+cluster = { preset = "cpu-gloo", ranks = 8 }
+strategy = { name = "hsdp", dp_replicate = 4, dp_shard = 2 }
+optimizer = { name = "adamw", clip_norm = 1.0 }
+""",
+        where="test.toml",
+    )
+    for rank in (7, 0):
+        with torch_private.fake_group(rank=rank, world_size=8):
+            assert observe(case, rank=rank).run.rank == rank

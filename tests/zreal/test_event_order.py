@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import pytest
-import torch.distributed as dist
 
 from zreal import modules, torch_private
 from zreal.meters import MemoryMeter
@@ -74,8 +73,7 @@ def in_order(deltas: Iterable[int]) -> list[int]:
 
 def of_torch(case: Scenario, *, steps: int = 3) -> list[int]:
     """The events of the last of `steps` steps of rank 0."""
-    dist.init_process_group("fake", rank=0, world_size=case.world_size, store=torch_private.fake_store())
-    try:
+    with torch_private.fake_group(rank=0, world_size=case.world_size):
         mesh, _ = device_mesh(case, device="cpu")
         meter = MemoryMeter(log=True)
         model = modules.build(case.model, seed=case.seed, checkpointing=case.checkpointing)
@@ -94,8 +92,6 @@ def of_torch(case: Scenario, *, steps: int = 3) -> list[int]:
                 subject.optimizer.step()
                 subject.optimizer.zero_grad(set_to_none=True)
             events = list(meter.events or ())
-    finally:
-        dist.destroy_process_group()
     return in_order(delta for label, delta in events if label.removeprefix("free ") not in RESIDUE)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 
 import pytest
-import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,11 +48,8 @@ optimizer = {{ name = "adamw", implementation = "{implementation}" }}
 
 def differences(case: Scenario, *, rank: int) -> list[str]:
     """Every difference between the Program of `rank` and what torch does there."""
-    dist.init_process_group("fake", rank=rank, world_size=case.world_size, store=torch_private.fake_store())
-    try:
+    with torch_private.fake_group(rank=rank, world_size=case.world_size):
         measured = observe(case, rank=rank).run
-    finally:
-        dist.destroy_process_group()
     program = plan(case, device="cpu").of_rank(rank)
     memory = replay(program)
     found = []

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -36,19 +33,9 @@ optimizer = {{ {optimizer} }}
 FSDP2 = 'name = "fsdp2", dp_shard = 4'
 
 
-@contextmanager
-def fake_group(*, rank: int, world_size: int) -> Iterator[None]:
-    """The fake process group, whose collectives move nothing."""
-    dist.init_process_group("fake", rank=rank, world_size=world_size, store=torch_private.fake_store())
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
 def measured(case: Scenario, *, rank: int) -> RankRun:
     """What torch does on `rank`."""
-    with fake_group(rank=rank, world_size=case.world_size):
+    with torch_private.fake_group(rank=rank, world_size=case.world_size):
         return observe(case, rank=rank).run
 
 
@@ -106,7 +93,7 @@ def memory_of(program: RankProgram) -> dict[str, tuple[int, int, int]]:
 
 
 def test_the_steady_step_is_the_last_of_at_least_three_and_each_step_has_a_loss() -> None:
-    with fake_group(rank=0, world_size=4):
+    with torch_private.fake_group(rank=0, world_size=4):
         observation = observe(scenario(ranks=4, strategy=FSDP2, accumulation=2), rank=0)
 
     assert set(observation.run.phases) == set(PHASES)
@@ -117,12 +104,12 @@ def test_the_steady_step_is_the_last_of_at_least_three_and_each_step_has_a_loss(
 def test_a_rank_that_recorded_nothing_is_an_error_and_not_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CollectiveRecorder, "take", lambda self: ())
 
-    with fake_group(rank=2, world_size=4), pytest.raises(ZsimError, match="collectives in the steady step"):
+    with torch_private.fake_group(rank=2, world_size=4), pytest.raises(ZsimError, match="collectives in the steady step"):
         observe(scenario(ranks=4, strategy=FSDP2), rank=2)
 
 
 def test_a_part_of_an_axis_is_named_after_the_axis_and_any_other_group_is_called_world() -> None:
-    with fake_group(rank=0, world_size=4):
+    with torch_private.fake_group(rank=0, world_size=4):
         part, whole = dist.new_group([0, 1]), dist.new_group([0, 1, 2])
         groups = {str(whole.group_name): GroupName("dp_shard", 3, frozenset({0, 1, 2}))}
         with CollectiveRecorder(groups, world_size=4) as recorder:
@@ -139,7 +126,7 @@ def test_a_part_of_an_axis_is_named_after_the_axis_and_any_other_group_is_called
 
 def test_hsdp_has_a_two_dimensional_mesh_whose_axes_hold_this_rank() -> None:
     case = scenario(ranks=8, strategy=f"{FSDP2.replace('fsdp2', 'hsdp')}, dp_replicate = 2")
-    with fake_group(rank=6, world_size=8):
+    with torch_private.fake_group(rank=6, world_size=8):
         _, groups = observer.device_mesh(case, device="cpu")
 
     assert {group.axis: group.ranks for group in groups.values()} == {

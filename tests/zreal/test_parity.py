@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ import torch
 
 from zreal.executor import RANKS
 from zreal.launch import launch
-from zreal.numerics import Reference, largest_relative_difference
+from zreal.numerics import Reference, largest_relative_difference, reference
 from zreal.subjects.table import SUBJECTS
 from zsim.backends import find
 from zsim.cli import main
 from zsim.run import RunOptions
 from zsim.scenario import Scenario, parse
+from zsim.training import Precision
 
 pytestmark = pytest.mark.gloo
 
@@ -47,7 +49,10 @@ def difference(case: Scenario, interpreter: str) -> float:
 @pytest.mark.parametrize(("strategy", "interpreter"), BOTH)
 def test_cutting_and_joining_parameters_changes_no_bit(strategy, interpreter):
     """Uneven shapes on three ranks, with a learning rate of 0: what comes back is what went in."""
-    assert difference(scenario(strategy, model="mlp-uneven", optimizer='name = "adamw", learning_rate = 0.0'), interpreter) == 0.0
+    assert (
+        difference(scenario(strategy, model="mlp-uneven", optimizer='name = "adamw", learning_rate = 0.0'), interpreter)
+        == 0.0
+    )
 
 
 @pytest.mark.parametrize(("strategy", "interpreter"), BOTH)
@@ -62,7 +67,14 @@ def test_tied_weights_train_as_in_one_process(strategy, interpreter):
 
 @pytest.mark.parametrize(
     "name",
-    ["fsdp2-uneven-4", "hsdp-gpt-2x2", "zero-redundancy-gpt-4", "ddp-llama-2-bf16", "zero3-uneven-4", "zero2-gpt-4-accumulate-every"],
+    [
+        "fsdp2-uneven-4",
+        "hsdp-gpt-2x2",
+        "zero-redundancy-gpt-4",
+        "ddp-llama-2-bf16",
+        "zero3-uneven-4",
+        "zero2-gpt-4-accumulate-every",
+    ],
 )
 def test_a_scenario_of_the_project_agrees_with_its_real_run(name, capsys):
     assert main(["validate", str(SCENARIOS / f"{name}.toml"), "--json"]) == 0
@@ -109,6 +121,44 @@ def test_an_untrained_model_is_as_far_from_the_reference_as_training_went():
     whole = {"weight": torch.linspace(1, 2, 12).view(3, 4), "bias": torch.zeros(3)}
     reference = reference_of(whole, moved=1e-3)
     assert largest_relative_difference(reference.initial, reference) == pytest.approx(1.0)
+
+
+@pytest.mark.quality
+def test_a_parameter_without_a_direction_may_be_where_random_steps_take_it_and_no_farther():
+    whole = {"weight": torch.ones(3), "bias": torch.zeros(3)}
+    reference = replace(reference_of(whole, moved=1e-3), directionless=frozenset({"bias"}))
+    assert largest_relative_difference(whole | {"bias": torch.full((3,), -2e-3)}, reference) == 0.0
+    assert largest_relative_difference(whole | {"bias": torch.full((3,), -3e-3)}, reference) == pytest.approx(3.0)
+    assert largest_relative_difference(whole | {"bias": torch.full((3,), torch.nan)}, reference) == float("inf")
+    assert largest_relative_difference(whole | {"weight": torch.full((3,), 1.002)}, reference) == pytest.approx(
+        2.0, rel=1e-3
+    )
+
+
+@pytest.mark.quality
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_biases_of_keys_are_the_parameters_without_a_direction(dtype):
+    """In the gpt family there are keys with biases, in llama no key has one."""
+    gpt, llama = (scenario("zero3", model=f"{name}-tiny", optimizer='name = "adamw"') for name in ("gpt", "llama"))
+    precision = Precision(parameters=dtype, reduce=dtype)
+    assert reference(replace(gpt, precision=precision), steps=1).directionless == {
+        f"blocks.{i}.attn.k.bias" for i in range(4)
+    }
+    assert reference(replace(llama, precision=precision), steps=1).directionless == frozenset()
+
+
+def test_two_byte_training_with_accumulation_agrees_whatever_keys_biases_do(capsys, tmp_path):
+    path = tmp_path / "noise.toml"
+    path.write_text("""
+model = { preset = "gpt-tiny" }
+batch = { micro_batch = 1, sequence_length = 8, accumulation = 3 }
+cluster = { preset = "cpu-gloo", ranks = 3 }
+strategy = { name = "zero3", sync = "every" }
+precision = { parameters = "bf16", reduce = "bf16" }
+optimizer = { name = "adamw" }
+""")
+    assert main(["validate", str(path)]) == 0
+    assert "agree" in capsys.readouterr().out
 
 
 @pytest.mark.quality

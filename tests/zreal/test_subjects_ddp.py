@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 
 import pytest
-import torch.distributed as dist
 
 from zreal import torch_private
 from zreal.observer import observe
@@ -46,11 +45,8 @@ optimizer = {{ {optimizer} }}
 
 def observed(case: Scenario, *, rank: int) -> RankRun:
     """What torch does on `rank` of the fake process group."""
-    dist.init_process_group("fake", rank=rank, world_size=case.world_size, store=torch_private.fake_store())
-    try:
+    with torch_private.fake_group(rank=rank, world_size=case.world_size):
         return observe(case, rank=rank).run
-    finally:
-        dist.destroy_process_group()
 
 
 def wrong_collectives(case: Scenario, measured: RankRun) -> list[str]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -89,16 +87,6 @@ def test_every_allocation_and_free_of_a_plain_step_is_traced_in_order(name: str,
 # -- under fully_shard and DDP
 
 
-@contextmanager
-def fake_group(*, rank: int, world_size: int) -> Iterator[None]:
-    """The fake process group, whose collectives move nothing."""
-    dist.init_process_group("fake", rank=rank, world_size=world_size, store=torch_private.fake_store())
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
 def measured_phases(case: Case, wrap: Callable[[nn.Module], nn.Module], *, accumulation: int = 1) -> Phases:
     """Start, peak and end of the first and of a steady step of the wrapped module; of several backwards, the last reduces."""
     model, meter, spans = case.make(), MemoryMeter(), []
@@ -162,7 +150,7 @@ def test_fully_shard_holds_the_bytes_that_the_traced_module_says(name: str, dtyp
     simulated = simulated_phases(
         traced(CASES[name], dtype=dtype), fsdp2.Options(), rank=rank, mesh=Mesh(dp_shard=world_size)
     )
-    with fake_group(rank=rank, world_size=world_size):
+    with torch_private.fake_group(rank=rank, world_size=world_size):
         assert simulated == measured_phases(CASES[name], sharded(CASES[name], dtype, world_size))
 
 
@@ -171,7 +159,7 @@ def test_fully_shard_holds_the_bytes_that_the_traced_module_says(name: str, dtyp
 def test_so_it_does_when_gradients_are_accumulated(name: str, dtype: Dtype) -> None:
     model = traced(CASES[name], dtype=dtype)
     simulated = simulated_phases(model, fsdp2.Options(), rank=1, mesh=Mesh(dp_shard=2), accumulation=2)
-    with fake_group(rank=1, world_size=2):
+    with torch_private.fake_group(rank=1, world_size=2):
         assert simulated == measured_phases(CASES[name], sharded(CASES[name], dtype, 2), accumulation=2)
 
 
@@ -197,5 +185,5 @@ def test_ddp_holds_the_bytes_that_the_traced_module_says(name: str, views: bool)
 
     options = ddp.Options(gradient_as_bucket_view=views)
     simulated = simulated_phases(traced(CASES[name], dtype="float32"), options, rank=1, mesh=Mesh(dp_replicate=2))
-    with fake_group(rank=1, world_size=2):
+    with torch_private.fake_group(rank=1, world_size=2):
         assert simulated == measured_phases(CASES[name], wrap)
