@@ -207,7 +207,7 @@ def _rank_under_torchrun(scenario: Scenario) -> int:
     started = os.environ.get("WORLD_SIZE")
     numbers = ("WORLD_SIZE", "RANK", "MASTER_PORT")
     known = all(os.environ.get(name, "").isdecimal() for name in numbers) and "MASTER_ADDR" in os.environ
-    if started is None or not known:
+    if started is None or not known or not 0 < int(os.environ["MASTER_PORT"]) < 2**16:
         remedy = f"torchrun --nproc-per-node {scenario.world_size} -m zreal.worker SCENARIO --save RUN.json"
         expected = "RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT from a launcher"
         raise LauncherError(where="zreal.worker", expected=expected, found="none", remedy=remedy)

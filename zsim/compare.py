@@ -9,39 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
+from zsim.parity import numerics
 from zsim.program import PHASES
-from zsim.run import CollectiveRecord, Numerics, PhaseRecord, RankRun, Run
+from zsim.run import CollectiveRecord, PhaseRecord, RankRun, Run, sees
 from zsim.units import format_time
+from zsim.verdict import Check, Number
 
-Status = Literal["ok", "failed", "unsupported"]
-Number = int | float
 CONTEXT = 3
 MEMORY_BOUND = 0.05
 TIME_BOUND = 0.1
-NUMERICS_BOUND = {"float32": 0.01, "bfloat16": 0.2, "float16": 0.2}
-"""By dtype of compute: how far parameters may end up from the reference, relative to how far training moved them.
-
-Reductions add in another order than one process does, and AdamW divides by small gradients: the project's scenarios reach 0.0005 and,
-in two bytes, 0.05. A parameter that is not trained at all is 1 away.
-"""
-
-
-LOSS_SHARE = 0.1
-"""Losses may differ by this share of the bound on parameters, relative to themselves: 0.001, or 0.02 in two bytes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """One finding. `predicted` and `measured` are figures where it has some; `detail` says how it was compared."""
-
-    name: str
-    status: Status
-    predicted: Number | None = None
-    measured: Number | None = None
-    relative_error: float | None = None
-    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +54,7 @@ def compare(predicted: Run, measured: Run, *, bounds: Bounds | None = None) -> t
         _order(pairs, predicted.world_size),
         _bytes(pairs, predicted.world_size),
         *_memory(pairs, predicted, measured, limits.memory),
-        _numerics(predicted, measured),
+        numerics(predicted, measured),
         _time(predicted, measured, limits.time),
     )
 
@@ -86,11 +63,6 @@ def agrees(checks: tuple[Check, ...]) -> bool:
     """Whether no check failed and at least one was made."""
     statuses = {check.status for check in checks}
     return "failed" not in statuses and "ok" in statuses
-
-
-def sees(run: Run, what: str) -> bool:
-    """Whether the Run's backend says it sees `what` (memory, numerics, time); a Run that says nothing sees all."""
-    return what in run.provenance.get("sees", what).split()
 
 
 def _other_experiment(predicted: Run, measured: Run) -> str:
@@ -301,43 +273,6 @@ def _memory_detail(pair: _Pair, num_ranks: int, bound: float) -> str:
         f"{word} {bound:.0%}: predicted {left.peak_bytes:,} B, measured {right.peak_bytes:,} B on rank {pair.rank}, "
         f"{difference:+,} B, {_peak_error(pair):+.2%}{place}"
     )
-
-
-def _numerics(predicted: Run, measured: Run) -> Check:
-    found = [
-        (rank.numerics, run.backend)
-        for run in (predicted, measured)
-        for rank in run.ranks
-        if rank.numerics is not None and sees(run, "numerics")
-    ]
-    if not found:
-        blind = f"unsupported: {measured.backend} cannot see numerics"
-        reason = blind if not sees(measured, "numerics") else "unsupported: no side compared itself with the reference"
-        return Check(name="numerics", status="unsupported", detail=reason)
-    silent = [rank.rank for rank in measured.ranks if rank.numerics is None and sees(measured, "numerics")]
-    if silent and any(rank.numerics for rank in measured.ranks):
-        return Check(name="numerics", status="failed", detail=f"rank {silent[0]} tells none, though others do")
-    differences = [numerics.largest_relative_difference for numerics, _ in found]
-    bound = min(NUMERICS_BOUND.get(numerics.dtype, 0.0) for numerics, _ in found)
-    finite = all(math.isfinite(loss) for numerics, _ in found for loss in numerics.losses)
-    losses = _loss_difference([numerics for numerics, _ in found], measured.world_size)
-    worst = max(differences, key=lambda value: math.inf if math.isnan(value) else value)
-    good = finite and worst <= bound and losses <= LOSS_SHARE * bound
-    steps = found[0][0].steps
-    detail = f"parameters after {steps} steps: {worst:.2g} of their way apart from the reference, at most {bound:g} allowed"
-    detail += f"; losses {losses:.1g} apart, at most {LOSS_SHARE * bound:g}" if losses > LOSS_SHARE * bound else ""
-    return Check(name="numerics", status="ok" if good else "failed", measured=worst, detail=detail)
-
-
-def _loss_difference(found: list[Numerics], world_size: int) -> float:
-    """The largest relative difference of the mean loss over all ranks to the reference's, in any step; 0 where ranks are missing."""
-    if any(not len(one.losses) == len(one.reference_losses) == one.steps for one in found):
-        return math.inf
-    if len(found) != world_size:
-        return 0.0  # some ranks were observed, and a mean over all needs all
-    means = [sum(step) / world_size for step in zip(*(one.losses for one in found), strict=True)]
-    pairs = zip(means, found[0].reference_losses, strict=True)
-    return max([abs(mean - wanted) / abs(wanted or 1.0) for mean, wanted in pairs], default=0.0)
 
 
 def _time(predicted: Run, measured: Run, bound: float) -> Check:

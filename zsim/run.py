@@ -115,6 +115,11 @@ class Run:
     provenance: Mapping[str, str] = field(default_factory=dict)
 
 
+def sees(run: Run, what: str) -> bool:
+    """Whether the Run's backend says it sees `what` (memory, numerics, time); a Run that says nothing sees all."""
+    return what in run.provenance.get("sees", what).split()
+
+
 def observed_ranks(ranks: Iterable[int]) -> dict[str, str]:
     """The provenance of a Run that shows some ranks only."""
     return {"ranks": " ".join(map(str, ranks))}

@@ -117,9 +117,12 @@ def _bucket_size(written: str) -> str | int:
     if written in ("unit", "parameter"):
         return written
     try:
-        return parse_bytes(written)
+        nbytes = parse_bytes(written)
     except UnitError:
-        raise ValueError('expected "unit", "parameter" or a size as "25 MiB"') from None
+        nbytes = 0
+    if nbytes < 1:
+        raise ValueError('expected "unit", "parameter" or a size as "25 MiB"')
+    return nbytes
 
 
 BucketSize = Annotated[str, AfterValidator(_bucket_size)]

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from zreal.worker import LauncherError
+from zreal.worker import main as main_of_worker
 from zsim import saved
 from zsim.cli import main
 
@@ -70,3 +72,10 @@ def test_a_wrong_start_says_what_is_wrong(arguments, ranks, words):
     assert words in done.stderr
     if not ranks:  # torchrun adds a traceback of its own
         assert "Traceback" not in done.stderr
+
+
+def test_a_port_that_is_none_is_refused(monkeypatch):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "99999"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(LauncherError, match="expected RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT from a launcher"):
+        main_of_worker([SCENARIO, "--save", "x.json"])

@@ -220,21 +220,27 @@ def with_held(run: Run, **held: int) -> Run:
 
     def told(rank: RankRun) -> RankRun:
         steady = rank.phases["steady"]
-        return replace(rank, phases={**rank.phases, "steady": replace(steady, memory=replace(steady.memory, held=held))})
+        return replace(
+            rank, phases={**rank.phases, "steady": replace(steady, memory=replace(steady.memory, held=held))}
+        )
 
     return replace(run, ranks=tuple(map(told, run.ranks)))
 
 
 def test_what_ranks_hold_is_compared_kind_by_kind_and_exactly():
     told = with_held(a_run(), parameters=10, gradients=4, optimizer_states=20)
-    check = named(compare(with_held(a_run("sim"), parameters=10, gradients=4, optimizer_states=20), told), "memory by kind")
+    check = named(
+        compare(with_held(a_run("sim"), parameters=10, gradients=4, optimizer_states=20), told), "memory by kind"
+    )
     assert (check.status, check.detail) == ("ok", "exact    parameters 10 B, gradients 4 B, optimizer_states 20 B")
 
 
 @pytest.mark.quality
 def test_one_byte_of_one_kind_is_a_difference():
     told = with_held(a_run(), parameters=10, gradients=5, optimizer_states=20)
-    check = named(compare(with_held(a_run("sim"), parameters=10, gradients=4, optimizer_states=21), told), "memory by kind")
+    check = named(
+        compare(with_held(a_run("sim"), parameters=10, gradients=4, optimizer_states=21), told), "memory by kind"
+    )
     assert (check.status, check.detail) == ("failed", "rank 0, steady: gradients: predicted 4 B, measured 5 B")
 
 
@@ -255,11 +261,14 @@ def test_the_bound_of_late_frees_is_one_tensor_of_a_collective_and_no_more():
     assert named(compare(predicted, first(a_run("fake"), 11_024)), "peak memory, first").status == "failed"
 
 
-
 def test_ranks_that_share_phases_and_not_spans_keep_their_own(tmp_path):
     run = a_run()
-    spans = tuple((Span(name="a", kind="forward", unit="a", stream="compute", start_ns=n, end_ns=n + 1),) for n in range(2))
-    ranks = tuple(replace(rank, phases=run.ranks[0].phases, spans=own) for rank, own in zip(run.ranks, spans, strict=True))
+    spans = tuple(
+        (Span(name="a", kind="forward", unit="a", stream="compute", start_ns=n, end_ns=n + 1),) for n in range(2)
+    )
+    ranks = tuple(
+        replace(rank, phases=run.ranks[0].phases, spans=own) for rank, own in zip(run.ranks, spans, strict=True)
+    )
     apart = replace(run, ranks=ranks)
     saved.save(apart, tmp_path / "run.json")
     assert saved.load(tmp_path / "run.json") == apart
@@ -289,7 +298,10 @@ def test_two_byte_runs_are_held_to_their_own_bound_whoever_compares_them():
 @pytest.mark.parametrize(
     ("change", "difference"),
     [
-        ({"mesh": Mesh(dp_replicate=2)}, "mesh: mesh dp_shard=2 (2 ranks) predicted, mesh dp_replicate=2 (2 ranks) measured"),
+        (
+            {"mesh": Mesh(dp_replicate=2)},
+            "mesh: mesh dp_shard=2 (2 ranks) predicted, mesh dp_replicate=2 (2 ranks) measured",
+        ),
         ({"provenance": {"strategy": "ddp"}}, "strategy: fsdp2 predicted, ddp measured"),
         ({"provenance": {"fingerprint": "b"}}, "fingerprint: a predicted, b measured"),
     ],
@@ -302,7 +314,9 @@ def test_runs_of_two_experiments_are_not_compared_further(change, difference):
 
 def test_a_complete_run_without_some_phase_does_not_agree():
     run = a_run()
-    short = replace(run.ranks[1], phases={name: phase for name, phase in run.ranks[1].phases.items() if name != "steady"})
+    short = replace(
+        run.ranks[1], phases={name: phase for name, phase in run.ranks[1].phases.items() if name != "steady"}
+    )
     checks = compare(a_run("sim"), replace(run, ranks=(run.ranks[0], short)))
     assert named(checks, "complete").detail == "the measured Run says it is complete, but rank 1 has no steady phase"
     assert not agrees(checks)
@@ -319,7 +333,10 @@ def test_a_measured_run_without_some_rank_agrees_only_when_it_says_so():
 def test_a_measured_rank_that_nobody_predicted_is_not_skipped():
     predicted = a_run("sim")
     checks = compare(replace(predicted, ranks=predicted.ranks[:1]), a_run())
-    assert named(checks, "ranks").detail == "1 measured ranks were not predicted, rank 1 first; predict them with --all-ranks"
+    assert (
+        named(checks, "ranks").detail
+        == "1 measured ranks were not predicted, rank 1 first; predict them with --all-ranks"
+    )
     assert not agrees(checks)
 
 
@@ -350,7 +367,10 @@ NUMERICS = {"losses": [1.0], "largest_relative_difference": 0.0, "steps": 1}
         (lambda run: run.update(scenario="\ud800"), "surrogates not allowed"),
         (lambda run: run.update(stand_ins=[0, 7]), "stand_ins that are not among its ranks"),
         (lambda run: run["ranks"][0].update(numerics=NUMERICS | {"steps": 0}), "numerics of no steps"),
-        (lambda run: run["ranks"][0].update(numerics=NUMERICS | {"largest_relative_difference": -1.0}), "negative difference"),
+        (
+            lambda run: run["ranks"][0].update(numerics=NUMERICS | {"largest_relative_difference": -1.0}),
+            "negative difference",
+        ),
     ],
 )
 def test_a_saved_run_that_makes_no_sense_is_refused_by_name(damage, found, tmp_path):
@@ -370,7 +390,10 @@ def test_control_characters_of_a_saved_run_do_not_reach_the_terminal(tmp_path):
 
 def test_a_loss_that_is_not_the_references_does_not_agree():
     """Ranks have losses of their own; their mean is the reference's."""
-    fine = [Numerics(losses=(one, 0.5), largest_relative_difference=0.0, steps=2, reference_losses=(1.0, 0.5)) for one in (0.9, 1.1)]
+    fine = [
+        Numerics(losses=(one, 0.5), largest_relative_difference=0.0, steps=2, reference_losses=(1.0, 0.5))
+        for one in (0.9, 1.1)
+    ]
     run = a_run()
 
     def with_numerics(both):
@@ -413,7 +436,8 @@ def test_a_kind_that_was_predicted_and_is_not_told_is_a_difference():
 def test_ranks_that_tell_losses_of_different_numbers_of_steps_do_not_agree():
     run = a_run()
     numerics = [
-        Numerics(losses=losses, largest_relative_difference=0.0, steps=2, reference_losses=losses) for losses in ((1.0,), (1.0, 0.5))
+        Numerics(losses=losses, largest_relative_difference=0.0, steps=2, reference_losses=losses)
+        for losses in ((1.0,), (1.0, 0.5))
     ]
     ranks = tuple(replace(rank, numerics=one) for rank, one in zip(run.ranks, numerics, strict=True))
     assert named(compare(a_run("sim"), replace(run, ranks=ranks)), "numerics").status == "failed"
@@ -422,4 +446,13 @@ def test_ranks_that_tell_losses_of_different_numbers_of_steps_do_not_agree():
 def test_a_rank_that_tells_no_numerics_while_others_do_is_a_failure():
     run = a_run(numerics=PARITY)
     silent = replace(run, ranks=(run.ranks[0], replace(run.ranks[1], numerics=None)))
-    assert named(compare(a_run("sim"), silent), "numerics").detail == "rank 1 tells none, though others do"
+    for sides in ((a_run("sim"), silent), (silent, a_run(numerics=PARITY))):
+        check = named(compare(*sides), "numerics")
+        assert (check.status, check.detail) == ("failed", f"rank 1 of {run.backend} tells none, though others do")
+
+
+def test_a_run_that_says_it_sees_numerics_and_tells_none_is_a_failure():
+    run = a_run()
+    promised = replace(run, provenance={**run.provenance, "sees": "memory numerics"})
+    assert named(compare(a_run("sim"), promised), "numerics").status == "failed"
+    assert named(compare(a_run("sim"), run), "numerics").status == "unsupported"

@@ -296,6 +296,7 @@ expect = { peak_memory = "<= 80G", flurb = 3 }
     ("written", "wanted"),
     [
         ("900", "expected a valid string, found '900'"),
+        ('"0 KiB"', 'expected "unit", "parameter" or a size as "25 MiB", found \'0 KiB\''),
         ('"25M"', 'expected "unit", "parameter" or a size as "25 MiB", found \'25M\''),
     ],
 )

@@ -1,0 +1,65 @@
+"""Numerics of Runs: whether parameters and losses of real training are those of one process. It reads Runs and nothing else."""
+
+from __future__ import annotations
+
+import math
+
+from zsim.run import Numerics, Run, sees
+from zsim.verdict import Check
+
+NUMERICS_BOUND = {"float32": 0.01, "bfloat16": 0.2, "float16": 0.2}
+"""By dtype of compute: how far parameters may end up from the reference, relative to how far training moved them.
+
+Reductions add in another order than one process does, and AdamW divides by small gradients: the project's scenarios reach 0.0005 and,
+in two bytes, 0.05. A parameter that is not trained at all is 1 away.
+"""
+
+
+LOSS_SHARE = 0.1
+"""Losses may differ by this share of the bound on parameters, relative to themselves: 0.001, or 0.02 in two bytes."""
+
+
+def numerics(predicted: Run, measured: Run) -> Check:
+    """Whether every rank that looked ended where the reference did, with its losses on the way."""
+    seeing = [run for run in (predicted, measured) if sees(run, "numerics")]
+    silent = next((words for words in map(_silence, seeing) if words), "")
+    if silent:
+        return Check(name="numerics", status="failed", detail=silent)
+    found = [rank.numerics for run in seeing for rank in run.ranks if rank.numerics is not None]
+    if not found:
+        blind = f"unsupported: {measured.backend} cannot see numerics"
+        reason = blind if measured not in seeing else "unsupported: no side compared itself with the reference"
+        return Check(name="numerics", status="unsupported", detail=reason)
+    differences = [numerics.largest_relative_difference for numerics in found]
+    bound = min(NUMERICS_BOUND.get(numerics.dtype, 0.0) for numerics in found)
+    finite = all(math.isfinite(loss) for numerics in found for loss in numerics.losses)
+    losses = _loss_difference(found, measured.world_size)
+    worst = max(differences, key=lambda value: math.inf if math.isnan(value) else value)
+    good = finite and worst <= bound and losses <= LOSS_SHARE * bound
+    steps = found[0].steps
+    detail = (
+        f"parameters after {steps} steps: {worst:.2g} of their way apart from the reference, at most {bound:g} allowed"
+    )
+    detail += f"; losses {losses:.1g} apart, at most {LOSS_SHARE * bound:g}" if losses > LOSS_SHARE * bound else ""
+    return Check(name="numerics", status="ok" if good else "failed", measured=worst, detail=detail)
+
+
+def _silence(run: Run) -> str:
+    """What shows that a rank which should have told its numerics did not, or ""."""
+    silent = [rank.rank for rank in run.ranks if rank.numerics is None]
+    if not silent or not run.complete:
+        return ""
+    if len(silent) < len(run.ranks):
+        return f"rank {silent[0]} of {run.backend} tells none, though others do"
+    return f"no rank of {run.backend} tells any, though its Run says it sees them" if "sees" in run.provenance else ""
+
+
+def _loss_difference(found: list[Numerics], world_size: int) -> float:
+    """The largest relative difference of the mean loss over all ranks to the reference's, in any step; 0 where ranks are missing."""
+    if any(not len(one.losses) == len(one.reference_losses) == one.steps for one in found):
+        return math.inf
+    if len(found) != world_size:
+        return 0.0  # some ranks were observed, and a mean over all needs all
+    means = [sum(step) / world_size for step in zip(*(one.losses for one in found), strict=True)]
+    pairs = zip(means, found[0].reference_losses, strict=True)
+    return max([abs(mean - wanted) / abs(wanted or 1.0) for mean, wanted in pairs], default=0.0)

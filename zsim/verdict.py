@@ -1,0 +1,21 @@
+"""One finding of a comparison: what was compared, whether it agrees, and in what words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Status = Literal["ok", "failed", "unsupported"]
+Number = int | float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One finding. `predicted` and `measured` are figures where it has some; `detail` says how it was compared."""
+
+    name: str
+    status: Status
+    predicted: Number | None = None
+    measured: Number | None = None
+    relative_error: float | None = None
+    detail: str = ""
