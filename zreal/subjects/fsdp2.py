@@ -33,11 +33,13 @@ def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
     fully_shard(model, mesh=mesh, reshard_after_forward=keep, mp_policy=policy)
     sharded = cast(FSDPModule, model)
     blocks = [cast(FSDPModule, block) for block in model.blocks]
+    over_replicas = getattr(scenario.options, "all_reduce", "every")
     _set_prefetch(blocks, forward=scenario.options.forward_prefetch, backward=scenario.options.backward_prefetch)
 
     @contextmanager
-    def micro_batch(sync: bool) -> Iterator[None]:
-        sharded.set_requires_gradient_sync(sync)
+    def micro_batch(last: bool) -> Iterator[None]:
+        sharded.set_requires_gradient_sync(last or scenario.sync == "every")
+        sharded.set_requires_all_reduce(last or over_replicas == "every")
         yield
 
     optimizer: torch.optim.Optimizer = make_optimizer(scenario.optimizer, list(model.parameters()))

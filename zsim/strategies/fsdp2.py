@@ -50,8 +50,14 @@ def problems(options: Options, mesh: Mesh, optimizer: Optimizer) -> Iterator[str
         yield f"strategy.reshard_after_forward: expected a divisor of dp_shard = {mesh.dp_shard}, found {asked}"
 
 
-def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
-    """The Program of every rank; ranks whose shards are alike share one. ScenarioError for what `problems` names."""
+When = Literal["every", "last"]
+
+
+def plan(training: Training, *, mesh: Mesh, options: Options, all_reduce: When = "every") -> Program:
+    """The Program of every rank; ranks whose shards are alike share one. ScenarioError for what `problems` names.
+
+    `all_reduce`: after which micro-batches gradients are reduced over replicas too, where there are any.
+    """
     found = tuple(problems(options, mesh, training.optimizer))
     if found:
         raise ScenarioError(found)
@@ -59,7 +65,7 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     programs: list[RankProgram] = []
     by_shard: list[int] = []
     starts = _first_of_alike(training, mesh.dp_shard)
-    same = _Same.on_every_rank(training, mesh=mesh, keep=keep, options=options)
+    same = _Same.on_every_rank(training, mesh=mesh, keep=keep, options=options, all_reduce=all_reduce)
     for shard, stop in zip(starts, [*starts[1:], mesh.dp_shard], strict=True):
         groups = {unit.fqn: sharded_group(unit, num_shards=mesh.dp_shard, rank=shard) for unit in training.model.units}
         by_shard += [len(programs)] * (stop - shard)
@@ -107,13 +113,15 @@ class _Same:
     passes: ShardedStep
 
     @classmethod
-    def on_every_rank(cls, training: Training, *, mesh: Mesh, keep: Keep, options: Options) -> _Same:
+    def on_every_rank(
+        cls, training: Training, *, mesh: Mesh, keep: Keep, options: Options, all_reduce: When
+    ) -> _Same:
         """Construction, and the forward and backward of a step."""
         groups = {unit.fqn: sharded_group(unit, num_shards=mesh.dp_shard, rank=0) for unit in training.model.units}
         construction = _construction(
             list(groups.values()), derived=_DerivedMesh(training=training, mesh=mesh, keep=keep)
         )
-        passes = _passes(training, mesh=mesh, groups=groups, keep=keep, options=options)
+        passes = _passes(training, mesh=mesh, groups=groups, keep=keep, options=options, all_reduce=all_reduce)
         return cls(tuple(construction.ops), passes)
 
 
@@ -164,7 +172,7 @@ def _construction(groups: list[Group], *, derived: _DerivedMesh) -> Step:
 
 
 def _passes(
-    training: Training, *, mesh: Mesh, groups: dict[str, Group], keep: Keep, options: Options
+    training: Training, *, mesh: Mesh, groups: dict[str, Group], keep: Keep, options: Options, all_reduce: When
 ) -> ShardedStep:
     """The forward and backward passes of one step, the same in every step."""
     element = DTYPE_NBYTES[training.precision.parameters]
@@ -172,7 +180,9 @@ def _passes(
     step = ShardedStep(training=training, mesh=mesh, gradients=gradients, reads=units_read(training.model))
     for micro_batch in range(training.batch.accumulation):
         step.micro_batch = micro_batch
-        sync = training.sync == "every" or micro_batch == training.batch.accumulation - 1
+        last = micro_batch == training.batch.accumulation - 1
+        sync = last or training.sync == "every"
+        step.over_replicas = last or all_reduce == "every" or mesh.dp_replicate == 1
         forward(step, training.modules, groups, keep, ahead=options.forward_prefetch)
         backward(step, training.modules, groups, sync=sync, ahead=options.backward_prefetch)
     return step

@@ -32,6 +32,8 @@ class ShardedStep(Step):
     reads: dict[str, tuple[str, ...]]
     """By module: the groups whose parameters it reads."""
     micro_batch: int = 0
+    over_replicas: bool = True
+    """Whether this micro-batch's reductions go on over replicas, or are kept for a later one to add."""
     live: set[str] = field(default_factory=set)
     gather_waits: list[int] = field(default_factory=list)
     """What the next all-gather waits for: a copy-out, in forward the one before the last, in backward the last."""
@@ -249,7 +251,7 @@ class ShardedStep(Step):
             memory += self.drop(buffer)
             waits.append(event)
         fresh = f"{group.fqn}.gradient" not in self.live
-        output = f"{group.fqn}.gradient" if fresh and dtype == ORIGINAL else f"{group.fqn}.reduced"
+        output = self._reduced_into(group, fresh=fresh)
         source = f"{group.fqn}.reduce_input"
         gradients = self._gradient_buffers(group)
         held = gradients[-1:] if self.mesh.dp_shard > 1 else []  # by torch's loop over shards, until it returns
@@ -266,9 +268,13 @@ class ShardedStep(Step):
         )
         done = self._reduce_over_shards(group, after=copy, memory=made)
         self.reduce_input = (source, done)
-        if self.mesh.dp_replicate > 1:
-            done = self._reduce_over_replicas(group, after=done)
-        self.unfinished = [self._post_reduce(group, output, done, held, fresh=fresh)]  # one stream: the last covers all
+        if self.over_replicas:
+            if self.mesh.dp_replicate > 1:
+                done = self._reduce_over_replicas(group, after=self._add_partial(group, after=done))
+            done = self._post_reduce(group, output, done, held, fresh=fresh)
+        else:
+            done = self._keep_partial(group, output, done, held)
+        self.unfinished = [done]  # one stream: the last covers all
         self.reduces += self.unfinished
         group.reduced = True
 
@@ -310,6 +316,43 @@ class ShardedStep(Step):
             micro_batch=self.micro_batch,
         )
 
+    def _reduced_into(self, group: Group, *, fresh: bool) -> str:
+        """The buffer that the shards' reduction makes: one that stays, or one that is cast or added to what is there."""
+        if not self.over_replicas:
+            partial = f"{group.fqn}.partial_gradient"
+            return f"{group.fqn}.reduced" if partial in self.live else partial
+        return f"{group.fqn}.gradient" if fresh and self.training.precision.reduce == ORIGINAL else f"{group.fqn}.reduced"
+
+    def _add_kernel(self, group: Group, dtype: str) -> Kernel:
+        shard = group.totals["shard"]
+        return Kernel("add", shard, 3 * self.nbytes(shard, dtype), dtype)
+
+    def _keep_partial(self, group: Group, output: str, done: int, last: list[str]) -> int:
+        """Without an all-reduce: keep the reduced shard, or add it to the one that is kept, on the reduction's stream."""
+        again = output == f"{group.fqn}.reduced"
+        return self.issue(
+            "copy",
+            group.fqn,
+            stream="reduce_scatter",
+            waits=(done,),
+            micro_batch=self.micro_batch,
+            kernels=(self._add_kernel(group, self.training.precision.reduce),) if again else (),
+            memory=[event for name in ([output] if again else []) + last for event in self.drop(name)],
+        )
+
+    def _add_partial(self, group: Group, *, after: int) -> int:
+        """Add the partial gradient of earlier micro-batches, if there is one, before the all-reduce. Returns what to wait for."""
+        if f"{group.fqn}.partial_gradient" not in self.live:
+            return after
+        return self.issue(
+            "copy",
+            group.fqn,
+            stream="reduce_scatter",
+            waits=(after,),
+            micro_batch=self.micro_batch,
+            kernels=(self._add_kernel(group, self.training.precision.reduce),),
+        )
+
     def _post_reduce(self, group: Group, output: str, done: int, last: list[str], *, fresh: bool) -> int:
         """Cast, and add to the sharded gradient of earlier micro-batches; the last unsharded gradient goes only now."""
         dtype, shard = self.training.precision.reduce, group.totals["shard"]
@@ -323,9 +366,9 @@ class ShardedStep(Step):
             kernels += (copy_kernel(shard, source=dtype, target=ORIGINAL),)
             memory += [] if held else self.drop(output)
         if not fresh:
-            kernels += (Kernel("add", shard, 3 * self.nbytes(shard, ORIGINAL), ORIGINAL),)
+            kernels += (self._add_kernel(group, ORIGINAL),)
             memory += [] if held and result == output else self.drop(result)
-        memory += [event for name in last for event in self.drop(name)]
+        memory += [event for name in (*last, f"{group.fqn}.partial_gradient") for event in self.drop(name)]
         return self.issue(
             "copy",
             group.fqn,
