@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from zreal.held import state_tensors
 from zreal.modules import DTYPES, Model
@@ -28,9 +28,10 @@ def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
     )
     asked = scenario.options.reshard_after_forward
     keep = None if asked == "auto" else asked
+    place = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if scenario.options.offload else OffloadPolicy()
     for block in model.blocks:
-        fully_shard(block, mesh=mesh, reshard_after_forward=keep, mp_policy=policy)
-    fully_shard(model, mesh=mesh, reshard_after_forward=keep, mp_policy=policy)
+        fully_shard(block, mesh=mesh, reshard_after_forward=keep, mp_policy=policy, offload_policy=place)
+    fully_shard(model, mesh=mesh, reshard_after_forward=keep, mp_policy=policy, offload_policy=place)
     sharded = cast(FSDPModule, model)
     blocks = [cast(FSDPModule, block) for block in model.blocks]
     over_replicas = getattr(scenario.options, "all_reduce", "every")
