@@ -1,8 +1,10 @@
 """Bytes that torch's allocator was asked for, measured where operators are dispatched.
 
 The meter sees every storage that an operator returns, `UntypedStorage.resize_` (which is how FSDP2 frees and
-allocates unsharded parameters), and the end of each storage's life. It does not see scratch inside an operator. On a
-CUDA device the same bytes are what `memory_allocated` counts before rounding. It must not know strategies.
+allocates unsharded parameters), and the end of each storage's life. It does not see scratch inside an operator. What a
+collective of gloo leaves to its `wait()` is such scratch too, and kept apart in `scratch`: a reduce-scatter is an all-reduce of
+a copy, from which `wait()` cuts the result. On a CUDA device the same bytes are what `memory_allocated` counts before rounding.
+It must not know strategies.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from types import TracebackType
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from zreal import torch_private
@@ -33,7 +36,10 @@ class MemoryMeter(TorchDispatchMode):
         self.peak = 0
         self.events: list[tuple[str, int]] | None = [] if log else None
         self._live: dict[int, int] = {}
+        self.scratch: list[int] = []
+        """Bytes of what was first seen while a collective was waited for, in order."""
         self._away = False
+        self._waiting = False
 
     def reset_peak(self) -> None:
         """Start a new peak at what is allocated now."""
@@ -66,7 +72,9 @@ class MemoryMeter(TorchDispatchMode):
     def _register_storage(self, storage: torch.UntypedStorage, label: str) -> None:
         key = id(storage)
         if key not in self._live:
-            nbytes = 0 if self._away else storage.nbytes()
+            if self._waiting:
+                self.scratch.append(storage.nbytes())
+            nbytes = 0 if self._away or self._waiting else storage.nbytes()
             self._live[key] = nbytes
             weakref.finalize(storage, self._forget, key, label).atexit = False
             self._change(nbytes, label)
@@ -97,6 +105,14 @@ class MemoryMeter(TorchDispatchMode):
                 meter._change(storage.nbytes() - before, "resize_")
             return result
 
+        def wait(work: dist.Work, *arguments: Any, **options: Any) -> Any:
+            meter._waiting = True
+            try:
+                return cast(Any, meter._original_wait)(work, *arguments, **options)
+            finally:
+                meter._waiting = False
+
+        self._original_wait, dist.Work.wait = dist.Work.wait, wait  # type: ignore[method-assign, assignment]
         torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
         super().__enter__()
         return self
@@ -106,6 +122,7 @@ class MemoryMeter(TorchDispatchMode):
     ) -> None:
         super().__exit__(kind, error, trace)
         torch.UntypedStorage.resize_ = self._original_resize  # type: ignore[method-assign]
+        dist.Work.wait = self._original_wait  # type: ignore[method-assign]
 
     @contextmanager
     def looking_away(self) -> Iterator[None]:

@@ -200,8 +200,7 @@ def _memory(pairs: tuple[_Pair, ...], predicted: Run, measured: Run, bound: floa
     for phase in PHASES:
         found = [pair for pair in pairs if pair.phase == phase]
         if found:
-            late = _late_free(found) if measured.backend == "gloo" and phase == "first" else 0
-            yield _phase_memory(f"peak memory, {phase}", found, _blind(predicted, measured, "memory"), bound, late)
+            yield _phase_memory(f"peak memory, {phase}", found, _blind(predicted, measured, "memory"), bound)
     if any(pair.measured.memory.held for pair in pairs):
         yield _memory_by_kind([pair for pair in pairs if pair.phase != "construction"])
     else:
@@ -224,20 +223,12 @@ def _memory_by_kind(pairs: list[_Pair]) -> Check:
     return Check(name="memory by kind", status="ok", predicted=total, measured=total, detail=f"exact    {kinds}")
 
 
-def _late_free(pairs: list[_Pair]) -> int:
-    """gloo's worker thread may hold one tensor of a collective a moment after the caller has let go of it: at most the largest.
-
-    The first step happens once; of later ones the lowest peak is taken.
-    """
-    return max((one.nbytes for pair in pairs for one in pair.measured.collectives), default=0)
-
-
 def _blind(predicted: Run, measured: Run, what: str) -> str:
     blind = [run.backend for run in (predicted, measured) if not sees(run, what)]
     return f"unsupported: {' and '.join(blind)} cannot see {what}" if blind else ""
 
 
-def _phase_memory(name: str, pairs: list[_Pair], blind: str, bound: float, late: int) -> Check:
+def _phase_memory(name: str, pairs: list[_Pair], blind: str, bound: float) -> Check:
     if blind:
         return Check(name=name, status="unsupported", detail=blind)
     if any(pair.measured.memory.peak_bytes <= 0 for pair in pairs):
@@ -245,8 +236,6 @@ def _phase_memory(name: str, pairs: list[_Pair], blind: str, bound: float, late:
     worst = max(pairs, key=lambda pair: (abs(_peak_error(pair)), -pair.rank))
     error = _peak_error(worst)
     left, right = worst.predicted.memory.peak_bytes, worst.measured.memory.peak_bytes
-    if bound and right > left:
-        bound = max(bound, late / right)
     return Check(
         name=name,
         status="ok" if abs(error) <= bound else "failed",

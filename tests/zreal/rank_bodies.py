@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from zreal import torch_private, worker
+from zreal.meters import MemoryMeter
 
 Say = Callable[[str], None]
 Keep = Callable[[dict[str, Any]], None]
@@ -88,6 +89,30 @@ def reduced_both_ways(
         sums += float(whole.abs().sum())
     dist.destroy_process_group()
     return {"equal": equal, "nonzero": sums > 0}
+
+
+def scratch_of_collectives(
+    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
+) -> dict[str, list[int]]:
+    """What a meter sees beside the tensors handed over: by collective, bytes counted and bytes of scratch."""
+    store = dist.TCPStore("127.0.0.1", port, world_size, is_master=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    assert dist.group.WORLD is not None
+    shard, whole = torch.ones(arguments["numel"]), torch.ones(arguments["numel"] * world_size)
+    calls = {
+        "all_gather": lambda group: torch_private.all_gather(whole, shard, group=group),
+        "reduce_scatter": lambda group: torch_private.reduce_scatter(shard, whole, group=group),
+        "all_reduce": lambda group: dist.all_reduce(whole, group=group),
+        "broadcast": lambda group: dist.broadcast(whole, src=0, group=group),
+    }
+    seen: dict[str, list[int]] = {}
+    for name, call in calls.items():
+        meter = MemoryMeter()
+        with meter, meter.span() as span:
+            call(dist.group.WORLD)
+        seen[name] = [span["peak"] - whole.nbytes - shard.nbytes if span["peak"] else 0, sum(meter.scratch)]
+    dist.destroy_process_group()
+    return seen
 
 
 def unspeakable(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep) -> object:

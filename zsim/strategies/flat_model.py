@@ -98,8 +98,12 @@ class FlatModel:
 
     def last_users(self, order: Iterable[LoweredModule]) -> dict[str, tuple[FlatGroup, ...]]:
         """By module: the groups that no later module of `order` needs; those that come last first."""
-        last = {group: module.fqn for module in order for group in self.needs[module.fqn]}
-        return {fqn: tuple(g for g in reversed(self.groups) if last.get(g) == fqn) for fqn in self.needs}
+        last = {group.fqn: module.fqn for module in order for group in self.needs[module.fqn]}
+        users: dict[str, list[FlatGroup]] = {fqn: [] for fqn in self.needs}
+        for group in reversed(self.groups):
+            if group.fqn in last:
+                users[last[group.fqn]].append(group)
+        return {fqn: tuple(groups) for fqn, groups in users.items()}
 
 
 def construction(model: FlatModel, *, sharded: bool) -> Step:

@@ -181,8 +181,8 @@ class ReplicatedStep:
     _reductions: list[int] = field(default_factory=list)
     _reduced: list[int] = field(default_factory=list)
     _in_one_bucket: bool = True
-    _late: list[MemoryEvent] = field(default_factory=list)
-    """Frees that wait for the reductions after a module's backward."""
+    _casts: dict[str, list[MemoryEvent]] = field(default_factory=dict)
+    """By the parameter whose gradient lets buckets be reduced: their casts, which a hook makes and drops inside backward."""
 
     @property
     def has_reduced(self) -> bool:
@@ -221,10 +221,9 @@ class ReplicatedStep:
 
     def backward(self, module: LoweredModule, *, synchronises: bool) -> None:
         """Compute; gradients live by themselves, or go into their bucket as soon as they are ready."""
+        self._casts = self._casts_by_gradient() if synchronises and self.model.casts else {}
         tape = self._backward_memory(module, into_buckets=synchronises and self.model.views)
         recomputation, memory = until_recomputed(tape)
-        if synchronises and self.model.casts:  # the cast is made while these live; without one nothing shows when they go
-            memory = self._held_while_reducing(module, memory)
         if module.recompute:
             self.step.issue(
                 "recompute", module.unit, micro_batch=self.micro_batch, kernels=module.recompute, memory=recomputation
@@ -233,32 +232,26 @@ class ReplicatedStep:
             "backward", module.unit, micro_batch=self.micro_batch, kernels=module.backward.kernels, memory=memory
         )
 
-    def _held_while_reducing(self, module: LoweredModule, memory: list[MemoryEvent]) -> list[MemoryEvent]:
-        """Buckets are reduced inside backward, while the gradient that completed the last of them and the loss still live."""
-        completed = [p.fqn for number in self._completed_by(module) for p in self.buckets[number]]
-        held: list[MemoryEvent] = []
-        if completed:
-            last = max(completed, key=self.model.readiness.__getitem__)
-            parts = [event for event in memory if isinstance(event, Free) and event.buffer.startswith(f"{last}.gradient")]
-            held += parts[-1:]
-        if module is self.model.training.modules[0]:
-            held += [Free(buffer) for buffer in loss_buffers(self.model.training.model)]
-        self._late = [event for event in held if event in memory]
-        return [event for event in memory if event not in self._late]
-
     def _backward_memory(self, module: LoweredModule, *, into_buckets: bool) -> Iterator[MemoryEvent | Recomputed]:
-        added: list[MemoryEvent] = []  # what a node makes lives until the node is over
+        """A node makes its gradients, then frees what it held; only then are the gradients accumulated, and full buckets reduced.
+
+        A weight that is late is accumulated after its bias, although it is made before.
+        """
+        loss = loss_buffers(self.model.training.model)
+        accumulated, late, is_over = list[MemoryEvent](), list[MemoryEvent](), False
         for event in module.backward.memory:
+            frees = isinstance(event, Free) and event.buffer not in loss
+            if is_over and not frees:
+                yield from (*accumulated, *late)
+                accumulated, late = [], []
+            is_over = frees
             if isinstance(event, ParameterGradient):
                 made, *rest = self._born(event.fqn, self.model.nbytes_of[event.fqn], into_buckets=into_buckets)
                 yield made
-                added += rest
-                continue
-            if isinstance(event, Free):
-                yield from added
-                added = []
-            yield event
-        yield from added
+                accumulated, late = (accumulated, [*late, *rest]) if event.fqn in self.model.late else ([*accumulated, *rest], late)
+            else:
+                yield event
+        yield from (*accumulated, *late)
 
     def _born(self, fqn: str, nbytes: int, *, into_buckets: bool) -> Iterator[MemoryEvent]:
         """A first gradient is kept; later ones, of more micro-batches or a tied parameter, are added to it."""
@@ -273,34 +266,45 @@ class ReplicatedStep:
             yield Alloc(made[-1], "gradients", nbytes)
         if len(made) == self.model.uses[fqn]:
             del self._made[fqn]
-            yield from (Free(name) for name in reversed(made) if name != f"{fqn}.gradient")
-            if into_buckets and fqn in self._live:
+            parts = [Free(name) for name in reversed(made) if name != f"{fqn}.gradient"]
+            moved = [Free(f"{fqn}.gradient")] if into_buckets and fqn in self._live else []
+            if moved:
                 del self._live[fqn]
-                yield Free(f"{fqn}.gradient")
+            # What was there has moved into its bucket when the hook runs; what has just come lives until it is over.
+            yield from (*(moved if parts else ()), *self._casts.get(fqn, ()), *(parts or moved))
 
-    def _completed_by(self, module: LoweredModule) -> list[int]:
-        """The buckets of which `module` makes the last gradient."""
-        turn, turns, last = self.model.turns[module.fqn], self.model.turns, self.model.last_module
-        return [n for n, bucket in enumerate(self.buckets) if max(turns[last[p.fqn]] for p in bucket) == turn]
+    def _last_gradients(self) -> list[str]:
+        """By bucket: the gradient after which it is reduced. Buckets are reduced in their order, thus none before those ahead of it."""
+        last: list[str] = []
+        for bucket in self.buckets:
+            ready = [*last[-1:], *(parameter.fqn for parameter in bucket)]
+            last.append(max(ready, key=self.model.readiness.__getitem__))
+        return last
+
+    def _casts_by_gradient(self) -> dict[str, list[MemoryEvent]]:
+        element = DTYPE_NBYTES[self.model.training.precision.reduce]
+        casts: dict[str, list[MemoryEvent]] = {}
+        for number, fqn in enumerate(self._last_gradients()):
+            nbytes = element * sum(parameter.numel for parameter in self.buckets[number])
+            cast = Alloc(f"bucket.{number}:cast", "communication", nbytes)
+            casts.setdefault(fqn, []).extend((cast, Free(cast.buffer)))
+        return casts
 
     def reduce_ready_buckets(self, module: LoweredModule) -> None:
         """Copy into their bucket, and average, the gradients of each bucket that `module` has made complete."""
-        for number in self._completed_by(module):
-            self._reduce(f"bucket.{number}", sum(parameter.numel for parameter in self.buckets[number]))
-        if self._late:
-            late, self._late = self._late, []
-            self.step.issue("free", "buckets", stream="host", micro_batch=self.micro_batch, memory=late)
+        for number, fqn in enumerate(self._last_gradients()):
+            if self.model.last_module[fqn] == module.fqn:
+                self._reduce(f"bucket.{number}", sum(parameter.numel for parameter in self.buckets[number]))
 
     def _reduce(self, unit: str, numel: int) -> None:
         model, reduce_dtype = self.model, self.model.training.precision.reduce
-        nbytes, casts = numel * DTYPE_NBYTES[reduce_dtype], model.casts
+        nbytes = numel * DTYPE_NBYTES[reduce_dtype]
         copied = self.step.issue(
             "copy",
             unit,
             waits=(self._compute,),
             micro_batch=self.micro_batch,
             kernels=(copy_kernel(numel, source=model.dtype, target=reduce_dtype),),
-            memory=(Alloc(f"{unit}:cast", "communication", nbytes),) if casts else (),
         )
         if model.num_replicas > 1:
             copied = self.step.issue(
@@ -312,11 +316,7 @@ class ReplicatedStep:
                 nbytes=nbytes,
                 dtype=reduce_dtype,
                 micro_batch=self.micro_batch,
-                memory=(Free(f"{unit}:cast"),) if casts else (),
             )
-        elif casts:
-            memory = (Free(f"{unit}:cast"),)
-            self.step.issue("free", unit, stream="host", micro_batch=self.micro_batch, memory=memory)
         self._reductions.append(copied)
 
     def copy_back(self) -> None:
