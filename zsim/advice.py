@@ -14,7 +14,6 @@ from zsim import plan
 from zsim.answer import Answer, Verdict, answer
 from zsim.checkpointing import Checkpointing
 from zsim.mesh import Mesh
-from zsim.model import ROOT
 from zsim.run import RunOptions
 from zsim.scenario import Scenario
 from zsim.simulator import SimBackend
@@ -87,7 +86,7 @@ def changes(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
 def can_checkpoint(scenario: Scenario, *, whole: bool = False) -> bool:
     """Whether the model is one of ours, with blocks; a traced one is what it was traced as."""
     ours = scenario.model.family != "traced"
-    return ours and (whole or any(module.unit != ROOT for module in scenario.model.modules))
+    return ours and (whole or bool(scenario.model.blocks))
 
 
 def moved(scenario: Scenario, strategy: str, **options: Any) -> Scenario:
