@@ -191,6 +191,8 @@ class Model(nn.Module):
     They are registered in forward order, the root's own parameters last.
     """
 
+    blocks: nn.ModuleList
+
     def __init__(
         self,
         spec: ModelSpec,
@@ -202,16 +204,13 @@ class Model(nn.Module):
         super().__init__()
         self.spec = spec
         again = checkpointing.applies_to(spec)
+        blocks = nn.ModuleList()
         for module in spec.modules:
-            if module.unit == ROOT:
-                continue
             stretch = Stretch(module, checkpointing if module.fqn in again else NO_CHECKPOINTING)
             if module.apart:
                 self.add_module(module.fqn, stretch)
-            elif hasattr(self, "blocks"):
-                self.blocks.append(stretch)
-            else:
-                self.blocks = nn.ModuleList([stretch])
+            elif module.unit != ROOT:
+                self.blocks = blocks.append(stretch)
         for parameter in spec.parameters:
             _place(self, parameter.fqn, nn.Parameter(_initial(parameter, seed=seed).to(dtype)))
 

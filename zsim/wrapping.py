@@ -14,6 +14,8 @@ from zsim.model import ROOT, ModelSpec, Module, ParamGroup
 
 TRACED = "traced"
 """The family of models that bring their own units."""
+SHARED = "shared with a parameter already managed by another FSDP group"
+"""What torch 2.13 says at the first forward of a model with a weight in two groups."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,14 +49,17 @@ def problems(asked: Wrapping, model: ModelSpec) -> Iterator[str]:
         if len(groups) > 1:
             yield (
                 f"wrapping.ends: expected every parameter in one group, found {fqn} in {' and '.join(groups)}; torch refuses it: "
-                f"\"Parameter '{fqn}' is shared with a parameter already managed by another FSDP group\"; "
+                f'the parameter "is {SHARED}"; '
                 'use ends = "root", which holds them together, or untie the weight'
             )
 
 
 def wrapped(model: ModelSpec, asked: Wrapping) -> ModelSpec:
-    """`model` with the units that `asked` makes; a traced one as it is. Every parameter is in one unit, in its order."""
-    if model.family == TRACED or asked == Wrapping():
+    """`model` with the units that `asked` makes; a traced one as it is. Every parameter is in one unit, in its order.
+
+    `model` may have been wrapped before, with the same ends.
+    """
+    if model.family == TRACED:
         return model
     modules = _modules(model, asked)
     shapes = {parameter.fqn: parameter for parameter in model.parameters}
@@ -62,7 +67,7 @@ def wrapped(model: ModelSpec, asked: Wrapping) -> ModelSpec:
         ParamGroup(
             fqn=_name(group),
             parameters=tuple(shapes.pop(fqn) for fqn in _parameters(group)),
-            modules=tuple(module.fqn for module in group),
+            modules=tuple(module.fqn for module in group) if len(group) > 1 else (),
         )
         for group in _groups(modules, asked)
     ]

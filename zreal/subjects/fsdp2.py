@@ -35,7 +35,8 @@ def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
         fully_shard(unit if len(unit) > 1 else unit[0], mesh=mesh, reshard_after_forward=keep, mp_policy=policy)
     fully_shard(model, mesh=mesh, reshard_after_forward=keep, mp_policy=policy)
     sharded = cast(FSDPModule, model)
-    _set_prefetch([cast(FSDPModule, unit[0]) for unit in units], forward=scenario.options.forward_prefetch, backward=scenario.options.backward_prefetch)
+    first = [cast(FSDPModule, unit[0]) for unit in units]
+    _set_prefetch(first, forward=scenario.options.forward_prefetch, backward=scenario.options.backward_prefetch)
 
     @contextmanager
     def micro_batch(sync: bool) -> Iterator[None]:
