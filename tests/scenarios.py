@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 from hypothesis import strategies as st
 
@@ -78,6 +79,16 @@ def checkpointing(draw: st.DrawFn, model: str) -> str:
 
 
 @st.composite
+def wrapping(draw: st.DrawFn, model: str) -> str:
+    """No wrapping policy, or one that fits `model`."""
+    dims = re.search(r"dims = \[([^]]*)\]", model)
+    layers = dims[1].count(",") if dims else int(re.findall(r"num_layers = (\d+)", model)[0])
+    ends = "root" if "tied = true" in model else draw(st.sampled_from(["root", "apart"]))
+    every = str(draw(st.integers(1, layers))) if ends == "apart" else draw(st.sampled_from(['"all"', "1", str(layers), "1"]))
+    return draw(st.sampled_from(["", f'wrapping = {{ every = {every}, ends = "{ends}" }}\n']))
+
+
+@st.composite
 def scenario_texts(
     draw: st.DrawFn, families: tuple[str, ...] = FAMILIES, strategies: tuple[str, ...] = STRATEGIES
 ) -> str:
@@ -100,6 +111,7 @@ def scenario_texts(
     return (
         model
         + draw(checkpointing(model))
+        + draw(wrapping(model))
         + f'cluster = {{ preset = "{cluster}", ranks = {ranks} }}\n'
         + f'strategy = {{ {draw(strategy_tables(ranks, strategies))}, sync = "{sync}" }}\n'
         + f'precision = {{ parameters = "{parameters}", reduce = "{reduce}" }}\n'
