@@ -84,7 +84,8 @@ def wrapping(draw: st.DrawFn, model: str) -> str:
     dims = re.search(r"dims = \[([^]]*)\]", model)
     layers = dims[1].count(",") if dims else int(re.findall(r"num_layers = (\d+)", model)[0])
     ends = "root" if "tied = true" in model else draw(st.sampled_from(["root", "apart"]))
-    every = str(draw(st.integers(1, layers))) if ends == "apart" else draw(st.sampled_from(['"all"', "1", str(layers), "1"]))
+    some = str(draw(st.integers(1, layers)))
+    every = draw(st.sampled_from([some, some, "1"] if ends == "apart" else [some, some, '"all"']))
     return draw(st.sampled_from(["", f'wrapping = {{ every = {every}, ends = "{ends}" }}\n']))
 
 

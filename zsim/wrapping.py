@@ -71,7 +71,9 @@ def wrapped(model: ModelSpec, asked: Wrapping) -> ModelSpec:
         )
         for group in _groups(modules, asked)
     ]
-    rest = [p for unit in sorted(model.units, key=lambda unit: unit.fqn == ROOT) for p in unit.parameters if p.fqn in shapes]
+    rest = [
+        p for unit in sorted(model.units, key=lambda unit: unit.fqn == ROOT) for p in unit.parameters if p.fqn in shapes
+    ]
     root = [ParamGroup(fqn=ROOT, parameters=tuple(rest))] if rest else []
     return replace(model, modules=modules, units=(*root, *units))
 

@@ -32,7 +32,9 @@ def language_model(family: str, num_layers: int, *, tied: bool) -> ModelSpec:
     if family == "gpt":
         sizes = gpt.GptSizes(num_layers=num_layers, hidden_size=8, num_heads=2, vocabulary=13, tied=tied)
         return gpt.build(sizes, name="g", sequence_length=4)
-    wide = llama.LlamaSizes(num_layers=num_layers, hidden_size=8, num_heads=2, feed_forward=11, vocabulary=13, tied=tied)
+    wide = llama.LlamaSizes(
+        num_layers=num_layers, hidden_size=8, num_heads=2, feed_forward=11, vocabulary=13, tied=tied
+    )
     return llama.build(wide, name="l", sequence_length=4)
 
 
@@ -46,7 +48,9 @@ def models(draw: st.DrawFn) -> ModelSpec:
 
 @st.composite
 def policies(draw: st.DrawFn) -> Wrapping:
-    return Wrapping(every=draw(st.sampled_from([1, 2, 3, 4, 7, 9, "all"])), ends=draw(st.sampled_from(["root", "apart"])))
+    return Wrapping(
+        every=draw(st.sampled_from([1, 2, 3, 4, 7, 9, "all"])), ends=draw(st.sampled_from(["root", "apart"]))
+    )
 
 
 def parameters(model: ModelSpec) -> Iterator[Parameter]:
@@ -79,10 +83,15 @@ def test_every_parameter_is_in_exactly_one_unit_in_its_order_and_every_operator_
     assert sorted(parameters(found), key=place.__getitem__) == list(place)
     for unit in found.units:
         assert [place[p] for p in unit.parameters] == sorted(place[p] for p in unit.parameters)
-    assert [op.name for m in found.modules for op in m.operators] == [op.name for m in model.modules for op in m.operators]
+    assert [op.name for m in found.modules for op in m.operators] == [
+        op.name for m in model.modules for op in m.operators
+    ]
     names = [unit.fqn for unit in found.units]
-    assert len(set(names)) == len(names) and set(found.wrapped_by.values()) <= {*names, ROOT}
-    sizes = [sum(by == name for m, by in found.wrapped_by.items() if m in {b.fqn for b in model.blocks}) for name in names]
+    assert len(set(names)) == len(names)
+    assert set(found.wrapped_by.values()) <= {*names, ROOT}
+    sizes = [
+        sum(by == name for m, by in found.wrapped_by.items() if m in {b.fqn for b in model.blocks}) for name in names
+    ]
     limit = len(model.blocks) if asked.every == "all" else asked.every
     assert max(sizes, default=0) <= limit
     assert (ROOT in names) is (asked.ends == "root")
@@ -132,14 +141,27 @@ def test_a_unit_is_gathered_before_its_first_module_and_reduced_after_its_first_
 @pytest.mark.parametrize(
     ("wrapping", "model", "complaint"),
     [
-        ('ends = "apart"', 'preset = "gpt-tiny"', f"wrapping.ends: expected every parameter in one group, found wte.weight in wte..wpe and ln_f..lm_head; torch refuses it: the parameter \"is {SHARED}\"; use ends = \"root\", which holds them together, or untie the weight"),
-        ('every = "all", ends = "apart"', UNTIED, 'wrapping.ends: with every = "all" the whole model is one group, which leaves nothing apart; use "root", or a number'),
+        (
+            'ends = "apart"',
+            'preset = "gpt-tiny"',
+            "wrapping.ends: expected every parameter in one group, found wte.weight in wte..wpe and ln_f..lm_head; torch refuses "
+            f'it: the parameter "is {SHARED}"; use ends = "root", which holds them together, or untie the weight',
+        ),
+        (
+            'every = "all", ends = "apart"',
+            UNTIED,
+            'wrapping.ends: with every = "all" the whole model is one group, which leaves nothing apart; use "root", or a number',
+        ),
         ("every = 6", UNTIED, 'wrapping.every: expected 1 to 5, the model\'s blocks, or "all", found 6'),
         ("every = 0", UNTIED, "wrapping.every: expected greater than or equal to 1 or 'all', found '0'"),
-        ('every = 2', f'traced = "{TRACED}"', "wrapping: a traced model keeps the units it was traced with; trace it again with others, and leave this out"),
+        (
+            "every = 2",
+            f'traced = "{TRACED}"',
+            "wrapping: a traced model keeps the units it was traced with; trace it again with others, and leave this out",
+        ),
         ("evry = 2", UNTIED, "wrapping.evry: unknown key, did you mean every?"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_is_refused_with_its_key(wrapping: str, model: str, complaint: str) -> None:
     with pytest.raises(ScenarioError) as caught:
         scenario(wrapping, model=model)
@@ -174,12 +196,16 @@ def test_one_unit_for_the_whole_model_is_warned_of_with_its_figures(strategy: st
     assert cautions(by_block) == ()
 
 
-@pytest.mark.parametrize("strategy", ['name = "ddp"', 'name = "zero1"', 'name = "zero2"', 'name = "zero3", granularity = "1 KiB"'])
+@pytest.mark.parametrize(
+    "strategy", ['name = "ddp"', 'name = "zero1"', 'name = "zero2"', 'name = "zero3", granularity = "1 KiB"']
+)
 def test_nothing_is_warned_of_where_no_unit_is_gathered_whole(strategy: str) -> None:
     assert cautions(scenario('every = "all"', strategy=strategy)) == ()
 
 
-def test_the_warning_goes_to_standard_error_and_into_the_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_warning_goes_to_standard_error_and_into_the_result(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     case = scenario('every = "all"', model='preset = "mlp-tiny"')
     file = tmp_path / "whole.toml"
     file.write_text(case.text)
