@@ -53,6 +53,7 @@ def strategy_tables(draw: st.DrawFn, ranks: int, strategies: tuple[str, ...]) ->
     part = draw(st.sampled_from([reshard, *(str(n) for n in range(1, shards + 1) if shards % n == 0)]))
     bucket = draw(st.sampled_from(["", ", bucket_cap_mb = 0.001", ", gradient_as_bucket_view = true"]))
     form = draw(st.sampled_from(["all_reduce", "reduce_scatter"]))
+    when = draw(st.sampled_from(["", ', all_reduce = "last"']))
     ahead = draw(st.sampled_from(["", "", ", forward_prefetch = 1", ", forward_prefetch = 2, backward_prefetch = 2"]))
     tables = {
         "ddp": f'name = "ddp"{bucket}',
@@ -61,7 +62,7 @@ def strategy_tables(draw: st.DrawFn, ranks: int, strategies: tuple[str, ...]) ->
         "zero2": f'name = "zero2", {flat}',
         "zero3": f'name = "zero3", lookahead = {draw(st.integers(0, 3))}, {flat}',
         "fsdp2": f'name = "fsdp2", reshard_after_forward = {reshard}{ahead}',
-        "hsdp": f'name = "hsdp", dp_replicate = {replicas}, dp_shard = {shards}, reshard_after_forward = {part}{ahead}',
+        "hsdp": f'name = "hsdp", dp_replicate = {replicas}, dp_shard = {shards}, reshard_after_forward = {part}{ahead}{when}',
     }
     return tables[draw(st.sampled_from(strategies))]
 

@@ -109,8 +109,7 @@ def _train_step(
     """Micro-batches, the optimizer's step, gradients to None. Returns this rank's mean loss, and what it held after the step."""
     total = 0.0
     for i, (x, targets) in enumerate(batches):
-        sync = scenario.sync == "every" or i == len(batches) - 1
-        with subject.micro_batch(sync):
+        with subject.micro_batch(i == len(batches) - 1):
             loss = subject.module(x, targets)
             loss.backward()
             total += loss.detach().item()

@@ -36,8 +36,12 @@ class Costs:
     def kernel_ns(self, kernel: Kernel) -> int:
         """Roofline: the larger of arithmetic and memory time at the rates reached in practice, and the launch.
 
+        A transfer over the host's link, and work on the host, take their bytes at that link's rate, at this rank's share of the host's.
         Williams, Waterman, Patterson 2009. Rounded up once, at least 1.
         """
+        if kernel.place != "device":
+            rate = self.cluster.host_bandwidth if kernel.place == "host" else self.cluster.links.host.bandwidth
+            return max(1, -(-kernel.nbytes * 10**9 // rate))
         overhead, device = self.cluster.overheads.kernel, self.cluster.device
         arithmetic = -(-kernel.flops * 10**9 // self._rate(kernel.dtype)) if kernel.flops else 0
         memory_rate = int(device.memory_bandwidth * device.memory_efficiency)

@@ -103,8 +103,15 @@ class ClusterSpec:
     num_ranks: int
     device: Device
     links: Links
+    host_memory_bandwidth: int
+    """Bytes/s that a node's processors reach to their memory, together."""
     overheads: Overheads
     figures: tuple[Figure, ...] = field(repr=False)
+
+    @property
+    def host_bandwidth(self) -> int:
+        """Bytes/s of host memory for one rank, when all ranks of its node use it at once."""
+        return self.host_memory_bandwidth // self.devices_per_node
 
     def node_of(self, rank: int) -> int:
         """The node that `rank` runs on."""
@@ -171,6 +178,7 @@ def load_cluster(name: str, *, nodes: int = 1, ranks: int | None = None) -> Clus
         num_ranks=num_ranks,
         device=Device(name=table["device"]["name"], **_values(table["device"])),
         links=Links(**{kind: Link(**_values(link)) for kind, link in table["links"].items()}),
+        host_memory_bandwidth=_values(table["host"])["memory_bandwidth"],
         overheads=Overheads(**_values(table["overheads"])),
         figures=tuple(_figures("", table)),
     )

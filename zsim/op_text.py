@@ -12,15 +12,20 @@ import re
 from typing import Any, cast
 
 from zsim.errors import ProgramError
-from zsim.ops import MEMORY_KINDS, OP_KINDS, STREAMS, Alloc, Free, Kernel, MemoryEvent, Op
+from zsim.ops import MEMORY_KINDS, OP_KINDS, STREAMS, Alloc, Free, Kernel, MemoryEvent, Op, Place
 
 _OP = re.compile(
     r"\s*(?P<index>\d+)  (?P<kind>\w+) +(?P<unit>\S+) +(?P<stream>\w+)"
     r"(?:  group=(?P<group>\S+) (?P<nbytes>[\d,]+) B)?(?:  dtype=(?P<dtype>\w+))?(?:  root=(?P<root>\d+))?"
     r"(?:  micro_batch=(?P<micro_batch>\d+))?(?:  reads=(?P<reads>\S+))?(?:  after (?P<waits>[\d,]+))?(?P<rest>(?: \| .*)?)"
 )
-_KERNEL = re.compile(r"(\S+) ([\d,]+) flop ([\d,]+) B (\w+)")
+_KERNEL = re.compile(r"(\S+) ([\d,]+) flop ([\d,]+) B (\w+)(?: on (link|host))?")
 _ALLOC = re.compile(r"\+ (\w+) (\S+) ([\d,]+) B")
+
+
+def _format_kernel(kernel: Kernel) -> str:
+    place = "" if kernel.place == "device" else f" on {kernel.place}"
+    return f"{kernel.operator} {kernel.flops:,} flop {kernel.nbytes:,} B {kernel.dtype}{place}"
 
 
 def format_op(op: Op) -> str:
@@ -32,7 +37,7 @@ def format_op(op: Op) -> str:
     text += f"  micro_batch={op.micro_batch}" if op.micro_batch else ""
     text += f"  reads={','.join(op.reads)}" if op.reads else ""
     text += f"  after {','.join(map(str, op.waits))}" if op.waits else ""
-    kernels = [f"{k.operator} {k.flops:,} flop {k.nbytes:,} B {k.dtype}" for k in op.kernels]
+    kernels = [_format_kernel(kernel) for kernel in op.kernels]
     return " | ".join([text, *kernels, *map(_format_event, op.memory)])
 
 
@@ -63,7 +68,8 @@ def parse_op(line: str, *, number: int = 1) -> Op:
         elif alloc is not None and alloc[1] in MEMORY_KINDS:
             memory.append(Alloc(alloc[2], cast(Any, alloc[1]), _number(alloc[3])))
         elif kernel is not None:
-            kernels.append(Kernel(kernel[1], _number(kernel[2]), _number(kernel[3]), kernel[4]))
+            place = cast(Place, kernel[5] or "device")
+            kernels.append(Kernel(kernel[1], _number(kernel[2]), _number(kernel[3]), kernel[4], place))
         else:
             raise bad_line(number, part, "a kernel, an allocation or a free")
     return Op(

@@ -59,15 +59,22 @@ class Free:
 
 MemoryEvent = Alloc | Free
 
+Place = Literal["device", "link", "host"]
+PLACES: tuple[Place, ...] = Place.__args__  # type: ignore[attr-defined]
+
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One device kernel's work: floating-point operations in `dtype`, and bytes read and written."""
+    """One kernel's work: floating-point operations in `dtype`, and bytes read and written.
+
+    It runs on the device, or is a transfer over the link between device and host, or runs on the host.
+    """
 
     operator: str
     flops: int
     nbytes: int
     dtype: str
+    place: Place = "device"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,6 +78,8 @@ def _stages(scenario: Scenario, found: Answer) -> Iterator[Stage]:
     yield Stage(name="formula", nbytes=formula, reason=f"{formula_text(scenario)} with Ψ = {scenario.model.num_parameters:,}")
     if held != formula:
         reason = "padding, uneven shards, step counters; gradients that are not there at the peak count less"
+        if getattr(scenario.options, "offload", False):
+            reason = "in host memory instead (CPUOffloadPolicy)"
         yield Stage(name="states", nbytes=held - formula, reason=reason)
     for kind, reason in WORDS.items():
         if found.by_kind.get(kind, 0):

@@ -46,12 +46,21 @@ CHECKPOINTING = {
 }
 
 
-def scenario(model: str, strategy: str, *, parameters: str, again: str = "none", micro_batch: int = 2) -> Scenario:
+def scenario(
+    model: str,
+    strategy: str,
+    *,
+    parameters: str,
+    again: str = "none",
+    micro_batch: int = 2,
+    accumulation: int = 1,
+    ranks: int = 2,
+) -> Scenario:
     text = f"""
 model = {MODELS[model]}
-batch = {{ micro_batch = {micro_batch}, sequence_length = {1 if model == "mlp" else 8} }}
-cluster = {{ preset = "cpu-gloo", ranks = 2 }}
-strategy = {{ {STRATEGIES[strategy]} }}
+batch = {{ micro_batch = {micro_batch}, sequence_length = {1 if model == "mlp" else 8}, accumulation = {accumulation} }}
+cluster = {{ preset = "cpu-gloo", ranks = {ranks} }}
+strategy = {{ {STRATEGIES.get(strategy, strategy)} }}
 precision = {{ parameters = "{parameters}", reduce = "fp32" }}
 activation_checkpointing = {{ {CHECKPOINTING[again]} }}
 """
@@ -82,13 +91,14 @@ def of_torch(case: Scenario, *, steps: int = 3) -> list[int]:
             subject = SUBJECTS[case.strategy](case, model, mesh)
             for step in range(steps):
                 with meter.looking_away():
-                    ((x, targets),) = modules.micro_batches(case, rank=0, step=step, dtype=subject.dtype)
+                    batches = modules.micro_batches(case, rank=0, step=step, dtype=subject.dtype)
                 assert meter.events is not None
                 meter.events.clear()
-                with subject.micro_batch(True):
-                    loss = subject.module(x, targets)
-                    loss.backward()
-                    del loss
+                for place, (x, targets) in enumerate(batches):
+                    with subject.micro_batch(place == len(batches) - 1):
+                        loss = subject.module(x, targets)
+                        loss.backward()
+                        del loss
                 subject.optimizer.step()
                 subject.optimizer.zero_grad(set_to_none=True)
             events = list(meter.events or ())
@@ -128,6 +138,26 @@ def test_every_allocation_and_free_of_a_step_comes_in_torchs_order(model: str, s
 @pytest.mark.parametrize("model", MODELS)
 def test_recomputation_allocates_and_frees_in_torchs_order(model: str, again: str, parameters: str) -> None:
     case = scenario(model, "fsdp2", parameters=parameters, again=again)
+    assert of_program(case) == of_torch(case)
+
+
+GROUPS = {
+    "one shard": ('name = "fsdp2"', 1),
+    "two replicas of one shard": ('name = "hsdp", dp_replicate = 2, dp_shard = 1', 2),
+    "resharded to two": ('name = "fsdp2", reshard_after_forward = 2', 4),
+    "replicas reduced last": ('name = "hsdp", dp_replicate = 2, dp_shard = 2, all_reduce = "last"', 4),
+    "offloaded": ('name = "fsdp2", offload = true', 2),
+    "offloaded, one shard": ('name = "fsdp2", offload = true', 1),
+    "offloaded, resharded to two": ('name = "fsdp2", reshard_after_forward = 2, offload = true', 4),
+}
+
+
+@pytest.mark.parametrize("parameters", ["fp32", "bf16"])
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_groups_of_any_form_allocate_and_free_in_torchs_order(group: str, parameters: str, accumulation: int) -> None:
+    strategy, ranks = GROUPS[group]
+    case = scenario("gpt sdpa", strategy, parameters=parameters, accumulation=accumulation, ranks=ranks)
     assert of_program(case) == of_torch(case)
 
 

@@ -118,6 +118,27 @@ def test_random_scenarios_of_fully_shard_are_exact(text: str, data: st.DataObjec
     assert differences(case, rank=data.draw(st.integers(0, case.world_size - 1))) == []
 
 
+@pytest.mark.parametrize("precision", [*PRECISIONS, ("fp32", "bf16")])
+@pytest.mark.parametrize("sync", ["every", "last"])
+@pytest.mark.parametrize(("replicas", "shards"), [(2, 1), (2, 2), (4, 3)])
+def test_replicas_reduced_after_the_last_micro_batch_only_are_exact(
+    replicas: int, shards: int, sync: str, precision: tuple[str, str]
+) -> None:
+    text = f"""
+model = {{ preset = "mlp-uneven" }}
+batch = {{ micro_batch = 2, accumulation = 3 }}
+cluster = {{ preset = "cpu-gloo", ranks = {replicas * shards} }}
+strategy = {{ name = "hsdp", dp_replicate = {replicas}, dp_shard = {shards}, all_reduce = "last", sync = "{sync}" }}
+precision = {{ parameters = "{precision[0]}", reduce = "{precision[1]}" }}
+"""
+    case = parse(text.encode(), where="test.toml")
+    assert differences(case, rank=case.world_size - 1) == []
+    steady = plan(case, device="cpu").of_rank(0).steady
+    kinds = [op.kind for op in steady]
+    assert kinds.count("all_reduce") == len(case.model.units)
+    assert kinds.count("reduce_scatter") == len(case.model.units) * (3 if sync == "every" else 1) * (shards > 1)
+
+
 MESHES = [(1, 1), (1, 4), (4, 1), (3, 5), (16, 64), (4, 256)]
 
 

@@ -18,7 +18,7 @@ from zsim.model import ModelSpec
 from zsim.ops import COLLECTIVES, Alloc, Free, Op
 from zsim.program import PHASES, Program
 from zsim.scenario import parse
-from zsim.strategies import fsdp2, hsdp
+from zsim.strategies import hsdp
 from zsim.training import Batch, Precision, Training
 
 BLOCKS = ["blocks.0", "blocks.1", "blocks.2"]
@@ -44,7 +44,7 @@ def training(model: ModelSpec | None = None, *, precision: Precision | None = No
 
 def plan(case: Training | None = None, *, ranks: int = 2, replicas: int = 1, keep: str | bool | int = "auto") -> Program:
     """The Program on `replicas` × `ranks` ranks."""
-    options = fsdp2.Options(reshard_after_forward=keep)  # type: ignore[arg-type]
+    options = hsdp.Options(reshard_after_forward=keep)  # type: ignore[arg-type]
     return hsdp.plan(case or training(), mesh=Mesh(dp_replicate=replicas, dp_shard=ranks), options=options)
 
 

@@ -1,7 +1,8 @@
 """How to build the real thing that a strategy models, one file each. To add one, add a file and a line.
 
-A subject is made by `build(scenario, model, mesh)`, which wraps the model and makes its optimizer. Its `micro_batch(sync)` is a
-context around one forward and backward, in which gradients are synchronised or not. The table is in table.py.
+A subject is made by `build(scenario, model, mesh)`, which wraps the model and makes its optimizer. Its `micro_batch(last)` is a
+context around one forward and backward, in which gradients are synchronised or not; in the step's last one they always are.
+The table is in table.py.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from zsim.scenario import Scenario
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """A wrapped module with its optimizer. `micro_batch(sync)` is entered around one forward and backward."""
+    """A wrapped module with its optimizer. `micro_batch(last)` is entered around one forward and backward."""
 
     module: nn.Module
     optimizer: torch.optim.Optimizer

@@ -97,7 +97,7 @@ def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
     return Subject(
         module=module,
         optimizer=optimizer,
-        micro_batch=lambda sync: synchronised(module, sync),
+        micro_batch=lambda last: synchronised(module, last or scenario.sync == "every"),
         states=lambda: [*masters, *state_tensors(inner)],
         owns_gradients=not scenario.options.gradient_as_bucket_view,
         dtype=scenario.precision.parameters,

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from zreal.held import state_tensors
 from zreal.modules import DTYPES, Model
@@ -29,18 +29,20 @@ def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
     )
     asked = scenario.options.reshard_after_forward
     keep = None if asked == "auto" else asked
+    place = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if scenario.options.offload else OffloadPolicy()
     wrapped = [unit.modules or (unit.fqn,) for unit in scenario.model.units if unit.fqn != ROOT]
     units = [[model.stretch(fqn) for fqn in names] for names in wrapped]
-    for unit in units:
-        fully_shard(unit if len(unit) > 1 else unit[0], mesh=mesh, reshard_after_forward=keep, mp_policy=policy)
-    fully_shard(model, mesh=mesh, reshard_after_forward=keep, mp_policy=policy)
+    for unit in [*(modules if len(modules) > 1 else modules[0] for modules in units), model]:
+        fully_shard(unit, mesh=mesh, reshard_after_forward=keep, mp_policy=policy, offload_policy=place)
     sharded = cast(FSDPModule, model)
-    first = [cast(FSDPModule, unit[0]) for unit in units]
+    first = [cast(FSDPModule, modules[0]) for modules in units]
+    over_replicas = getattr(scenario.options, "all_reduce", "every")
     _set_prefetch(first, forward=scenario.options.forward_prefetch, backward=scenario.options.backward_prefetch)
 
     @contextmanager
-    def micro_batch(sync: bool) -> Iterator[None]:
-        sharded.set_requires_gradient_sync(sync)
+    def micro_batch(last: bool) -> Iterator[None]:
+        sharded.set_requires_gradient_sync(last or scenario.sync == "every")
+        sharded.set_requires_all_reduce(last or over_replicas == "every")
         yield
 
     optimizer: torch.optim.Optimizer = make_optimizer(scenario.optimizer, list(model.parameters()))

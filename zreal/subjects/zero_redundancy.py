@@ -26,7 +26,7 @@ def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
     return Subject(
         module=module,
         optimizer=optimizer,
-        micro_batch=lambda sync: ddp.synchronised(module, sync),
+        micro_batch=lambda last: ddp.synchronised(module, last or scenario.sync == "every"),
         states=lambda: state_tensors(optimizer.optim),
         owns_gradients=not scenario.options.gradient_as_bucket_view,
         dtype=scenario.precision.parameters,

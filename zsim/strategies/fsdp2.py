@@ -8,7 +8,7 @@ groups whose inputs need no gradient, and the root, reduce at the very end, the 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from zsim import clipping, optimizers
@@ -33,25 +33,35 @@ class Options:
 
     `forward_prefetch`: how many of the next blocks each block gathers when it begins (set_modules_to_forward_prefetch; 0: none,
     torch's default). `backward_prefetch`: how many of the blocks before it each block gathers in backward
-    (set_modules_to_backward_prefetch; 0: torch's default, the one before it, which also holds for the root).
+    (set_modules_to_backward_prefetch; 0: torch's default, the one before it, which also holds for the root). `offload`: sharded
+    parameters, their gradients and optimizer states live in host memory, where the optimizer steps (CPUOffloadPolicy).
     """
 
     reshard_after_forward: Literal["auto"] | bool | int = "auto"
     forward_prefetch: int = 0
     backward_prefetch: int = 0
+    offload: bool = False
 
 
 def problems(options: Options, mesh: Mesh, optimizer: Optimizer) -> Iterator[str]:
     """What torch refuses, one line each, with the scenario's key in front."""
     if (optimizer.name, optimizer.implementation) == ("sgd", "fused"):
         yield "optimizer.implementation: torch 2.13 has no fused SGD for sharded parameters; use foreach or for-loop"
+    if options.offload and optimizer.clip_norm:
+        yield "strategy.offload: clip_grad_norm_ all-reduces norms in host memory, which nccl refuses; leave clip_norm out"
     asked = options.reshard_after_forward
     if isinstance(asked, int) and not isinstance(asked, bool) and (asked < 1 or mesh.dp_shard % asked):
         yield f"strategy.reshard_after_forward: expected a divisor of dp_shard = {mesh.dp_shard}, found {asked}"
 
 
-def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
-    """The Program of every rank; ranks whose shards are alike share one. ScenarioError for what `problems` names."""
+When = Literal["every", "last"]
+
+
+def plan(training: Training, *, mesh: Mesh, options: Options, all_reduce: When = "every") -> Program:
+    """The Program of every rank; ranks whose shards are alike share one. ScenarioError for what `problems` names.
+
+    `all_reduce`: after which micro-batches gradients are reduced over replicas too, where there are any.
+    """
     found = tuple(problems(options, mesh, training.optimizer))
     if found:
         raise ScenarioError(found)
@@ -59,7 +69,7 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     programs: list[RankProgram] = []
     by_shard: list[int] = []
     starts = _first_of_alike(training, mesh.dp_shard)
-    same = _Same.on_every_rank(training, mesh=mesh, keep=keep, options=options)
+    same = _Same.on_every_rank(training, mesh=mesh, keep=keep, options=options, all_reduce=all_reduce)
     for shard, stop in zip(starts, [*starts[1:], mesh.dp_shard], strict=True):
         groups = {unit.fqn: sharded_group(unit, num_shards=mesh.dp_shard, rank=shard) for unit in training.model.units}
         by_shard += [len(programs)] * (stop - shard)
@@ -107,13 +117,17 @@ class _Same:
     passes: ShardedStep
 
     @classmethod
-    def on_every_rank(cls, training: Training, *, mesh: Mesh, keep: Keep, options: Options) -> _Same:
+    def on_every_rank(
+        cls, training: Training, *, mesh: Mesh, keep: Keep, options: Options, all_reduce: When
+    ) -> _Same:
         """Construction, and the forward and backward of a step."""
         groups = {unit.fqn: sharded_group(unit, num_shards=mesh.dp_shard, rank=0) for unit in training.model.units}
         construction = _construction(
-            list(groups.values()), derived=_DerivedMesh(training=training, mesh=mesh, keep=keep)
+            list(groups.values()),
+            derived=_DerivedMesh(training=training, mesh=mesh, keep=keep),
+            offloaded=options.offload and training.device != "cpu",
         )
-        passes = _passes(training, mesh=mesh, groups=groups, keep=keep, options=options)
+        passes = _passes(training, mesh=mesh, groups=groups, keep=keep, options=options, all_reduce=all_reduce)
         return cls(tuple(construction.ops), passes)
 
 
@@ -145,8 +159,11 @@ class _DerivedMesh:
         return [found, Free(found.buffer)]
 
 
-def _construction(groups: list[Group], *, derived: _DerivedMesh) -> Step:
-    """Parameters are made whole, then every group in turn is cut: its shards are made before its whole ones go."""
+def _construction(groups: list[Group], *, derived: _DerivedMesh, offloaded: bool) -> Step:
+    """Parameters are made whole, then every group in turn is cut: its shards are made before its whole ones go.
+
+    Offloaded shards leave the device as soon as each is cut.
+    """
     step, element = Step(), DTYPE_NBYTES[ORIGINAL]
     for group in groups:
         whole = [Alloc(f"{p.fqn}.whole", "parameters", p.numel * element) for p in group.parameters]
@@ -158,21 +175,25 @@ def _construction(groups: list[Group], *, derived: _DerivedMesh) -> Step:
         for p in group.parameters:
             shards += derived.lookup(of="parameter")
             shards += [Alloc(f"{p.fqn}.shard", "parameters", p.shard * element)] if p.shard else []
+            shards += [Free(f"{p.fqn}.shard")] if p.shard and offloaded else []
         frees = [Free(f"{p.fqn}.whole") for p in group.parameters]
         step.issue("alloc", group.fqn, stream="host", memory=(*shards, *frees))
     return step
 
 
 def _passes(
-    training: Training, *, mesh: Mesh, groups: dict[str, Group], keep: Keep, options: Options
+    training: Training, *, mesh: Mesh, groups: dict[str, Group], keep: Keep, options: Options, all_reduce: When
 ) -> ShardedStep:
     """The forward and backward passes of one step, the same in every step."""
     element = DTYPE_NBYTES[training.precision.parameters]
     gradients = Gradients(nbytes={p.fqn: p.numel * element for p in training.model.parameters})
-    step = ShardedStep(training=training, mesh=mesh, gradients=gradients, reads=units_read(training.model))
+    reads = units_read(training.model)
+    step = ShardedStep(training=training, mesh=mesh, gradients=gradients, reads=reads, offload=options.offload)
     for micro_batch in range(training.batch.accumulation):
         step.micro_batch = micro_batch
-        sync = training.sync == "every" or micro_batch == training.batch.accumulation - 1
+        last = micro_batch == training.batch.accumulation - 1
+        sync = last or training.sync == "every"
+        step.over_replicas = last or all_reduce == "every" or mesh.dp_replicate == 1
         forward(step, training.modules, groups, keep, ahead=options.forward_prefetch)
         backward(step, training.modules, groups, sync=sync, ahead=options.backward_prefetch)
     return step
@@ -320,12 +341,16 @@ def optimizer(step: ShardedStep, groups: dict[str, Group], *, first: bool) -> Sh
     memory = optimizers.memory(
         numels, optimizer=settings, dtype=ORIGINAL, device=step.training.device, owner="optimizer", first=first
     )
+    kernels = optimizers.kernels(numels, optimizer=settings, dtype=ORIGINAL)
+    if step.elsewhere:
+        memory, kernels = (), tuple(replace(kernel, place="host") for kernel in kernels)
     waits = clip(step, numels) if settings.clip_norm else step.reduces
     step.issue(
         "optimizer",
         ROOT,
+        stream="host" if step.elsewhere else "compute",
         waits=waits,
-        kernels=optimizers.kernels(numels, optimizer=settings, dtype=ORIGINAL),
+        kernels=kernels,
         memory=memory,
     )
     gradients = [event for fqn in groups for event in step.drop(f"{fqn}.gradient")]

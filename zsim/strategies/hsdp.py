@@ -2,7 +2,24 @@
 
 from __future__ import annotations
 
-from zsim.strategies import fsdp2
+from dataclasses import dataclass
 
-Options = fsdp2.Options
-plan = fsdp2.plan
+from zsim.mesh import Mesh
+from zsim.program import Program
+from zsim.strategies import fsdp2
+from zsim.training import Training
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options(fsdp2.Options):
+    """fsdp2's options, and `all_reduce`: after "every" micro-batch that synchronises, or the "last" only (set_requires_all_reduce).
+
+    With "last" each rank keeps its shard of what the others of its dp_shard group summed, until the step's last micro-batch.
+    """
+
+    all_reduce: fsdp2.When = "every"
+
+
+def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
+    """The Program of every rank, as fsdp2 plans it."""
+    return fsdp2.plan(training, mesh=mesh, options=options, all_reduce=options.all_reduce)

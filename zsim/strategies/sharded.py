@@ -15,7 +15,7 @@ from zsim.model import ROOT
 from zsim.ops import Alloc, Free, Kernel, MemoryEvent, OpKind
 from zsim.strategies.building import Step, copy_kernel, until_recomputed
 from zsim.strategies.sharded_gradients import Gradients
-from zsim.strategies.sharded_groups import Group
+from zsim.strategies.sharded_groups import Group, Sharded
 from zsim.training import DTYPE_NBYTES, LoweredModule, TapeEvent, Training, storage_events
 
 ORIGINAL = "float32"
@@ -32,6 +32,12 @@ class ShardedStep(Step):
     reads: dict[str, tuple[str, ...]]
     """By module: the groups whose parameters it reads."""
     micro_batch: int = 0
+    offload: bool = False
+    """Whether sharded parameters, their gradients and optimizer states live in host memory (CPUOffloadPolicy)."""
+    on_host: set[str] = field(default_factory=set)
+    """The groups whose gradients this step has brought to the host."""
+    over_replicas: bool = True
+    """Whether this micro-batch's reductions go on over replicas, or are kept for a later one to add."""
     live: set[str] = field(default_factory=set)
     gather_waits: list[int] = field(default_factory=list)
     """What the next all-gather waits for: a copy-out, in forward the one before the last, in backward the last."""
@@ -81,8 +87,7 @@ class ShardedStep(Step):
         dtype = self.training.precision.parameters
         spread = group.resharded_to or self.mesh.dp_shard
         part = group.totals["padded"] // spread
-        casts = dtype != ORIGINAL
-        cast = self.alloc(f"{group.fqn}.cast", "communication", self.nbytes(part, dtype)) if casts else []
+        inputs, transfers = self._all_gather_inputs(group, part)
         output = self.alloc(f"{group.fqn}.all_gather", "communication", self.nbytes(group.totals["padded"], dtype))
         if group.fqn in self.reshards:
             self.gather_waits = [*self.gather_waits, self.reshards.pop(group.fqn)]
@@ -92,8 +97,8 @@ class ShardedStep(Step):
             stream="all_gather_copy_in",
             waits=self.gather_waits,
             micro_batch=self.micro_batch,
-            kernels=(copy_kernel(part, source=dtype if group.resharded_to else ORIGINAL, target=dtype),),
-            memory=(*cast, *output),
+            kernels=(*transfers, copy_kernel(part, source=dtype if group.resharded_to else ORIGINAL, target=dtype)),
+            memory=(*inputs, *output),
         )
         self.gathers[group.fqn] = self.issue(
             "all_gather",
@@ -104,8 +109,45 @@ class ShardedStep(Step):
             nbytes=self.nbytes(group.totals["padded"], dtype),
             dtype=dtype,
             micro_batch=self.micro_batch,
-            memory=self.drop(f"{group.fqn}.cast"),
+            memory=self._dropped(inputs),
         )
+
+    def _all_gather_inputs(self, group: Group, part: int) -> tuple[list[MemoryEvent], tuple[Kernel, ...]]:
+        """What an all-gather reads: the shards, cast all at once, or, offloaded, each brought to the device and cast by itself."""
+        dtype = self.training.precision.parameters
+        if not self.offload:
+            casts = dtype != ORIGINAL
+            return self.alloc(f"{group.fqn}.cast", "communication", self.nbytes(part, dtype)) if casts else [], ()
+        if group.resharded_to:  # what forward kept is on the device, in the dtype of compute
+            return [], ()
+        memory: list[MemoryEvent] = []
+        for parameter in group.parameters:
+            memory += self._onloaded(parameter)
+        return memory, self._transfer("to_device", group)
+
+    def _onloaded(self, parameter: Sharded) -> list[MemoryEvent]:
+        """One shard as the device reads it: from the host where it is there, in the dtype of compute."""
+        dtype, memory = self.training.precision.parameters, list[MemoryEvent]()
+        if self.elsewhere:
+            memory += self.alloc(f"{parameter.fqn}.onloaded", "communication", self.nbytes(parameter.shard, ORIGINAL))
+        if dtype != ORIGINAL:
+            memory += self.alloc(f"{parameter.fqn}.cast", "communication", self.nbytes(parameter.shard, dtype))
+            memory += self.drop(f"{parameter.fqn}.onloaded")
+        return memory
+
+    def _dropped(self, made: list[MemoryEvent]) -> list[MemoryEvent]:
+        """The frees of what of `made` lives."""
+        return [free for event in made if isinstance(event, Alloc) for free in self.drop(event.buffer)]
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether host memory is not the device's own."""
+        return self.offload and self.training.device != "cpu"
+
+    def _transfer(self, name: str, group: Group) -> tuple[Kernel, ...]:
+        """One crossing of the link by this rank's shard of a group, in the dtype it is kept in."""
+        nbytes = self.nbytes(group.totals["shard"], ORIGINAL)
+        return (Kernel(name, 0, nbytes, ORIGINAL, place="link"),) if self.elsewhere else ()
 
     def unshard_each(self, groups: Iterable[Group]) -> None:
         """Issue the all-gathers of groups that will be needed later."""
@@ -118,13 +160,20 @@ class ShardedStep(Step):
             return
         dtype = self.training.precision.parameters
         memory: list[MemoryEvent] = []
+        before: list[MemoryEvent] = []
         for parameter in group.parameters:
+            if self.mesh.dp_shard == 1:  # no all-gather: each shard is read by itself, and dropped once the next one is
+                read = self._onloaded(parameter)
+                memory += [*read, *before]
+                before = self._dropped(read)
             memory += self.alloc(
                 f"{parameter.fqn}.unsharded", "unsharded_parameters", self.nbytes(parameter.padded, dtype)
             )
+        memory += before
         if group.resharded_to:
             for parameter in group.parameters:
                 memory += self.drop(f"{parameter.fqn}.resharded")
+        transfers = self._transfer("to_device", group) if self.mesh.dp_shard == 1 else ()
         previous, group.resharded_to = self.forward_gather, 0
         if forward:
             memory += self.drop(f"{previous.fqn}.all_gather") if previous else []
@@ -136,7 +185,7 @@ class ShardedStep(Step):
             group.fqn,
             waits=[self.gathers[group.fqn]] if group.fqn in self.gathers else [],
             micro_batch=self.micro_batch,
-            kernels=(copy_kernel(group.totals["padded"], source=dtype, target=dtype),),
+            kernels=(*transfers, copy_kernel(group.totals["padded"], source=dtype, target=dtype)),
             memory=memory,
         )
         self.gather_waits = self.last_copy_out if forward else [copied]
@@ -248,8 +297,8 @@ class ShardedStep(Step):
             buffer, event = self.reduce_input
             memory += self.drop(buffer)
             waits.append(event)
-        fresh = f"{group.fqn}.gradient" not in self.live
-        output = f"{group.fqn}.gradient" if fresh and dtype == ORIGINAL else f"{group.fqn}.reduced"
+        fresh = f"{group.fqn}.gradient" not in self.live and group.fqn not in self.on_host
+        output = self._reduced_into(group, fresh=fresh)
         source = f"{group.fqn}.reduce_input"
         gradients = self._gradient_buffers(group)
         held = gradients[-1:] if self.mesh.dp_shard > 1 else []  # by torch's loop over shards, until it returns
@@ -266,10 +315,16 @@ class ShardedStep(Step):
         )
         done = self._reduce_over_shards(group, after=copy, memory=made)
         self.reduce_input = (source, done)
-        if self.mesh.dp_replicate > 1:
-            done = self._reduce_over_replicas(group, after=done)
-        self.unfinished = [self._post_reduce(group, output, done, held, fresh=fresh)]  # one stream: the last covers all
+        if self.over_replicas:
+            if self.mesh.dp_replicate > 1:
+                done = self._reduce_over_replicas(group, after=self._add_partial(group, after=done))
+            done = self._post_reduce(group, output, done, held, fresh=fresh)
+            done = self._add_on_host(group, done) if self.elsewhere and not fresh else done
+        else:
+            done = self._keep_partial(group, output, done, held)
+        self.unfinished = [done]  # one stream: the last covers all
         self.reduces += self.unfinished
+        self.on_host |= {group.fqn} if self.elsewhere and self.over_replicas else set()
         group.reduced = True
 
     def _reduce_over_shards(self, group: Group, *, after: int, memory: list[MemoryEvent]) -> int:
@@ -310,22 +365,63 @@ class ShardedStep(Step):
             micro_batch=self.micro_batch,
         )
 
+    def _reduced_into(self, group: Group, *, fresh: bool) -> str:
+        """The buffer that the shards' reduction makes: one that stays, or one that is cast or added to what is there."""
+        if not self.over_replicas:
+            partial = f"{group.fqn}.partial_gradient"
+            return f"{group.fqn}.reduced" if partial in self.live else partial
+        stays = fresh and not self.elsewhere and self.training.precision.reduce == ORIGINAL
+        return f"{group.fqn}.gradient" if stays else f"{group.fqn}.reduced"
+
+    def _add_kernel(self, group: Group, dtype: str) -> Kernel:
+        shard = group.totals["shard"]
+        return Kernel("add", shard, 3 * self.nbytes(shard, dtype), dtype)
+
+    def _keep_partial(self, group: Group, output: str, done: int, last: list[str]) -> int:
+        """Without an all-reduce: keep the reduced shard, or add it to the one that is kept, on the reduction's stream."""
+        again = output == f"{group.fqn}.reduced"
+        return self.issue(
+            "copy",
+            group.fqn,
+            stream="reduce_scatter",
+            waits=(done,),
+            micro_batch=self.micro_batch,
+            kernels=(self._add_kernel(group, self.training.precision.reduce),) if again else (),
+            memory=[event for name in ([output] if again else []) + last for event in self.drop(name)],
+        )
+
+    def _add_partial(self, group: Group, *, after: int) -> int:
+        """Add the partial gradient of earlier micro-batches, if there is one, before the all-reduce. Returns what to wait for."""
+        if f"{group.fqn}.partial_gradient" not in self.live:
+            return after
+        return self.issue(
+            "copy",
+            group.fqn,
+            stream="reduce_scatter",
+            waits=(after,),
+            micro_batch=self.micro_batch,
+            kernels=(self._add_kernel(group, self.training.precision.reduce),),
+        )
+
     def _post_reduce(self, group: Group, output: str, done: int, last: list[str], *, fresh: bool) -> int:
-        """Cast, and add to the sharded gradient of earlier micro-batches; the last unsharded gradient goes only now."""
+        """Cast, and add to the sharded gradient of earlier micro-batches; the last unsharded gradient goes only now.
+
+        Offloaded, the gradient goes to the host instead, and what the device has of it goes too.
+        """
         dtype, shard = self.training.precision.reduce, group.totals["shard"]
         held = self.mesh.dp_replicate > 1  # torch holds the all-reduce's buffer until the end of backward
         memory: list[MemoryEvent] = []
         kernels: tuple[Kernel, ...] = ()
         result = output
         if dtype != ORIGINAL:
-            result = f"{group.fqn}.gradient" if fresh else f"{group.fqn}.cast_gradient"
+            result = f"{group.fqn}.gradient" if fresh and not self.elsewhere else f"{group.fqn}.cast_gradient"
             memory += self.alloc(result, "gradients", self.nbytes(shard, ORIGINAL))
             kernels += (copy_kernel(shard, source=dtype, target=ORIGINAL),)
             memory += [] if held else self.drop(output)
-        if not fresh:
-            kernels += (Kernel("add", shard, 3 * self.nbytes(shard, ORIGINAL), ORIGINAL),)
+        if not fresh or self.elsewhere:
+            kernels += self._transfer("to_host", group) or (self._add_kernel(group, ORIGINAL),)
             memory += [] if held and result == output else self.drop(result)
-        memory += [event for name in last for event in self.drop(name)]
+        memory += [event for name in (*last, f"{group.fqn}.partial_gradient") for event in self.drop(name)]
         return self.issue(
             "copy",
             group.fqn,
@@ -334,6 +430,13 @@ class ShardedStep(Step):
             micro_batch=self.micro_batch,
             kernels=kernels,
             memory=memory,
+        )
+
+    def _add_on_host(self, group: Group, done: int) -> int:
+        """Add what has come from the device to the gradient of earlier micro-batches: torch's copy blocks for it."""
+        kernel = replace(self._add_kernel(group, ORIGINAL), place="host")
+        return self.issue(
+            "copy", group.fqn, stream="host", waits=(done,), micro_batch=self.micro_batch, kernels=(kernel,)
         )
 
     def begin_forward(self) -> None:
