@@ -178,6 +178,9 @@ def _construction(groups: list[Group], *, derived: _DerivedMesh, offloaded: bool
             shards += [Free(f"{p.fqn}.shard")] if p.shard and offloaded else []
         frees = [Free(f"{p.fqn}.whole") for p in group.parameters]
         step.issue("alloc", group.fqn, stream="host", memory=(*shards, *frees))
+    searched = derived.lookup(of="group")
+    if searched and all(group.fqn != ROOT for group in groups):  # a root that owns nothing derives its mesh all the same
+        step.issue("alloc", ROOT, stream="host", memory=searched)
     return step
 
 
