@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim import cli, lowering, module_lowering, traced
+from zsim.advice import changes
 from zsim.cautions import cautions
 from zsim.errors import ScenarioError
 from zsim.metrics import figures
-from zsim.model import ROOT, ModelSpec, Parameter
+from zsim.model import ROOT, ModelSpec, Parameter, ParamGroup
 from zsim.models import gpt, llama, mlp
 from zsim.ops import COLLECTIVES
 from zsim.plan import plan
@@ -201,6 +203,32 @@ def test_one_unit_for_the_whole_model_is_warned_of_with_its_figures(strategy: st
 )
 def test_nothing_is_warned_of_where_no_unit_is_gathered_whole(strategy: str) -> None:
     assert cautions(scenario('every = "all"', strategy=strategy)) == ()
+
+
+def test_a_traced_model_of_one_unit_is_warned_of_too() -> None:
+    text = f"""
+model = {{ traced = "{TRACED}" }}
+batch = {{ micro_batch = 1, sequence_length = 4096 }}
+cluster = {{ preset = "dgx-h100" }}
+strategy = {{ name = "zero3" }}
+precision = {{ parameters = "bf16", reduce = "bf16" }}
+"""
+    case = parse(text.encode(), where="traced.toml", folder=Path())
+    root = ParamGroup(fqn=ROOT, parameters=tuple(parameters(case.model)))
+    whole = replace(case, model=replace(case.model, units=(root,)))
+    assert cautions(case) == ()
+    assert cautions(whole) == (
+        f"the whole model is one param group: {2 * root.numel:,} B of parameters are gathered before anything computes, and "
+        "nothing hides that or the reduction of gradients; trace it again with units",
+    )
+
+
+def test_units_of_several_blocks_are_advised_against_where_memory_is_sought() -> None:
+    case = scenario("every = 4", model='preset = "gpt-tiny"')
+    by_block = scenario("every = 1", model='preset = "gpt-tiny"')
+    found = dict(changes(case))["wrapping.every = 1: one param group per block"]
+    assert (found.model, found.wrapping) == (by_block.model, by_block.wrapping)
+    assert "wrapping.every = 1: one param group per block" not in dict(changes(by_block))
 
 
 def test_the_warning_goes_to_standard_error_and_into_the_result(
