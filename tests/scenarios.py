@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 from hypothesis import strategies as st
 
@@ -79,6 +80,17 @@ def checkpointing(draw: st.DrawFn, model: str) -> str:
 
 
 @st.composite
+def wrapping(draw: st.DrawFn, model: str) -> str:
+    """No wrapping policy, or one that fits `model`."""
+    dims = re.search(r"dims = \[([^]]*)\]", model)
+    layers = dims[1].count(",") if dims else int(re.findall(r"num_layers = (\d+)", model)[0])
+    ends = "root" if "tied = true" in model else draw(st.sampled_from(["root", "apart"]))
+    some = str(draw(st.integers(1, layers)))
+    every = draw(st.sampled_from([some, some, "1"] if ends == "apart" else [some, some, '"all"']))
+    return draw(st.sampled_from(["", f'wrapping = {{ every = {every}, ends = "{ends}" }}\n']))
+
+
+@st.composite
 def scenario_texts(
     draw: st.DrawFn, families: tuple[str, ...] = FAMILIES, strategies: tuple[str, ...] = STRATEGIES
 ) -> str:
@@ -101,6 +113,7 @@ def scenario_texts(
     return (
         model
         + draw(checkpointing(model))
+        + draw(wrapping(model))
         + f'cluster = {{ preset = "{cluster}", ranks = {ranks} }}\n'
         + f'strategy = {{ {draw(strategy_tables(ranks, strategies))}, sync = "{sync}" }}\n'
         + f'precision = {{ parameters = "{parameters}", reduce = "{reduce}" }}\n'

@@ -152,8 +152,7 @@ class Trainer:
         if spec.unit == ROOT:
             self._value = modules.interpret(spec, self._value, batch[1], model)
         else:
-            block = sum(module.unit != ROOT for module in specs[: self._forwards])
-            self._value = model.blocks[block](self._value)
+            self._value = model.stretch(spec.fqn)(self._value)
         self._forwards += 1
         if self._forwards < len(specs):
             self._value.register_hook(self._between)

@@ -186,7 +186,12 @@ def _place(module: nn.Module, path: str, parameter: nn.Parameter) -> None:
 
 
 class Model(nn.Module):
-    """The whole model: blocks in `blocks`, the root's own parameters under their fqns in the model itself."""
+    """The whole model: blocks in `blocks`, stretches apart and the root's own parameters under their fqns in the model itself.
+
+    They are registered in forward order, the root's own parameters last.
+    """
+
+    blocks: nn.ModuleList
 
     def __init__(
         self,
@@ -199,11 +204,13 @@ class Model(nn.Module):
         super().__init__()
         self.spec = spec
         again = checkpointing.applies_to(spec)
-        self.blocks = nn.ModuleList(
-            Stretch(module, checkpointing if module.fqn in again else NO_CHECKPOINTING)
-            for module in spec.modules
-            if module.unit != ROOT
-        )
+        blocks = nn.ModuleList()
+        for module in spec.modules:
+            stretch = Stretch(module, checkpointing if module.fqn in again else NO_CHECKPOINTING)
+            if module.apart:
+                self.add_module(module.fqn, stretch)
+            elif module.unit != ROOT:
+                self.blocks = blocks.append(stretch)
         for parameter in spec.parameters:
             _place(self, parameter.fqn, nn.Parameter(_initial(parameter, seed=seed).to(dtype)))
 
@@ -213,10 +220,13 @@ class Model(nn.Module):
 
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:
         """The loss of tokens (or, for mlp, floats) `x` against `targets`."""
-        blocks = iter(self.blocks)
         for module in self.spec.modules:
-            x = interpret(module, x, targets, self) if module.unit == ROOT else next(blocks)(x)
+            x = interpret(module, x, targets, self) if module.unit == ROOT else self.stretch(module.fqn)(x)
         return x
+
+    def stretch(self, fqn: str) -> nn.Module:
+        """The real module of the spec's module `fqn`, which is not the root's own."""
+        return self.get_submodule(fqn)
 
 
 def build(

@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from zsim import plan
+from zsim import plan, wrapping
 from zsim.answer import Answer, Verdict, answer
 from zsim.checkpointing import Checkpointing
 from zsim.mesh import Mesh
-from zsim.model import ROOT
 from zsim.run import RunOptions
 from zsim.scenario import Scenario
 from zsim.simulator import SimBackend
@@ -81,6 +80,10 @@ def changes(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
     if batch.micro_batch % 2 == 0 and can_checkpoint(scenario, whole=True):
         halved = replace(batch, micro_batch=batch.micro_batch // 2, accumulation=2 * batch.accumulation)
         yield "half the micro-batch, twice the accumulation", replace(scenario, batch=halved)
+    if scenario.wrapping.every != 1:
+        by_block = replace(scenario.wrapping, every=1)
+        model = wrapping.wrapped(scenario.model, by_block)
+        yield "wrapping.every = 1: one param group per block", replace(scenario, wrapping=by_block, model=model)
     optimizer = scenario.optimizer
     if optimizer.name == "adamw" and optimizer.implementation != "fused":
         yield "fused optimizer", replace(scenario, optimizer=replace(optimizer, implementation="fused"))
@@ -89,7 +92,7 @@ def changes(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
 def can_checkpoint(scenario: Scenario, *, whole: bool = False) -> bool:
     """Whether the model is one of ours, with blocks; a traced one is what it was traced as."""
     ours = scenario.model.family != "traced"
-    return ours and (whole or any(module.unit != ROOT for module in scenario.model.modules))
+    return ours and (whole or bool(scenario.model.blocks))
 
 
 def moved(scenario: Scenario, strategy: str, **options: Any) -> Scenario:

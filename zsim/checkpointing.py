@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from zsim.model import ROOT, ModelSpec
+from zsim.model import ModelSpec
 from zsim.operators import Operator
 
 SAVEABLE = ("linear", "attention")
@@ -32,7 +32,7 @@ class Checkpointing:
 
     def applies_to(self, model: ModelSpec) -> frozenset[str]:
         """The fqns of the modules that are checkpointed: of the blocks, in forward order, every k-th."""
-        blocks = [module.fqn for module in model.modules if module.unit != ROOT]
+        blocks = [module.fqn for module in model.blocks]
         return frozenset(blocks[self.every - 1 :: self.every]) if self.mode != "none" else frozenset()
 
     def regions(self, operators: tuple[Operator, ...]) -> tuple[tuple[Operator, ...], ...]:
@@ -52,9 +52,9 @@ NO_CHECKPOINTING = Checkpointing()
 def problems(asked: Checkpointing, model: ModelSpec) -> Iterator[str]:
     """What does not fit together, one line each, with the scenario's key in front."""
     key = "activation_checkpointing"
-    operators = [operator for module in model.modules if module.unit != ROOT for operator in module.operators]
+    operators = [operator for module in model.blocks for operator in module.operators]
     kinds = list(dict.fromkeys(operator.kind for operator in operators))
-    blocks = len({module.unit for module in model.modules if module.unit != ROOT})
+    blocks = len({module.unit for module in model.blocks})
     if asked.mode == "selective" and bool(asked.save) == bool(asked.recompute):
         yield f"{key}: selective needs one of `save` and `recompute`, found {'both' if asked.save else 'neither'}"
     if asked.mode != "selective" and (asked.save or asked.recompute):

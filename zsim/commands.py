@@ -13,6 +13,7 @@ from zsim import (
     advice,
     answer,
     backends,
+    cautions,
     compare,
     fit,
     laws,
@@ -87,13 +88,14 @@ def run(options: argparse.Namespace) -> int:
         place = _place(options.save, scenario, several, ".json") if options.save else None
         if place:
             saved.require_place(place)
+        warnings = _warned(scenario)
         with report.progress(f"{scenario.name} on {backend.name}"), keeping_what_there_is(place):
             found = observed(backend, capabilities, scenario, how)
         if place:
             saved.save(found, place)
         if options.trace:
             trace.write(found, _place(options.trace, scenario, several, ".trace.json.gz"))
-        reports.append(report.of_run(found, scenario))
+        reports.append(report.of_run(found, scenario, warnings=warnings))
     report.print_runs(reports, as_json=options.json, several=several)
     return 0 if all(one.ok for one in reports) else 1
 
@@ -132,6 +134,7 @@ def _validated(
     place = folder / f"{scenario.name}.measured.json" if folder else None
     if place:
         saved.require_place(place)
+    _warned(scenario)
     with report.progress(f"{scenario.name}: for real on {backend.name}"), keeping_what_there_is(place):
         measured = observed(backend, capabilities, scenario, _how(options))
     predicted = prediction(scenario, measured, capabilities)
@@ -140,6 +143,13 @@ def _validated(
         saved.save(predicted, folder / f"{scenario.name}.predicted.json")
         saved.save(measured, place)
     return report.of_checks(checks, predicted, measured, replaced=_replaced(scenario, capabilities))
+
+
+def _warned(scenario: Scenario) -> tuple[str, ...]:
+    """What to know before one runs `scenario`, said on standard error."""
+    warnings = cautions.cautions(scenario)
+    report.warn(scenario.name, warnings)
+    return warnings
 
 
 @contextmanager
@@ -233,6 +243,7 @@ def show(options: argparse.Namespace) -> int:
     scenario = load(options.scenario)
     program = plan.plan(scenario, device=scenario.cluster.kind)
     head = report.show_head(scenario, program)
+    warnings = _warned(scenario)
     found = answer.answer(program, scenario.cluster)
     stages = waterfall.waterfall(scenario, found)
     ridge = answer.ridges(program.of_rank(found.rank), found.phase) if options.memory else ()
@@ -241,6 +252,7 @@ def show(options: argparse.Namespace) -> int:
         snapshot.write_snapshot(program.of_rank(found.rank), Path(options.snapshot), workspace_bytes=_workspace(scenario))
     if options.json:
         more: dict[str, object] = {"program": str(program).splitlines()} if options.program else {}
+        more |= {"warnings": list(warnings)} if warnings else {}
         if options.memory:
             more |= memory_report.answer_object(found, stages, ridge)
             more["what_would_help"] = [asdict(effect) for effect in advice.advice(scenario)]

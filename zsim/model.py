@@ -25,10 +25,15 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParamGroup:
-    """An FSDP unit: parameters gathered together, in `named_parameters()` order. `fqn` is ROOT for the root's."""
+    """An FSDP unit: parameters gathered together, in `named_parameters()` order. `fqn` is ROOT for the root's.
+
+    `modules` are the modules that it wraps, as `fully_shard([…])` takes them; () for the one of its own name. The root's wraps
+    whatever no other does.
+    """
 
     fqn: str
     parameters: tuple[Parameter, ...]
+    modules: tuple[str, ...] = ()
 
     @property
     def numel(self) -> int:
@@ -38,11 +43,15 @@ class ParamGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Module:
-    """A stretch of the forward pass: operators in order, run by `unit`. The root runs the first and last ones."""
+    """A stretch of the forward pass: operators in order, run by the module `unit`. The root runs the first and last ones itself.
+
+    `apart`: not a block, but an embedding, norm or head that is a module of its own because a wrapping policy wraps it.
+    """
 
     fqn: str
     unit: str
     operators: tuple[Operator, ...]
+    apart: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +67,17 @@ class ModelSpec:
     def parameters(self) -> tuple[Parameter, ...]:
         """Every parameter once, unit by unit."""
         return tuple(parameter for unit in self.units for parameter in unit.parameters)
+
+    @property
+    def blocks(self) -> tuple[Module, ...]:
+        """The modules between embedding and head, in forward order."""
+        return tuple(module for module in self.modules if module.unit != ROOT and not module.apart)
+
+    @property
+    def wrapped_by(self) -> dict[str, str]:
+        """By module: the param group that is gathered for it."""
+        groups = {name: unit.fqn for unit in self.units for name in unit.modules or (unit.fqn,)}
+        return {module.fqn: groups.get(module.unit, ROOT) for module in self.modules}
 
     @property
     def num_parameters(self) -> int:

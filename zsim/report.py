@@ -32,6 +32,7 @@ class RunReport:
     run: Run
     figures: metrics.Figures
     verdicts: tuple[expect.Verdict, ...]
+    warnings: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -54,8 +55,8 @@ class CheckReport:
         return agrees(self.checks)
 
 
-def of_run(run: Run, scenario: Scenario) -> RunReport:
-    """The figures of a Run and its verdicts."""
+def of_run(run: Run, scenario: Scenario, *, warnings: tuple[str, ...] = ()) -> RunReport:
+    """The figures of a Run and its verdicts; `warnings` are part of the result."""
     figures = metrics.figures(run, scenario)
     found: dict[str, expect.Number | None] = {
         "peak_memory": figures.peak_memory_bytes,
@@ -66,7 +67,8 @@ def of_run(run: Run, scenario: Scenario) -> RunReport:
         "mfu": figures.mfu,
         **{f"{kind}s": figures.collectives.get(kind, metrics.Traffic()).count for kind in COLLECTIVES},
     }
-    return RunReport(run=run, figures=figures, verdicts=expect.check(scenario.expect, found=found))
+    verdicts = expect.check(scenario.expect, found=found)
+    return RunReport(run=run, figures=figures, verdicts=verdicts, warnings=warnings)
 
 
 def of_checks(checks: tuple[Check, ...], predicted: Run, measured: Run, *, replaced: str = "") -> CheckReport:
@@ -86,6 +88,12 @@ def progress(what: str) -> Iterator[None]:
     finally:
         if shown:
             sys.stderr.write("\033[K")
+
+
+def warn(name: str, warnings: Sequence[str]) -> None:
+    """What to know about the scenario `name`, on standard error."""
+    for text in warnings:
+        sys.stderr.write(f"warning: {name}: {text}\n")
 
 
 def write_json(value: Any) -> None:
@@ -147,6 +155,7 @@ def _room(figures: metrics.Figures) -> str:
 def run_object(one: RunReport) -> dict[str, Any]:
     """The object that `zsim run --json` prints for one scenario; its keys are stable."""
     figures = one.figures
+    warnings = {"warnings": list(one.warnings)} if one.warnings else {}
     return {
         "schema_version": SCHEMA_VERSION,
         "scenario": one.run.scenario,
@@ -169,6 +178,7 @@ def run_object(one: RunReport) -> dict[str, Any]:
         "expectations": [asdict(verdict) for verdict in one.verdicts],
         "ok": one.ok,
         "provenance": dict(one.run.provenance),
+        **warnings,
     }
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from zsim import checkpointing, guards, traced
+from zsim import checkpointing, guards, traced, wrapping
 from zsim.checkpointing import Checkpointing
 from zsim.errors import ScenarioError, ZsimError
 from zsim.expect import Expectation, expectation
@@ -30,6 +30,7 @@ from zsim.schema import (
     ModelTable,
     OptimizerTable,
     PrecisionTable,
+    WrappingTable,
     did_you_mean,
     each_key_once,
     parts,
@@ -39,6 +40,7 @@ from zsim.schema import (
 )
 from zsim.strategies import STRATEGIES
 from zsim.training import Batch, Dtype, Optimizer, Precision
+from zsim.wrapping import Wrapping
 
 DTYPES: dict[str, Dtype] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 OUTSIDE_THE_TRAINING = ("description", "cluster", "expect")
@@ -61,6 +63,7 @@ class Scenario:
     precision: Precision
     optimizer: Optimizer
     checkpointing: Checkpointing
+    wrapping: Wrapping
     steps: int
     seed: int
     expect: tuple[Expectation, ...]
@@ -120,6 +123,7 @@ def parse(data: bytes, *, where: str, folder: Path | None = None) -> Scenario:
         precision=Precision(parameters=DTYPES[precision.parameters], reduce=DTYPES[precision.reduce]),
         optimizer=Optimizer(**tables["optimizer"].model_dump()),
         checkpointing=Checkpointing(**tables["activation_checkpointing"].model_dump()),
+        wrapping=Wrapping(**tables["wrapping"].model_dump()),
         steps=tables["steps"],
         seed=tables["seed"],
         expect=made.expect,
@@ -152,6 +156,7 @@ class _Made:
             return None
 
         model = attempt(lambda table, batch: _model(table, batch, folder), tables["model"], tables["batch"])
+        model = attempt(_wrapped, model, tables["wrapping"])
         cluster = attempt(_cluster, tables["cluster"])
         mesh = attempt(_mesh, strategy, None if cluster is None else cluster.num_ranks)
         options = attempt(_options, strategy)
@@ -178,6 +183,14 @@ def _check_checkpointing(model: ModelSpec, table: CheckpointingTable) -> None:
     problems = tuple(checkpointing.problems(Checkpointing(**table.model_dump()), model))
     if problems:
         raise ScenarioError(problems)
+
+
+def _wrapped(model: ModelSpec, table: WrappingTable) -> ModelSpec:
+    asked = Wrapping(**table.model_dump())
+    problems = tuple(wrapping.problems(asked, model))
+    if problems:
+        raise ScenarioError(problems)
+    return wrapping.wrapped(model, asked)
 
 
 def _check_traced(model: ModelSpec, batch: BatchTable, precision: PrecisionTable, strategy: Any) -> None:

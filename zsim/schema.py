@@ -86,6 +86,13 @@ class CheckpointingTable(_Table):
     recompute: tuple[str, ...] = ()
 
 
+class WrappingTable(_Table):
+    """Which modules are one param group: `every` consecutive blocks, or "all"; embedding and head in the root's or apart."""
+
+    every: Annotated[int, Field(ge=1, le=MAX_SIZE)] | Literal["all"] = 1
+    ends: Literal["root", "apart"] = "root"
+
+
 class ScenarioTable(_Table):
     """A whole scenario file; `strategy` is checked by its own table, which its name decides."""
 
@@ -97,6 +104,7 @@ class ScenarioTable(_Table):
     precision: PrecisionTable = PrecisionTable()
     optimizer: OptimizerTable = OptimizerTable()
     activation_checkpointing: CheckpointingTable = CheckpointingTable()
+    wrapping: WrappingTable = WrappingTable()
     steps: int = Field(default=3, ge=1, le=1000)
     seed: int = Field(default=0, ge=0, le=2**31)
     expect: dict[str, int | str] = {}

@@ -1,4 +1,4 @@
-"""torch's own fully_shard on a 1-D or 2-D mesh: every block, then the root."""
+"""torch's own fully_shard on a 1-D or 2-D mesh: every unit, which is a module or a list of them, then the root."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from zreal.held import state_tensors
 from zreal.modules import DTYPES, Model
 from zreal.optimizers import make_optimizer
 from zreal.subjects import Subject
+from zsim.model import ROOT
 from zsim.scenario import Scenario
 
 
 def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
-    """`model` sharded in place. "auto" is fully_shard's None: blocks are resharded after forward, the root is not."""
+    """`model` sharded in place. "auto" is fully_shard's None: units are resharded after forward, the root is not."""
     precision = scenario.precision
     plain = precision.parameters == precision.reduce == "float32"
     policy = (
@@ -29,13 +30,14 @@ def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
     asked = scenario.options.reshard_after_forward
     keep = None if asked == "auto" else asked
     place = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if scenario.options.offload else OffloadPolicy()
-    for block in model.blocks:
-        fully_shard(block, mesh=mesh, reshard_after_forward=keep, mp_policy=policy, offload_policy=place)
-    fully_shard(model, mesh=mesh, reshard_after_forward=keep, mp_policy=policy, offload_policy=place)
+    wrapped = [unit.modules or (unit.fqn,) for unit in scenario.model.units if unit.fqn != ROOT]
+    units = [[model.stretch(fqn) for fqn in names] for names in wrapped]
+    for unit in [*(modules if len(modules) > 1 else modules[0] for modules in units), model]:
+        fully_shard(unit, mesh=mesh, reshard_after_forward=keep, mp_policy=policy, offload_policy=place)
     sharded = cast(FSDPModule, model)
-    blocks = [cast(FSDPModule, block) for block in model.blocks]
+    first = [cast(FSDPModule, modules[0]) for modules in units]
     over_replicas = getattr(scenario.options, "all_reduce", "every")
-    _set_prefetch(blocks, forward=scenario.options.forward_prefetch, backward=scenario.options.backward_prefetch)
+    _set_prefetch(first, forward=scenario.options.forward_prefetch, backward=scenario.options.backward_prefetch)
 
     @contextmanager
     def micro_batch(last: bool) -> Iterator[None]:
@@ -47,10 +49,13 @@ def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
     return Subject(module=model, optimizer=optimizer, micro_batch=micro_batch, states=lambda: state_tensors(optimizer))
 
 
-def _set_prefetch(blocks: list[FSDPModule], *, forward: int, backward: int) -> None:
-    """Each block prefetches the next `forward` ones and, in backward, the `backward` ones before it; 0 leaves torch's default."""
-    for place, block in enumerate(blocks):
+def _set_prefetch(units: list[FSDPModule], *, forward: int, backward: int) -> None:
+    """Each unit prefetches the next `forward` ones and, in backward, the `backward` ones before it; 0 leaves torch's default.
+
+    The modules of one unit share a state, so that its first stands for it.
+    """
+    for place, unit in enumerate(units):
         if forward:
-            block.set_modules_to_forward_prefetch(cast(Any, blocks[place + 1 : place + 1 + forward]))
+            unit.set_modules_to_forward_prefetch(cast(Any, units[place + 1 : place + 1 + forward]))
         if backward:
-            block.set_modules_to_backward_prefetch(cast(Any, blocks[max(0, place - backward) : place][::-1]))
+            unit.set_modules_to_backward_prefetch(cast(Any, units[max(0, place - backward) : place][::-1]))

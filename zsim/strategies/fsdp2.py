@@ -1,6 +1,6 @@
-"""fsdp2: what torch's `fully_shard` does with one param group per block and one for the root.
+"""fsdp2: what torch's `fully_shard` does with one param group per block, or per list of modules, and one for the root.
 
-The root gathers first, and each block just before it runs; on a device the host runs ahead, so the next all-gather
+The root gathers first, and each group just before the first of its modules runs; on a device the host runs ahead, so the next all-gather
 starts while a block computes. In backward each group prefetches the one before it, frees itself and reduces its gradients;
 groups whose inputs need no gradient, and the root, reduce at the very end, the root first.
 """
@@ -178,6 +178,9 @@ def _construction(groups: list[Group], *, derived: _DerivedMesh, offloaded: bool
             shards += [Free(f"{p.fqn}.shard")] if p.shard and offloaded else []
         frees = [Free(f"{p.fqn}.whole") for p in group.parameters]
         step.issue("alloc", group.fqn, stream="host", memory=(*shards, *frees))
+    searched = derived.lookup(of="group")
+    if searched and all(group.fqn != ROOT for group in groups):  # a root that owns nothing derives its mesh all the same
+        step.issue("alloc", ROOT, stream="host", memory=searched)
     return step
 
 
@@ -202,22 +205,27 @@ def _passes(
 def forward(
     step: ShardedStep, modules: tuple[LoweredModule, ...], groups: dict[str, Group], keep: Keep, *, ahead: int = 0
 ) -> None:
-    """Root first, then each block just in time, or `ahead` of it; each block is resharded when it has run, the root at the end."""
+    """Root first, then each group just in time, or `ahead` of it.
+
+    A group is gathered before the first of its modules and resharded after the last, the root's at the end.
+    """
     root = groups.get(ROOT)
     step.begin_forward()
     _cast_input(step, modules)
-    blocks = _blocks(modules, groups)
+    wrapped_by = step.training.model.wrapped_by
+    blocks = _blocks(wrapped_by, groups)
+    first, last = _ends(wrapped_by)
     if root is not None:
         step.unshard(root)
         step.wait_for_unshard(root, forward=True)
     for module in modules:
-        group = groups.get(module.unit)
-        if group is not None and group is not root:
+        group = groups.get(wrapped_by[module.fqn])
+        if group is not None and group is not root and module.fqn in first:
             step.unshard(group)
             step.wait_for_unshard(group, forward=True)
             step.unshard_each(_following(group, blocks, ahead))
         step.forward(module)
-        if group is not None and group is not root and keep.blocks:
+        if group is not None and group is not root and module.fqn in last and keep.blocks:
             step.reshard(group, to=keep.to)
     if root is not None and keep.root:
         step.reshard(root, to=keep.to)
@@ -236,11 +244,13 @@ def backward(
 ) -> None:
     """Reverse order; each group gathers if need be, prefetches those before it, runs, frees itself, and reduces."""
     step.begin_backward()
-    order = _post_forward_order(modules, groups)
-    reverse = _blocks(modules, groups)[::-1]
+    wrapped_by = step.training.model.wrapped_by
+    order = _post_forward_order(wrapped_by, groups)
+    reverse = _blocks(wrapped_by, groups)[::-1]
+    first, _ = _ends(wrapped_by)
     entered: set[str] = set()
     for module in reversed(modules):
-        group = groups.get(module.unit)
+        group = groups.get(wrapped_by[module.fqn])
         if group is not None and group.fqn not in entered:
             entered.add(group.fqn)
             step.unshard(group)
@@ -251,7 +261,7 @@ def backward(
             elif place > 0:
                 step.unshard(groups[order[place - 1]])
         step.backward(module)
-        if group is not None and group.fqn != ROOT and module.input_needs_gradient:
+        if group is not None and group.fqn != ROOT and module.fqn in first and module.input_needs_gradient:
             post_backward(step, group, sync=sync)
     for group in groups.values():
         if not group.reduced:
@@ -261,9 +271,16 @@ def backward(
     step.end_backward()
 
 
-def _blocks(modules: tuple[LoweredModule, ...], groups: dict[str, Group]) -> list[Group]:
+def _blocks(wrapped_by: dict[str, str], groups: dict[str, Group]) -> list[Group]:
     """The groups but for the root's, in the order of forward."""
-    return [groups[unit] for unit in dict.fromkeys(module.unit for module in modules) if unit in groups and unit != ROOT]
+    return [groups[unit] for unit in dict.fromkeys(wrapped_by.values()) if unit in groups and unit != ROOT]
+
+
+def _ends(wrapped_by: dict[str, str]) -> tuple[set[str], set[str]]:
+    """The first module of each group, and the last, in the order of forward."""
+    first = {group: module for module, group in reversed(wrapped_by.items())}
+    last = {group: module for module, group in wrapped_by.items()}
+    return set(first.values()), set(last.values())
 
 
 def _following(group: Group, order: list[Group], ahead: int) -> list[Group]:
@@ -272,8 +289,8 @@ def _following(group: Group, order: list[Group], ahead: int) -> list[Group]:
     return order[place : place + ahead]
 
 
-def _post_forward_order(modules: tuple[LoweredModule, ...], groups: dict[str, Group]) -> list[str]:
-    return [*(group.fqn for group in _blocks(modules, groups)), *([ROOT] if ROOT in groups else [])]
+def _post_forward_order(wrapped_by: dict[str, str], groups: dict[str, Group]) -> list[str]:
+    return [*(group.fqn for group in _blocks(wrapped_by, groups)), *([ROOT] if ROOT in groups else [])]
 
 
 def post_backward(step: ShardedStep, group: Group, *, sync: bool) -> None:

@@ -1,0 +1,55 @@
+"""What runs, but costs more than its user may think: a line for each, with figures from the Program.
+
+It knows scenarios and Programs, and refuses nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from zsim import wrapping
+from zsim.memory import Ledger
+from zsim.plan import plan
+from zsim.program import Program
+from zsim.scenario import Scenario
+from zsim.training import DTYPE_NBYTES
+from zsim.wrapping import Wrapping
+
+
+def cautions(scenario: Scenario) -> tuple[str, ...]:
+    """What to know before one runs `scenario`."""
+    return tuple(_one_unit(scenario))
+
+
+def _one_unit(scenario: Scenario) -> Iterator[str]:
+    """A model of which no part is wrapped by itself, where parameters are gathered: all at once, before anything computes."""
+    model = scenario.model
+    traced = model.family == wrapping.TRACED
+    if len(model.units) > 1 or not (traced or model.blocks):
+        return
+    gathered = most_gathered(plan(scenario, device=scenario.cluster.kind))
+    if gathered < model.num_parameters * DTYPE_NBYTES[scenario.precision.parameters]:
+        return  # nothing is gathered, or buckets are
+    cost = f"the whole model is one param group: {gathered:,} B of parameters are gathered before anything computes"
+    if traced:
+        yield f"{cost}, and nothing hides that or the reduction of gradients; trace it again with units"
+        return
+    by_block = replace(scenario, model=wrapping.wrapped(model, Wrapping()))
+    least = most_gathered(plan(by_block, device=scenario.cluster.kind))
+    yield (
+        f"{cost}, and nothing hides that or the reduction of gradients; with one group per block, wrapping.every = 1, at most "
+        f"{least:,} B are gathered at a time, and while other blocks compute"
+    )
+
+
+def most_gathered(program: Program) -> int:
+    """The most bytes of unsharded parameters that rank 0 holds at once in a steady step, without buffers of all-gathers."""
+    ledger, most = Ledger(), 0
+    rank = program.of_rank(0)
+    for op in (*rank.construction, *rank.first):
+        ledger.apply(op)
+    for op in rank.steady:
+        ledger.apply(op)
+        most = max(most, ledger.by_kind["unsharded_parameters"])
+    return most
