@@ -94,7 +94,7 @@ def reduced_both_ways(
 def scratch_of_collectives(
     arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
 ) -> dict[str, list[int]]:
-    """What a meter sees beside the tensors handed over: by collective, bytes counted and bytes of scratch."""
+    """By collective: what a meter keeps apart as scratch."""
     store = dist.TCPStore("127.0.0.1", port, world_size, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
     assert dist.group.WORLD is not None
@@ -108,9 +108,9 @@ def scratch_of_collectives(
     seen: dict[str, list[int]] = {}
     for name, call in calls.items():
         meter = MemoryMeter()
-        with meter, meter.span() as span:
+        with meter:
             call(dist.group.WORLD)
-        seen[name] = [span["peak"] - whole.nbytes - shard.nbytes if span["peak"] else 0, sum(meter.scratch)]
+        seen[name] = meter.scratch
     dist.destroy_process_group()
     return seen
 

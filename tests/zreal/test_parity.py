@@ -99,6 +99,12 @@ def test_a_reduce_scatter_and_an_all_gather_give_what_an_all_reduce_gives():
     assert results == [{"equal": [True] * 4, "nonzero": True}] * 3
 
 
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_a_reduce_scatter_of_gloo_takes_a_copy_of_its_input_and_no_other_collective_takes_anything(world_size):
+    results = launch("tests.zreal.rank_bodies:scratch_of_collectives", {"numel": 100}, world_size=world_size)
+    assert results == [{"all_gather": [], "reduce_scatter": [400 * world_size], "all_reduce": [], "broadcast": []}] * world_size
+
+
 def reference_of(parameters: dict[str, torch.Tensor], *, moved: float) -> Reference:
     """A reference whose every element training has moved by `moved`."""
     initial = {name: tensor - moved for name, tensor in parameters.items()}
