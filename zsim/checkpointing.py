@@ -11,6 +11,7 @@ from typing import Literal
 
 from zsim.model import ROOT, ModelSpec
 from zsim.operators import Operator
+from zsim.repeats import first_runs
 
 SAVEABLE = ("linear", "attention")
 """Operators whose outputs a selective policy can keep: those that are one aten call."""
@@ -32,7 +33,7 @@ class Checkpointing:
 
     def applies_to(self, model: ModelSpec) -> frozenset[str]:
         """The fqns of the modules that are checkpointed: of the blocks, in forward order, every k-th."""
-        blocks = [module.fqn for module in model.modules if module.unit != ROOT]
+        blocks = [module.fqn for module in first_runs(model.modules) if module.unit != ROOT]
         return frozenset(blocks[self.every - 1 :: self.every]) if self.mode != "none" else frozenset()
 
     def regions(self, operators: tuple[Operator, ...]) -> tuple[tuple[Operator, ...], ...]:

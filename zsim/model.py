@@ -8,6 +8,8 @@ from math import prod
 from zsim.operators import Operator
 
 ROOT = "root"
+RUN = "#"
+"""Between a module's fqn and the number of its run, where it runs more than once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,21 +40,33 @@ class ParamGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Module:
-    """A stretch of the forward pass: operators in order, run by `unit`. The root runs the first and last ones."""
+    """A stretch of the forward pass: operators in order, run by `unit`. The root runs the first and last ones.
+
+    A module that runs several times stands there once per run; the second is called `path`#2, and so on.
+    """
 
     fqn: str
     unit: str
     operators: tuple[Operator, ...]
 
+    @property
+    def path(self) -> str:
+        """The fqn of the real module, whichever of its runs this is."""
+        return self.fqn.partition(RUN)[0]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """A whole model. `modules` in forward order; `units` too, after the root when it owns parameters."""
+    """A whole model. `modules` in forward order; `units` too, after the root when it owns parameters.
+
+    `forwards`: how many forwards, one after another and each of as many modules, `modules` holds.
+    """
 
     name: str
     family: str
     modules: tuple[Module, ...]
     units: tuple[ParamGroup, ...]
+    forwards: int = 1
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from zsim.aten_call import Call
 from zsim.model import ModelSpec
+from zsim.ops import MemoryEvent
 from zsim.regions import Region, Step, packs_its_output
 from zsim.storages import Storages
 from zsim.training import (
@@ -19,9 +20,18 @@ from zsim.training import (
     Batch,
     ParameterGradient,
     Recomputed,
+    storage_events,
 )
 
 SEED = "loss:seed"
+MODEL_INPUT = "x"
+"""The model's floating-point input; that of a second forward before the backward is called x#2, and so on."""
+
+
+def summed(loss: str, forwards: int) -> str:
+    """The buffer of the sum of the losses of so many forwards, the last of which is `loss`."""
+    return loss if forwards == 1 else f"loss:sum{forwards}"
+
 
 
 @dataclass(slots=True)
@@ -40,6 +50,7 @@ class Tape:
     turned: set[str] = field(default_factory=set)
     uses: dict[str, int] = field(default_factory=dict)
     tied: dict[str, list[str]] = field(default_factory=dict)
+    made: Counter[str] = field(default_factory=Counter)
     in_sequences: bool = True
     of_linears: set[str] = field(default_factory=set)
     """Gradients that linears make of inputs with more than two dimensions: views of products of matrices."""
@@ -142,11 +153,26 @@ class Tape:
         for value in mine:
             self.storages.release(value)
 
-    def cast_input(self, model: ModelSpec, *, batch: Batch, dtype: str) -> None:
+    def cast_input(self, model: ModelSpec, name: str, *, batch: Batch, dtype: str) -> None:
         """The model's floating-point input in `dtype`; Python's reference goes when the first module returns."""
         tokens = batch.micro_batch * batch.sequence_length
-        self.nbytes["x"] = tokens * model.modules[0].operators[0].in_features * DTYPE_NBYTES[dtype]
-        self.storages.allocate("x", self.nbytes["x"])
+        self.nbytes[name] = tokens * model.modules[0].operators[0].in_features * DTYPE_NBYTES[dtype]
+        self.storages.allocate(name, self.nbytes[name])
+
+    def sum_losses(self, losses: list[str]) -> tuple[MemoryEvent, ...]:
+        """Add the last of `losses` to the sum of those before it; nothing for the first. Returns these events apart."""
+        if len(losses) > 1:
+            self.storages.allocate(summed(losses[-1], len(losses)), self.nbytes[losses[-1]])
+            self.storages.release(losses[-1])
+            self.storages.release(summed(losses[-2], len(losses) - 1))
+        return tuple(storage_events(self.storages.take()))
+
+    def seed(self, losses: list[str]) -> None:
+        """The gradient that backward begins with: the caller's until it returns, and that of every loss in the sum."""
+        self.storages.allocate(SEED, self.nbytes[losses[-1]], temporary=True)
+        for loss in losses:
+            self.storages.hold(SEED)
+            self.gradients[loss] = SEED
 
     def run_backward(self, steps: list[Step]) -> None:
         """Every call in reverse; a region is recomputed when the first of its calls asks for something saved."""
@@ -209,9 +235,14 @@ class Tape:
         for value in over:
             if value in self.nbytes:
                 self.storages.release(value)
+        late = call.parameters[:1] if call.operator == "linear" else call.parameters
+        for name in call.parameters:
+            if name not in late:
+                self._sum_tied(name, viewed=True)
         for name, part in parts:
             self._accumulate(name, part)
-        self._sum_tied(call.parameters)
+        for name in late:  # a linear's weight goes through one more node, which transposes it
+            self._sum_tied(name, viewed=call.operator == "linear")
 
     def _gradient_of(self, call: Call) -> str:
         """The gradient of what `call` made, copied for a linear that could not multiply with it as it lies."""
@@ -233,15 +264,31 @@ class Tape:
             if self.in_sequences and call.operator == "linear":
                 self.of_linears.add(parts[-1][1])
 
-    def _sum_tied(self, parameters: tuple[str, ...]) -> None:
-        """Gradients of a parameter with several uses are added apart: that of a linear is a view, in which nothing is added."""
-        for name in parameters:
-            parts = self.tied.get(name, [])
-            if parts and len(parts) == self.uses[name]:
-                self.storages.events.append(ParameterGradient(name))
-                for part in parts:
-                    self.storages.release(part)
-                parts.clear()
+    def _sum_tied(self, name: str, *, viewed: bool) -> None:
+        """The next gradient of a parameter with several uses is added to the sum of those before; the last makes the parameter's.
+
+        In place as `_accumulate` does, but not into a `viewed` gradient: that of a linear is a view of what was made.
+        """
+        parts = self.tied.get(name, [])
+        if not parts:
+            return
+        self.made[name] += 1
+        last = self.made[name] == self.uses[name]
+        if len(parts) == 1:
+            if viewed:
+                self.of_linears.add(parts[0])
+            return
+        in_place = self.in_place and parts[0] not in self.of_linears
+        if last:
+            if in_place:
+                self.storages.release(parts.pop(0))
+            self.storages.events.append(ParameterGradient(name))
+        elif not in_place:
+            parts.append(self._new_gradient(name))
+        kept = [] if last else [parts.pop(0 if in_place else -1)]
+        for part in parts:
+            self.storages.release(part)
+        parts[:] = kept
 
     def _release_saved(self, call: Call) -> None:
         for name in call.saves:

@@ -19,12 +19,10 @@ from zsim.ops import Alloc, Free, MemoryEvent, Op
 from zsim.program import Program, RankProgram
 from zsim.sharding import shard_size
 from zsim.strategies.building import Step, named_parameters, units_read
-from zsim.strategies.sharded import ORIGINAL, ShardedStep
+from zsim.strategies.sharded import ORIGINAL, ShardedStep, is_model_input
 from zsim.strategies.sharded_gradients import Gradients
 from zsim.strategies.sharded_groups import Group, sharded_group
-from zsim.training import DTYPE_NBYTES, LoweredModule, Optimizer, Training
-
-MODEL_INPUT = "x"
+from zsim.training import DTYPE_NBYTES, LoweredModule, Optimizer, Training, storage_events
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,16 +171,22 @@ def _passes(
     for micro_batch in range(training.batch.accumulation):
         step.micro_batch = micro_batch
         sync = training.sync == "every" or micro_batch == training.batch.accumulation - 1
-        forward(step, training.modules, groups, keep, ahead=options.forward_prefetch)
-        backward(step, training.modules, groups, sync=sync, ahead=options.backward_prefetch)
+        order: list[Group] = []
+        for modules in training.forwards:
+            order += forward(step, modules, groups, keep, ahead=options.forward_prefetch)
+        backward(step, training.modules, groups, order, sync=sync, ahead=options.backward_prefetch)
     return step
 
 
 def forward(
     step: ShardedStep, modules: tuple[LoweredModule, ...], groups: dict[str, Group], keep: Keep, *, ahead: int = 0
-) -> None:
-    """Root first, then each block just in time, or `ahead` of it; each block is resharded when it has run, the root at the end."""
+) -> list[Group]:
+    """Root first, then each block just in time, or `ahead` of it; each block is resharded when it has run, the root at the end.
+
+    Returns the groups in the order in which their forwards ended, one that ran twice twice.
+    """
     root = groups.get(ROOT)
+    order: list[Group] = []
     step.begin_forward()
     _cast_input(step, modules)
     blocks = _blocks(modules, groups)
@@ -196,46 +200,65 @@ def forward(
             step.wait_for_unshard(group, forward=True)
             step.unshard_each(_following(group, blocks, ahead))
         step.forward(module)
-        if group is not None and group is not root and keep.blocks:
-            step.reshard(group, to=keep.to)
-    if root is not None and keep.root:
-        step.reshard(root, to=keep.to)
+        if group is not None and group is not root:
+            order.append(group)
+            if keep.blocks:
+                step.reshard(group, to=keep.to)
+    if root is not None:
+        order.append(root)
+        if keep.root:
+            step.reshard(root, to=keep.to)
     step.end_forward()
+    step.sum_losses(modules[-1])
+    return order
 
 
 def _cast_input(step: ShardedStep, modules: tuple[LoweredModule, ...]) -> None:
     """The root casts a floating-point input before it gathers anything."""
-    cast = [event for event in modules[0].forward.memory if isinstance(event, Alloc) and event.buffer == MODEL_INPUT]
+    cast = [event for event in modules[0].forward.memory if is_model_input(event)]
     if cast:
-        step.issue("copy", ROOT, micro_batch=step.micro_batch, memory=cast)
+        step.issue("copy", ROOT, micro_batch=step.micro_batch, memory=storage_events(cast))
 
 
 def backward(
-    step: ShardedStep, modules: tuple[LoweredModule, ...], groups: dict[str, Group], *, sync: bool, ahead: int = 0
+    step: ShardedStep,
+    modules: tuple[LoweredModule, ...],
+    groups: dict[str, Group],
+    order: list[Group],
+    *,
+    sync: bool,
+    ahead: int = 0,
 ) -> None:
-    """Reverse order; each group gathers if need be, prefetches those before it, runs, frees itself, and reduces."""
+    """Reverse order; each group gathers if need be, prefetches those before it, runs, frees itself, and reduces.
+
+    A group that ran twice does so twice, but autograd adds its gradients up and keeps them only after the last time: before,
+    there is nothing to reduce, unless earlier micro-batches have left something. One that has no backward of its own (the
+    root, and where the input needs no gradient) enters once, and stays unsharded to the end. `order` is that of forward.
+    """
     step.begin_backward()
-    order = _post_forward_order(modules, groups)
+    places = {group.fqn: [place for place, other in enumerate(order) if other is group] for group in groups.values()}
     reverse = _blocks(modules, groups)[::-1]
-    entered: set[str] = set()
     for module in reversed(modules):
         group = groups.get(module.unit)
-        if group is not None and group.fqn not in entered:
-            entered.add(group.fqn)
-            step.unshard(group)
-            step.wait_for_unshard(group, forward=False)
-            place = order.index(group.fqn)
+        if group is not None:
+            before = order[: places[group.fqn][-1]][-1:] if places[group.fqn] else []
+            if group.state != "pre_backward":
+                group.state = "pre_backward"
+                step.unshard(group)
+                step.wait_for_unshard(group, forward=False)
+                if places[group.fqn]:
+                    places[group.fqn].pop()
+                if not ahead or group.fqn == ROOT:
+                    step.unshard_each(before)
             if ahead and group.fqn != ROOT:
                 step.unshard_each(_following(group, reverse, ahead))
-            elif place > 0:
-                step.unshard(groups[order[place - 1]])
         step.backward(module)
         if group is not None and group.fqn != ROOT and module.input_needs_gradient:
             post_backward(step, group, sync=sync)
     for group in groups.values():
-        if not group.reduced:
+        if group.state != "post_backward":
             post_backward(step, group, sync=sync)
-        group.reduced = False
+        group.state = "idle"
         step.finalize_backward(group)
     step.end_backward()
 
@@ -251,19 +274,17 @@ def _following(group: Group, order: list[Group], ahead: int) -> list[Group]:
     return order[place : place + ahead]
 
 
-def _post_forward_order(modules: tuple[LoweredModule, ...], groups: dict[str, Group]) -> list[str]:
-    return [*(group.fqn for group in _blocks(modules, groups)), *([ROOT] if ROOT in groups else [])]
-
-
 def post_backward(step: ShardedStep, group: Group, *, sync: bool) -> None:
-    """Accumulate, free the unsharded parameters, and with `sync` reduce the gradients."""
+    """Accumulate, free the unsharded parameters, and with `sync` reduce what gradients there are."""
+    group.state = "post_backward"
     step.add_accumulated(group)
     step.reshard(group)
-    if sync:
+    if not sync:
+        step.accumulate_without_sync(group)
+    elif step.has_gradients(group):
         step.reduce(group)
     else:
-        step.accumulate_without_sync(group)
-        group.reduced = True
+        step.drop_reduce_input(group)
 
 
 def clip(step: ShardedStep, numels: list[int]) -> list[int]:
