@@ -236,31 +236,38 @@ def backward(
     root, and where the input needs no gradient) enters once, and stays unsharded to the end. `order` is that of forward.
     """
     step.begin_backward()
-    places = {group.fqn: [place for place, other in enumerate(order) if other is group] for group in groups.values()}
     reverse = _blocks(modules, groups)[::-1]
+    places: dict[str, list[int]] = {fqn: [] for fqn in groups}
+    for place, group in enumerate(order):
+        places[group.fqn].append(place)
     for module in reversed(modules):
-        group = groups.get(module.unit)
-        if group is not None:
-            before = order[: places[group.fqn][-1]][-1:] if places[group.fqn] else []
-            if group.state != "pre_backward":
-                group.state = "pre_backward"
-                step.unshard(group)
-                step.wait_for_unshard(group, forward=False)
-                if places[group.fqn]:
-                    places[group.fqn].pop()
-                if not ahead or group.fqn == ROOT:
-                    step.unshard_each(before)
-            if ahead and group.fqn != ROOT:
-                step.unshard_each(_following(group, reverse, ahead))
+        own = groups.get(module.unit)
+        if own is not None:
+            explicit = _following(own, reverse, ahead) if own.fqn != ROOT else []
+            _pre_backward(step, own, order, places[own.fqn], explicit=explicit)
         step.backward(module)
-        if group is not None and group.fqn != ROOT and module.input_needs_gradient:
-            post_backward(step, group, sync=sync)
+        if own is not None and own.fqn != ROOT and module.input_needs_gradient:
+            post_backward(step, own, sync=sync)
     for group in groups.values():
         if group.state != "post_backward":
             post_backward(step, group, sync=sync)
         group.state = "idle"
         step.finalize_backward(group)
     step.end_backward()
+
+
+def _pre_backward(step: ShardedStep, group: Group, order: list[Group], places: list[int], *, explicit: list[Group]) -> None:
+    """Gather the group if need be, and prefetch `explicit` ones or, where there are none, the one before it in `order`.
+
+    `places` are the group's own in `order`; the last one is used up.
+    """
+    if group.state != "pre_backward":
+        group.state = "pre_backward"
+        step.unshard(group)
+        step.wait_for_unshard(group, forward=False)
+        if not explicit and places:
+            step.unshard_each(order[: places.pop()][-1:])
+    step.unshard_each(explicit)
 
 
 def _blocks(modules: tuple[LoweredModule, ...], groups: dict[str, Group]) -> list[Group]:

@@ -385,8 +385,15 @@ class ShardedStep(Step):
             self.issue("free", group.fqn, stream="host", micro_batch=self.micro_batch, memory=memory)
 
     def finalize_backward(self, group: Group) -> None:
-        """The compute stream waits for the reductions so far, and what they held of `group` goes."""
+        """The compute stream waits for the reductions so far, and what they held of `group` goes.
+
+        So does an all-gather that was prefetched and that nobody came to use.
+        """
         memory = self.drop(f"{group.fqn}.reduced")
+        if group.gathered:
+            group.gathered = False
+            memory += self.drop(self.outputs.get(group.fqn, ""))
+            self.unfinished += [self.gathers[group.fqn]] if group.fqn in self.gathers else []
         if memory or self.unfinished:
             waits, self.unfinished = self.unfinished, []
             self.issue("free", group.fqn, stream="compute", waits=waits, micro_batch=self.micro_batch, memory=memory)
