@@ -54,7 +54,12 @@ def with_forwards(model: ModelSpec, forwards: int) -> ModelSpec:
 
 def repeats(model: ModelSpec) -> bool:
     """Whether some module runs more than once."""
-    return any(module.fqn != module.path for module in model.modules)
+    return most_runs(model) > 1
+
+
+def most_runs(model: ModelSpec) -> int:
+    """How often the module runs that runs most often."""
+    return max(Counter(module.path for module in model.modules).values(), default=1)
 
 
 def first_runs(modules: Iterable[Module]) -> tuple[Module, ...]:

@@ -23,7 +23,7 @@ from zsim.model import ModelSpec
 from zsim.models import FAMILIES, huggingface, load_preset
 from zsim.models import build as build_model
 from zsim.models.checks import fit_problems
-from zsim.repeats import Uses, with_uses
+from zsim.repeats import Uses, most_runs, with_uses
 from zsim.schema import (
     BatchTable,
     CheckpointingTable,
@@ -195,7 +195,11 @@ def _check_traced(model: ModelSpec, batch: BatchTable, precision: PrecisionTable
 def _check_work(model: ModelSpec, mesh: Mesh, options: Any, batch: BatchTable) -> None:
     whole = getattr(options, "granularity", "unit") == "unit"
     num_units = len(model.units) if whole else len(model.parameters)
-    problem = guards.work_problem(world_size=mesh.world_size, num_units=num_units, accumulation=batch.accumulation)
+    problem = guards.work_problem(
+        world_size=mesh.world_size,
+        num_units=num_units * most_runs(model),
+        accumulation=batch.accumulation * batch.forwards,
+    )
     if problem:
         raise ScenarioError((f"batch.accumulation: {problem}",))
 
