@@ -51,6 +51,8 @@ class Tape:
     uses: dict[str, int] = field(default_factory=dict)
     tied: dict[str, list[str]] = field(default_factory=dict)
     made: Counter[str] = field(default_factory=Counter)
+    added: list[str] = field(default_factory=list)
+    """What the node that runs has made and the engine has added to something else: it lives until the node is over."""
     in_sequences: bool = True
     of_linears: set[str] = field(default_factory=set)
     """Gradients that linears make of inputs with more than two dimensions: views of products of matrices."""
@@ -235,14 +237,30 @@ class Tape:
         for value in over:
             if value in self.nbytes:
                 self.storages.release(value)
-        late = call.parameters[:1] if call.operator == "linear" else call.parameters
-        for name in call.parameters:
-            if name not in late:
-                self._sum_tied(name, viewed=True)
-        for name, part in parts:
-            self._accumulate(name, part)
-        for name in late:  # a linear's weight goes through one more node, which transposes it
-            self._sum_tied(name, viewed=call.operator == "linear")
+        self._add_up(call, parts)
+
+    def _add_up(self, call: Call, parts: list[tuple[str, str]]) -> None:
+        """The engine adds what `call` made to what is there, in the order in which autograd's nodes end.
+
+        A linear's weight goes through one more node, which transposes it. In sequences its input goes through another, before
+        that one where there is no bias and after it where there is.
+        """
+        linear = call.operator == "linear"
+        weight, others = call.parameters[:1], call.parameters[1:]
+        if linear and others and self.in_sequences:
+            self._sum_tied(others, viewed=True)
+            self._sum_tied(weight, viewed=True)
+            self._accumulate(parts)
+        elif linear:
+            self._sum_tied(others, viewed=True)
+            self._accumulate(parts)
+            self._sum_tied(weight, viewed=True)
+        else:
+            for name, part in parts:
+                self._accumulate_one(name, part)
+            for name in call.parameters:
+                self._sum_one(name, viewed=False)
+            self._end_node()
 
     def _gradient_of(self, call: Call) -> str:
         """The gradient of what `call` made, copied for a linear that could not multiply with it as it lies."""
@@ -264,10 +282,15 @@ class Tape:
             if self.in_sequences and call.operator == "linear":
                 self.of_linears.add(parts[-1][1])
 
-    def _sum_tied(self, name: str, *, viewed: bool) -> None:
+    def _sum_tied(self, names: tuple[str, ...], *, viewed: bool) -> None:
+        for name in names:
+            self._sum_one(name, viewed=viewed)
+        self._end_node()
+
+    def _sum_one(self, name: str, *, viewed: bool) -> None:
         """The next gradient of a parameter with several uses is added to the sum of those before; the last makes the parameter's.
 
-        In place as `_accumulate` does, but not into a `viewed` gradient: that of a linear is a view of what was made.
+        In place as `_accumulate_one` does, but not into a `viewed` gradient: that of a linear is a view of what was made.
         """
         parts = self.tied.get(name, [])
         if not parts:
@@ -278,17 +301,27 @@ class Tape:
             if viewed:
                 self.of_linears.add(parts[0])
             return
-        in_place = self.in_place and parts[0] not in self.of_linears
-        if last:
+        older, newer = parts
+        parts.clear()
+        in_place = self.in_place and older not in self.of_linears
+        if in_place and not last:
+            parts.append(older)
+        else:
             if in_place:
-                self.storages.release(parts.pop(0))
-            self.storages.events.append(ParameterGradient(name))
-        elif not in_place:
-            parts.append(self._new_gradient(name))
-        kept = [] if last else [parts.pop(0 if in_place else -1)]
-        for part in parts:
-            self.storages.release(part)
-        parts[:] = kept
+                self.storages.release(older)
+            if last:
+                self.storages.events.append(ParameterGradient(name))
+            else:
+                parts.append(self._new_gradient(name))
+            if not in_place:
+                self.storages.release(older)
+        self.added.append(newer)
+
+    def _end_node(self) -> None:
+        """A node of autograd is over: what it made and the engine added to something else goes."""
+        for name in self.added:
+            self.storages.release(name)
+        self.added.clear()
 
     def _release_saved(self, call: Call) -> None:
         for name in call.saves:
@@ -303,7 +336,12 @@ class Tape:
         self.storages.allocate(name, self.nbytes[value], temporary=True)
         return name
 
-    def _accumulate(self, value: str, part: str) -> None:
+    def _accumulate(self, parts: list[tuple[str, str]]) -> None:
+        for name, part in parts:
+            self._accumulate_one(name, part)
+        self._end_node()
+
+    def _accumulate_one(self, value: str, part: str) -> None:
         """The engine's input buffer: a second gradient is added in place into the first, if nobody else holds that and it is no view.
 
         Not on the CPU, where a dispatch-level meter watches: autograd adds out of place under any dispatch mode.
@@ -314,10 +352,10 @@ class Tape:
             return
         first = self.gradients[value]
         if self.in_place and first not in self.of_linears and self.storages.references[first] == 1:
-            self.storages.release(part)
+            self.added.append(part)
         else:
             self.gradients[value] = self._new_gradient(value)
             if first in self.turned:
                 self.turned.add(self.gradients[value])
             self.storages.release(first)
-            self.storages.release(part)
+            self.added.append(part)

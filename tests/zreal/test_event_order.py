@@ -82,11 +82,11 @@ def of_torch(case: Scenario, *, steps: int = 3) -> list[int]:
             subject = SUBJECTS[case.strategy](case, model, mesh)
             for step in range(steps):
                 with meter.looking_away():
-                    ((x, targets),) = modules.micro_batches(case, rank=0, step=step, dtype=subject.dtype)
+                    batches = modules.micro_batches(case, rank=0, step=step, dtype=subject.dtype)
                 assert meter.events is not None
                 meter.events.clear()
                 with subject.micro_batch(True):
-                    loss = subject.module(x, targets)
+                    loss = modules.summed_loss(subject.module, batches)
                     loss.backward()
                     del loss
                 subject.optimizer.step()
