@@ -24,8 +24,11 @@ def models(draw: st.DrawFn, families: tuple[str, ...]) -> str:
     family = draw(st.sampled_from(families))
     tied = draw(st.sampled_from(["true", "false"]))
     attention = draw(st.sampled_from(["explicit", "sdpa"]))
+    uses = draw(st.sampled_from(["1", "1", "2", '{ times = 2, order = "stack" }']))
+    forwards = draw(st.sampled_from([1, 1, 2]))
     if family == "mlp":
         dims = draw(st.lists(st.integers(1, 9), min_size=layers + 1, max_size=layers + 1))
+        uses = uses if len(set(dims)) == 1 else "1"
         sizes = f"dims = {dims}, hidden = {draw(st.integers(1, 11))}, num_classes = 3"
     elif family == "gpt":
         sizes = f'num_layers = {layers}, hidden_size = 8, num_heads = 2, vocabulary = 13, tied = {tied}, attention = "{attention}"'
@@ -37,8 +40,8 @@ def models(draw: st.DrawFn, families: tuple[str, ...]) -> str:
     batch = "" if family == "mlp" else ", sequence_length = 4"
     accumulation = draw(st.integers(1, 3))
     return (
-        f'model = {{ family = "{family}", sizes = {{ {sizes} }} }}\n'
-        f"batch = {{ micro_batch = 2{batch}, accumulation = {accumulation} }}\n"
+        f'model = {{ family = "{family}", sizes = {{ {sizes} }}, uses = {uses} }}\n'
+        f"batch = {{ micro_batch = 2{batch}, accumulation = {accumulation}, forwards = {forwards} }}\n"
     )
 
 

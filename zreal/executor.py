@@ -116,6 +116,7 @@ class Trainer:
     _forwards: int = 0
     _backwards: int = 0
     _value: Tensor | None = None
+    _loss: Tensor | None = None
     _losses: list[float] = field(default_factory=list)
 
     def step(self, ops: tuple[Op, ...], batches: list[modules.MicroBatch]) -> float:
@@ -124,7 +125,7 @@ class Trainer:
         while self._cursor < len(ops):
             op = ops[self._cursor]
             if op.kind == "forward":
-                self._forward(op, batches[op.micro_batch])
+                self._forward(op, batches)
             elif op.kind == "backward":
                 self._backward(op)
             elif op.kind == "recompute":
@@ -141,30 +142,36 @@ class Trainer:
             if op.kind == "optimizer" and op.unit == ROOT:  # not those of clipping, which come before
                 self.holds = self.rank.held()
 
-    def _forward(self, op: Op, batch: modules.MicroBatch) -> None:
+    def _forward(self, op: Op, batches: list[modules.MicroBatch]) -> None:
         """Run the next module of the model; all but the last hand over to its backward by a hook on its output."""
         specs = self.scenario.model.modules
-        spec, model = specs[self._forwards], self.rank.model
+        forward, place = divmod(self._forwards, len(specs))
+        spec = specs[place]
         self._check(op, spec.unit)
         self.rank.enter(spec, backward=False)
-        if self._value is None:
-            self._value = batch[0]
-        if spec.unit == ROOT:
-            self._value = modules.interpret(spec, self._value, batch[1], model)
-        else:
-            self._value = model.stretch(spec.fqn)(self._value)
+        x, targets = batches[op.micro_batch * self.scenario.batch.forwards + forward]
+        self._value = self.rank.model.run(spec, x if self._value is None else self._value, targets)
         self._forwards += 1
-        if self._forwards < len(specs):
+        last = self._forwards == self._num_modules
+        if not last:
             self._value.register_hook(self._between)
-        else:
+        if place == len(specs) - 1:
+            self._loss = self._value if self._loss is None else self._loss + self._value
+            self._value = None
+        if last:
             self._forwards = 0
+
+    @property
+    def _num_modules(self) -> int:
+        """Of all forwards before a backward."""
+        return len(self.scenario.model.modules) * self.scenario.batch.forwards
 
     def _backward(self, op: Op) -> None:
         """Backward of the whole micro-batch, from its first backward op to its last; ranks' losses are averaged."""
-        loss, self._value = self._value, None
-        if loss is None:
+        loss, self._loss = self._loss, None
+        if loss is None or self._forwards:
             raise ProgramError(where=f"op {op.index}", expected="every module's forward first", found="a backward")
-        self._backwards = len(self.scenario.model.modules)
+        self._backwards = self._num_modules
         self._enter_backward(op)
         torch.autograd.backward(loss, torch.full_like(loss, self.rank.gradient_scale))
         self._losses.append(loss.item())
@@ -184,7 +191,7 @@ class Trainer:
 
     def _enter_backward(self, op: Op) -> None:
         self._backwards -= 1
-        spec = self.scenario.model.modules[self._backwards]
+        spec = self.scenario.model.modules[self._backwards % len(self.scenario.model.modules)]
         self._check(op, spec.unit)
         self.rank.enter(spec, backward=True)
 

@@ -7,7 +7,7 @@ from the seed and their own fqn alone, so every rank and every strategy starts f
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import cast
 
@@ -20,6 +20,7 @@ from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.errors import ZsimError
 from zsim.model import ROOT, ModelSpec, Module, Parameter
 from zsim.operators import Operator
+from zsim.repeats import first_runs
 from zsim.scenario import Scenario
 from zsim.training import Batch
 
@@ -205,7 +206,7 @@ class Model(nn.Module):
         self.spec = spec
         again = checkpointing.applies_to(spec)
         blocks = nn.ModuleList()
-        for module in spec.modules:
+        for module in first_runs(spec.modules):
             stretch = Stretch(module, checkpointing if module.fqn in again else NO_CHECKPOINTING)
             if module.apart:
                 self.add_module(module.fqn, stretch)
@@ -221,8 +222,14 @@ class Model(nn.Module):
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:
         """The loss of tokens (or, for mlp, floats) `x` against `targets`."""
         for module in self.spec.modules:
-            x = interpret(module, x, targets, self) if module.unit == ROOT else self.stretch(module.fqn)(x)
+            x = self.run(module, x, targets)
         return x
+
+    def run(self, module: Module, x: Tensor, targets: Tensor) -> Tensor:
+        """One of the modules of `spec`, or a later run of it: by the stretch that it is, or by the root itself."""
+        if module.unit == ROOT:
+            return interpret(module, x, targets, self)
+        return cast(Tensor, self.stretch(module.path)(x))
 
     def stretch(self, fqn: str) -> nn.Module:
         """The real module of the spec's module `fqn`, which is not the root's own."""
@@ -260,10 +267,25 @@ def inputs(
 MicroBatch = tuple[Tensor, Tensor]
 
 
+def summed_loss(model: nn.Module, batches: Sequence[MicroBatch]) -> Tensor:
+    """The sum of the losses of `model` on each of `batches`, one forward after another."""
+    (x, targets), *more = batches
+    loss = model(x, targets)
+    for x, targets in more:
+        loss = loss + model(x, targets)
+    return cast(Tensor, loss)
+
+
+def forwards_of(scenario: Scenario, batches: list[MicroBatch]) -> list[list[MicroBatch]]:
+    """`batches` of a step by micro-batch: those whose forwards come before one backward."""
+    size = scenario.batch.forwards
+    return [batches[start : start + size] for start in range(0, len(batches), size)]
+
+
 def micro_batches(scenario: Scenario, *, rank: int, step: int, dtype: str, device: str = "cpu") -> list[MicroBatch]:
-    """The inputs of all micro-batches of one step, in order; floating-point ones in `dtype`."""
+    """The inputs of all forwards of all micro-batches of one step, in order; floating-point ones in `dtype`."""
     found = (
         inputs(scenario.model, scenario.batch, seed=scenario.seed, rank=rank, step=step, micro_batch=i, dtype=dtype)
-        for i in range(scenario.batch.accumulation)
+        for i in range(scenario.batch.accumulation * scenario.batch.forwards)
     )
     return [(x.to(device), targets.to(device)) for x, targets in found]

@@ -44,8 +44,9 @@ def reference(scenario: Scenario, *, steps: int, stepped_in: torch.dtype = torch
         compute = master if modules.DTYPES[dtype] == stepped_in else _rounded(scenario, master, dtype)
         total = 0.0
         for rank in range(scenario.world_size):
-            for x, targets in modules.micro_batches(scenario, rank=rank, step=step, dtype=dtype):
-                loss = compute(x, targets)
+            batches = modules.micro_batches(scenario, rank=rank, step=step, dtype=dtype)
+            for forwards in modules.forwards_of(scenario, batches):
+                loss = modules.summed_loss(compute, forwards)
                 (loss / scenario.world_size).backward()
                 total += loss.item()
         if compute is not master:

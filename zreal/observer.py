@@ -106,11 +106,12 @@ def lower(before: PhaseRecord | None, now: PhaseRecord) -> PhaseRecord:
 def _train_step(
     scenario: Scenario, subject: Subject, batches: list[modules.MicroBatch]
 ) -> tuple[float, Mapping[str, int]]:
-    """Micro-batches, the optimizer's step, gradients to None. Returns this rank's mean loss, and what it held after the step."""
+    """Micro-batches, the optimizer's step, gradients to None. Returns this rank's mean loss of them, and what it held after the step."""
     total = 0.0
-    for i, (x, targets) in enumerate(batches):
-        with subject.micro_batch(i == len(batches) - 1):
-            loss = subject.module(x, targets)
+    of_micro_batch = modules.forwards_of(scenario, batches)
+    for i, forwards in enumerate(of_micro_batch):
+        with subject.micro_batch(i == len(of_micro_batch) - 1):
+            loss = modules.summed_loss(subject.module, forwards)
             loss.backward()
             total += loss.detach().item()
             del loss
@@ -122,4 +123,4 @@ def _train_step(
     holds = held(parameters=parameters, gradients=gradients, states=subject.states())
     del gradients
     subject.optimizer.zero_grad(set_to_none=True)
-    return total / len(batches), holds
+    return total / len(of_micro_batch), holds

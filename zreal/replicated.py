@@ -19,6 +19,7 @@ from zsim import clipping, lowering
 from zsim.errors import ProgramError
 from zsim.model import Module, Parameter
 from zsim.ops import Op
+from zsim.repeats import with_forwards
 from zsim.scenario import Scenario
 from zsim.strategies import ddp, replicated
 from zsim.strategies.building import named_parameters
@@ -50,13 +51,14 @@ class ReplicatedRank:
     @property
     def _training(self) -> Training:
         scenario = self.scenario
+        model = with_forwards(scenario.model, scenario.batch.forwards)
         lowered = lowering.lower(
-            scenario.model,
+            model,
             batch=scenario.batch,
             dtype=scenario.precision.parameters,
             checkpointing=scenario.checkpointing,
         )
-        return Training(model=scenario.model, modules=lowered, batch=scenario.batch, precision=scenario.precision)
+        return Training(model=model, modules=lowered, batch=scenario.batch, precision=scenario.precision)
 
     @property
     def gradient_scale(self) -> float:

@@ -166,19 +166,23 @@ def gathers_overwrite_nothing_that_is_read(program: Program, rank: RankProgram, 
     owners: dict[str, tuple[str, str, Stream]] = {}
     readers: dict[tuple[str, str], int] = {}
     gathered: dict[str, int] = {}
+    brought: dict[str, str] = {}  # by unit: a unit that runs twice in a row has two of them at once
     reused: dict[Stream, int] = {}
     for op in rank.phase(phase):
         readers |= {("unsharded_parameters", unit): op.index for unit in op.reads}
         if op.kind == "copy" and gathered.get(op.unit) in op.waits:
-            readers["communication", op.unit] = op.index
+            readers["communication", brought.get(op.unit, "")] = op.index
         if op.kind == "all_gather":
             gathered[op.unit] = op.index
         for event in op.memory:
             if not isinstance(event, Alloc):
                 kind, unit, stream = owners.pop(event.buffer, ("", "", op.stream))
-                reused[stream] = max(reused.get(stream, -1), readers.get((kind, unit), -1))
+                read = event.buffer if kind == "communication" else unit
+                reused[stream] = max(reused.get(stream, -1), readers.get((kind, read), -1))
                 continue
             owners[event.buffer] = (event.kind, op.unit, op.stream)
+            if event.kind == "communication" and op.stream in GATHER_STREAMS:
+                brought[op.unit] = event.buffer
             reader = reused.get(op.stream, -1) if op.stream in GATHER_STREAMS else -1
             if reader >= 0 and not order.before(reader, op.index):
                 yield f"op {op.index} ({label(op)}) does not wait for op {reader}, which may still read what it overwrites"

@@ -14,6 +14,7 @@ from zsim import module_lowering, tape
 from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.model import ModelSpec, Module
 from zsim.ops import Alloc, Free
+from zsim.repeats import repeats
 from zsim.traced import TracedModel
 from zsim.training import Batch, Computation, Device, LoweredModule, ParameterGradient, Recomputed, TapeEvent
 
@@ -37,6 +38,16 @@ def lower(
         asked = checkpointing != NO_CHECKPOINTING
         return model.modules_for(batch, dtype=dtype, casts_input=casts_input, checkpointed=asked)
     checkpointed = checkpointing.applies_to(model)
+    if repeats(model):
+        return module_lowering.lower_each(
+            model,
+            batch=batch,
+            dtype=dtype,
+            casts_input=casts_input,
+            device=device,
+            checkpointing=checkpointing,
+            checkpointed=checkpointed,
+        )
     runs = list(_runs(model.modules, checkpointed))
     kept = tuple(module for run in runs for module in (run if len(run) < 4 else (*run[:2], run[-1])))
     few = replace(model, modules=kept)
@@ -65,7 +76,7 @@ def lower(
 def loss_buffers(model: ModelSpec) -> tuple[str, str]:
     """The buffers of the loss and of its gradient, which the caller of backward holds until it returns."""
     last = model.modules[-1]
-    return tape.SEED, f"{last.fqn}:{last.operators[-1].output}"
+    return tape.SEED, tape.summed(f"{last.fqn}:{last.operators[-1].output}", model.forwards)
 
 
 def _runs(modules: tuple[Module, ...], checkpointed: frozenset[str]) -> Iterator[tuple[Module, ...]]:

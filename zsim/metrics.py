@@ -65,6 +65,7 @@ def figures(run: Run, scenario: Scenario) -> Figures:
     distinct = {id(rank.spans): rank for rank in run.ranks}.values()
     exposed = _largest(map(exposed_ns, distinct)) if time else None
     tokens = scenario.batch.micro_batch * scenario.batch.sequence_length * scenario.batch.accumulation
+    tokens *= scenario.batch.forwards
     memory = steady.phases["steady"].memory
     return Figures(
         step_time_ns=time,
@@ -123,7 +124,7 @@ def model_flops(scenario: Scenario) -> int:
     halving it for a causal mask; nothing for what is recomputed. Chowdhery et al., "PaLM", arXiv 2204.02311, appendix B.
     """
     batch = scenario.batch
-    tokens = batch.micro_batch * batch.sequence_length * batch.accumulation
+    tokens = batch.micro_batch * batch.sequence_length * batch.accumulation * batch.forwards
     if isinstance(scenario.model, TracedModel):  # backward does twice what forward does
         forward = (kernel.flops for module in scenario.model.lowered for kernel in module.forward.kernels)
         return 3 * batch.accumulation * sum(forward)

@@ -8,6 +8,8 @@ from math import prod
 from zsim.operators import Operator
 
 ROOT = "root"
+RUN = "#"
+"""Between a module's fqn and the number of its run, where it runs more than once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +47,8 @@ class ParamGroup:
 class Module:
     """A stretch of the forward pass: operators in order, run by the module `unit`. The root runs the first and last ones itself.
 
-    `apart`: not a block, but an embedding, norm or head that is a module of its own because a wrapping policy wraps it.
+    A module that runs several times stands there once per run; the second is called `path`#2, and so on. `apart`: not a block,
+    but an embedding, norm or head that is a module of its own because a wrapping policy wraps it.
     """
 
     fqn: str
@@ -53,15 +56,24 @@ class Module:
     operators: tuple[Operator, ...]
     apart: bool = False
 
+    @property
+    def path(self) -> str:
+        """The fqn of the real module, whichever of its runs this is."""
+        return self.fqn.partition(RUN)[0]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """A whole model. `modules` in forward order; `units` too, after the root when it owns parameters."""
+    """A whole model. `modules` in forward order; `units` too, after the root when it owns parameters.
+
+    `forwards`: how many forwards, one after another and each of as many modules, `modules` holds.
+    """
 
     name: str
     family: str
     modules: tuple[Module, ...]
     units: tuple[ParamGroup, ...]
+    forwards: int = 1
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -70,8 +82,8 @@ class ModelSpec:
 
     @property
     def blocks(self) -> tuple[Module, ...]:
-        """The modules between embedding and head, in forward order."""
-        return tuple(module for module in self.modules if module.unit != ROOT and not module.apart)
+        """The modules between embedding and head, in forward order, each once."""
+        return tuple(m for m in self.modules if m.unit != ROOT and not m.apart and m.fqn == m.path)
 
     @property
     def wrapped_by(self) -> dict[str, str]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from zsim.aten_call import Call
 from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.eager import calls
-from zsim.model import ModelSpec, Module
-from zsim.ops import Kernel
+from zsim.model import RUN, ModelSpec, Module
+from zsim.ops import Kernel, MemoryEvent
 from zsim.regions import Region, Step
-from zsim.tape import SEED, Tape
+from zsim.tape import MODEL_INPUT, SEED, Tape, summed
 from zsim.training import Batch, Computation, Device, LoweredModule, Recomputed, TapeEvent
 
 
@@ -83,25 +83,30 @@ def lower_each(
     """
     tape = Tape(in_place=device == "cuda")
     tape.know_parameters(model, dtype=dtype)
-    entry = "x"
+    entry, losses = "", list[str]()
+    sums: dict[str, tuple[MemoryEvent, ...]] = {}
     traced: list[tuple[Module, list[Step], tuple[TapeEvent, ...], bool]] = []
-    for module in model.modules:
+    forward_size = len(model.modules) // model.forwards
+    for place, module in enumerate(model.modules):
+        if place % forward_size == 0:
+            entry = f"{MODEL_INPUT}{RUN}{len(losses) + 1}" if losses else MODEL_INPUT
         steps = [
             Step([_qualified(call, module, entry) for call in calls(operator, batch=batch, dtype=dtype, device=device)])
             for operator in module.operators
         ]
-        if module.fqn in checkpointed:
+        if module.path in checkpointed:
             _cut_regions(steps, module, checkpointing)
         module_calls = [call for step in steps for call in step.calls]
-        if casts_input and not traced and any("x" in call.inputs for call in module_calls):
-            tape.cast_input(model, batch=batch, dtype=dtype)
+        if casts_input and place % forward_size == 0 and any(entry in call.inputs for call in module_calls):
+            tape.cast_input(model, entry, batch=batch, dtype=dtype)
         needs_gradient = entry in tape.needs_gradient
         tape.run_forward(steps, entry=entry)
         traced.append((module, steps, tape.storages.take(), needs_gradient))
         entry = module_calls[-1].output
-    tape.storages.allocate(SEED, tape.nbytes[entry], temporary=True)
-    tape.storages.hold(SEED)
-    tape.gradients[entry] = SEED
+        if (place + 1) % forward_size == 0:
+            losses.append(entry)
+            sums[module.fqn] = tape.sum_losses(losses)
+    tape.seed(losses)
     lowered = []
     for module, steps, forward_memory, needs_gradient in reversed(traced):
         tape.run_backward(steps)
@@ -109,7 +114,7 @@ def lower_each(
         again = [call for region in dict.fromkeys(step.region for step in steps) if region for call in region.kernels]
         if module is model.modules[0]:
             tape.storages.release(SEED)
-            tape.storages.release(entry)
+            tape.storages.release(summed(losses[-1], len(losses)))
         lowered.append(
             LoweredModule(
                 fqn=module.fqn,
@@ -121,6 +126,7 @@ def lower_each(
                 ),
                 input_needs_gradient=needs_gradient,
                 recompute=_forward_kernels(again, dtype=dtype),
+                sums_losses=sums.get(module.fqn, ()),
             )
         )
     return tuple(reversed(lowered))

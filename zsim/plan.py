@@ -5,6 +5,7 @@ from __future__ import annotations
 from zsim import lowering
 from zsim import training as kinds
 from zsim.program import Program
+from zsim.repeats import with_forwards
 from zsim.scenario import Scenario
 from zsim.strategies import STRATEGIES
 from zsim.training import Device
@@ -14,8 +15,9 @@ def training(scenario: Scenario, *, device: Device) -> kinds.Training:
     """What the strategy is given: the scenario's model lowered for `device`, and the scenario's choices."""
     dtype = scenario.precision.parameters
     casts_input = STRATEGIES[scenario.strategy].casts_input and dtype != "float32"
+    model = with_forwards(scenario.model, scenario.batch.forwards)
     modules = lowering.lower(
-        scenario.model,
+        model,
         batch=scenario.batch,
         dtype=dtype,
         casts_input=casts_input,
@@ -23,7 +25,7 @@ def training(scenario: Scenario, *, device: Device) -> kinds.Training:
         checkpointing=scenario.checkpointing,
     )
     return kinds.Training(
-        model=scenario.model,
+        model=model,
         modules=modules,
         batch=scenario.batch,
         precision=scenario.precision,

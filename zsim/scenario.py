@@ -23,6 +23,7 @@ from zsim.model import ModelSpec
 from zsim.models import FAMILIES, huggingface, load_preset
 from zsim.models import build as build_model
 from zsim.models.checks import fit_problems
+from zsim.repeats import Uses, most_runs, with_uses
 from zsim.schema import (
     BatchTable,
     CheckpointingTable,
@@ -207,7 +208,11 @@ def _check_traced(model: ModelSpec, batch: BatchTable, precision: PrecisionTable
 def _check_work(model: ModelSpec, mesh: Mesh, options: Any, batch: BatchTable) -> None:
     whole = getattr(options, "granularity", "unit") == "unit"
     num_units = len(model.units) if whole else len(model.parameters)
-    problem = guards.work_problem(world_size=mesh.world_size, num_units=num_units, accumulation=batch.accumulation)
+    problem = guards.work_problem(
+        world_size=mesh.world_size,
+        num_units=num_units * most_runs(model),
+        accumulation=batch.accumulation * batch.forwards,
+    )
     if problem:
         raise ScenarioError((f"batch.accumulation: {problem}",))
 
@@ -235,6 +240,7 @@ def _model(table: ModelTable, batch: BatchTable, folder: Path | None) -> ModelSp
             table.preset, sequence_length=length, num_layers=table.num_layers, attention=table.attention
         )
     elif table.traced is not None:
+        _refuse_repeated_trace(table, batch)
         return _traced(table.traced, folder)
     elif table.huggingface is not None:
         spec = huggingface.load(table.huggingface, folder=folder, sequence_length=length)
@@ -243,7 +249,20 @@ def _model(table: ModelTable, batch: BatchTable, folder: Path | None) -> ModelSp
     problems = fit_problems(spec, length)
     if problems:
         raise ScenarioError(problems)
-    return spec
+    return with_uses(spec, _uses(table))
+
+
+def _uses(table: ModelTable) -> Uses:
+    asked = table.uses
+    return Uses(times=asked) if isinstance(asked, int) else Uses(**asked.model_dump())
+
+
+def _refuse_repeated_trace(table: ModelTable, batch: BatchTable) -> None:
+    """A trace is of one forward as the module ran it."""
+    asked = {"model.uses": _uses(table).times, "batch.forwards": batch.forwards}
+    problems = tuple(f"{key}: expected 1 for a traced model, found {times}" for key, times in asked.items() if times > 1)
+    if problems:
+        raise ScenarioError(problems)
 
 
 def _traced(path: str, folder: Path | None) -> ModelSpec:

@@ -12,7 +12,7 @@ from dataclasses import MISSING, fields
 from functools import cache
 from typing import Annotated, Any, Literal, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator
 
 from zsim.expect import FIGURES
 from zsim.hardware import clusters
@@ -24,11 +24,20 @@ from zsim.units import UnitError, parse_bytes
 
 MAX_SIZE = 10_000_000
 """The largest width, vocabulary or count that a size or an option may have."""
+MAX_USES = 64
+"""The most often that a block runs in a forward, or a model before a backward."""
 DtypeName = Literal["fp32", "bf16", "fp16"]
 
 
 class _Table(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class UsesTable(_Table):
+    """How many times each block runs in a forward: each in a row, or the whole stack again."""
+
+    times: int = Field(ge=1, le=MAX_USES)
+    order: Literal["block", "stack"] = "block"
 
 
 class ModelTable(_Table):
@@ -41,6 +50,14 @@ class ModelTable(_Table):
     sizes: dict[str, Any] = {}
     huggingface: str | None = None
     traced: str | None = None
+    uses: int | UsesTable = 1
+
+    @field_validator("uses")
+    @classmethod
+    def _times(cls, value: int | UsesTable) -> int | UsesTable:
+        if isinstance(value, int) and not 1 <= value <= MAX_USES:
+            raise ValueError(f"expected 1 to {MAX_USES} uses of each block")
+        return value
 
 
 class BatchTable(_Table):
@@ -49,6 +66,7 @@ class BatchTable(_Table):
     micro_batch: int = Field(ge=1, le=1_000_000)
     sequence_length: int = Field(default=1, ge=1, le=10_000_000)
     accumulation: int = Field(default=1, ge=1, le=10_000)
+    forwards: int = Field(default=1, ge=1, le=MAX_USES)
 
 
 class ClusterTable(_Table):

@@ -19,6 +19,7 @@ from zsim.mesh import Mesh
 from zsim.ops import COLLECTIVES, Op
 from zsim.plan import plan
 from zsim.program import PHASES, PhaseName, Program, RankProgram
+from zsim.repeats import most_runs
 from zsim.run import (
     Capabilities,
     CollectiveRecord,
@@ -83,11 +84,11 @@ class SimBackend:
 
 
 def _refuse_too_much(scenario: Scenario, options: RunOptions) -> None:
-    batch, units = scenario.batch, len(scenario.model.units)
+    batch, units = scenario.batch, len(scenario.model.units) * most_runs(scenario.model)
     problem = work_problem(
         world_size=scenario.world_size,
         num_units=units,
-        accumulation=batch.accumulation,
+        accumulation=batch.accumulation * batch.forwards,
         all_ranks=options.all_ranks,
     )
     if problem:

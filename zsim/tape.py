@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from zsim.aten_call import Call
 from zsim.model import ModelSpec
+from zsim.ops import MemoryEvent
 from zsim.regions import Region, Step, packs_its_output
 from zsim.storages import Storages
 from zsim.training import (
@@ -19,9 +20,18 @@ from zsim.training import (
     Batch,
     ParameterGradient,
     Recomputed,
+    storage_events,
 )
 
 SEED = "loss:seed"
+MODEL_INPUT = "x"
+"""The model's floating-point input; that of a second forward before the backward is called x#2, and so on."""
+
+
+def summed(loss: str, forwards: int) -> str:
+    """The buffer of the sum of the losses of so many forwards, the last of which is `loss`."""
+    return loss if forwards == 1 else f"loss:sum{forwards}"
+
 
 
 @dataclass(slots=True)
@@ -40,6 +50,9 @@ class Tape:
     turned: set[str] = field(default_factory=set)
     uses: dict[str, int] = field(default_factory=dict)
     tied: dict[str, list[str]] = field(default_factory=dict)
+    made: Counter[str] = field(default_factory=Counter)
+    added: list[str] = field(default_factory=list)
+    """What the node that runs has made and the engine has added to something else: it lives until the node is over."""
     in_sequences: bool = True
     of_linears: set[str] = field(default_factory=set)
     """Gradients that linears make of inputs with more than two dimensions: views of products of matrices."""
@@ -142,11 +155,26 @@ class Tape:
         for value in mine:
             self.storages.release(value)
 
-    def cast_input(self, model: ModelSpec, *, batch: Batch, dtype: str) -> None:
+    def cast_input(self, model: ModelSpec, name: str, *, batch: Batch, dtype: str) -> None:
         """The model's floating-point input in `dtype`; Python's reference goes when the first module returns."""
         tokens = batch.micro_batch * batch.sequence_length
-        self.nbytes["x"] = tokens * model.modules[0].operators[0].in_features * DTYPE_NBYTES[dtype]
-        self.storages.allocate("x", self.nbytes["x"])
+        self.nbytes[name] = tokens * model.modules[0].operators[0].in_features * DTYPE_NBYTES[dtype]
+        self.storages.allocate(name, self.nbytes[name])
+
+    def sum_losses(self, losses: list[str]) -> tuple[MemoryEvent, ...]:
+        """Add the last of `losses` to the sum of those before it; nothing for the first. Returns these events apart."""
+        if len(losses) > 1:
+            self.storages.allocate(summed(losses[-1], len(losses)), self.nbytes[losses[-1]])
+            self.storages.release(losses[-1])
+            self.storages.release(summed(losses[-2], len(losses) - 1))
+        return tuple(storage_events(self.storages.take()))
+
+    def seed(self, losses: list[str]) -> None:
+        """The gradient that backward begins with: the caller's until it returns, and that of every loss in the sum."""
+        self.storages.allocate(SEED, self.nbytes[losses[-1]], temporary=True)
+        for loss in losses:
+            self.storages.hold(SEED)
+            self.gradients[loss] = SEED
 
     def run_backward(self, steps: list[Step]) -> None:
         """Every call in reverse; a region is recomputed when the first of its calls asks for something saved."""
@@ -209,9 +237,30 @@ class Tape:
         for value in over:
             if value in self.nbytes:
                 self.storages.release(value)
-        for name, part in parts:
-            self._accumulate(name, part)
-        self._sum_tied(call.parameters)
+        self._add_up(call, parts)
+
+    def _add_up(self, call: Call, parts: list[tuple[str, str]]) -> None:
+        """The engine adds what `call` made to what is there, in the order in which autograd's nodes end.
+
+        A linear's weight goes through one more node, which transposes it. In sequences its input goes through another, before
+        that one where there is no bias and after it where there is.
+        """
+        linear = call.operator == "linear"
+        weight, others = call.parameters[:1], call.parameters[1:]
+        if linear and others and self.in_sequences:
+            self._sum_tied(others, viewed=True)
+            self._sum_tied(weight, viewed=True)
+            self._accumulate(parts)
+        elif linear:
+            self._sum_tied(others, viewed=True)
+            self._accumulate(parts)
+            self._sum_tied(weight, viewed=True)
+        else:
+            for name, part in parts:
+                self._accumulate_one(name, part)
+            for name in call.parameters:
+                self._sum_one(name, viewed=False)
+            self._end_node()
 
     def _gradient_of(self, call: Call) -> str:
         """The gradient of what `call` made, copied for a linear that could not multiply with it as it lies."""
@@ -233,15 +282,46 @@ class Tape:
             if self.in_sequences and call.operator == "linear":
                 self.of_linears.add(parts[-1][1])
 
-    def _sum_tied(self, parameters: tuple[str, ...]) -> None:
-        """Gradients of a parameter with several uses are added apart: that of a linear is a view, in which nothing is added."""
-        for name in parameters:
-            parts = self.tied.get(name, [])
-            if parts and len(parts) == self.uses[name]:
+    def _sum_tied(self, names: tuple[str, ...], *, viewed: bool) -> None:
+        for name in names:
+            self._sum_one(name, viewed=viewed)
+        self._end_node()
+
+    def _sum_one(self, name: str, *, viewed: bool) -> None:
+        """The next gradient of a parameter with several uses is added to the sum of those before; the last makes the parameter's.
+
+        In place as `_accumulate_one` does, but not into a `viewed` gradient: that of a linear is a view of what was made.
+        """
+        parts = self.tied.get(name, [])
+        if not parts:
+            return
+        self.made[name] += 1
+        last = self.made[name] == self.uses[name]
+        if len(parts) == 1:
+            if viewed:
+                self.of_linears.add(parts[0])
+            return
+        older, newer = parts
+        parts.clear()
+        in_place = self.in_place and older not in self.of_linears
+        if in_place and not last:
+            parts.append(older)
+        else:
+            if in_place:
+                self.storages.release(older)
+            if last:
                 self.storages.events.append(ParameterGradient(name))
-                for part in parts:
-                    self.storages.release(part)
-                parts.clear()
+            else:
+                parts.append(self._new_gradient(name))
+            if not in_place:
+                self.storages.release(older)
+        self.added.append(newer)
+
+    def _end_node(self) -> None:
+        """A node of autograd is over: what it made and the engine added to something else goes."""
+        for name in self.added:
+            self.storages.release(name)
+        self.added.clear()
 
     def _release_saved(self, call: Call) -> None:
         for name in call.saves:
@@ -256,7 +336,12 @@ class Tape:
         self.storages.allocate(name, self.nbytes[value], temporary=True)
         return name
 
-    def _accumulate(self, value: str, part: str) -> None:
+    def _accumulate(self, parts: list[tuple[str, str]]) -> None:
+        for name, part in parts:
+            self._accumulate_one(name, part)
+        self._end_node()
+
+    def _accumulate_one(self, value: str, part: str) -> None:
         """The engine's input buffer: a second gradient is added in place into the first, if nobody else holds that and it is no view.
 
         Not on the CPU, where a dispatch-level meter watches: autograd adds out of place under any dispatch mode.
@@ -267,10 +352,10 @@ class Tape:
             return
         first = self.gradients[value]
         if self.in_place and first not in self.of_linears and self.storages.references[first] == 1:
-            self.storages.release(part)
+            self.added.append(part)
         else:
             self.gradients[value] = self._new_gradient(value)
             if first in self.turned:
                 self.turned.add(self.gradients[value])
             self.storages.release(first)
-            self.storages.release(part)
+            self.added.append(part)

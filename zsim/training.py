@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from zsim.model import ModelSpec, ParamGroup
-from zsim.ops import Alloc, Free, Kernel
+from zsim.ops import Alloc, Free, Kernel, MemoryEvent
 
 Device = Literal["cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -21,6 +21,8 @@ class Batch:
     micro_batch: int
     sequence_length: int = 1
     accumulation: int = 1
+    forwards: int = 1
+    """Forwards, each on a batch of its own, whose losses are summed before the one backward of a micro-batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +83,8 @@ class LoweredModule:
     """One module of the model, lowered: what its forward and its backward do for one micro-batch.
 
     `recompute` are the kernels that activation checkpointing runs again; their memory events stand in backward, up to the
-    mark `Recomputed`.
+    mark `Recomputed`. `sums_losses` is what the caller of the model does after its second forward and later ones: it adds the
+    loss to those before.
     """
 
     fqn: str
@@ -90,6 +93,7 @@ class LoweredModule:
     backward: Computation
     input_needs_gradient: bool
     recompute: tuple[Kernel, ...] = ()
+    sums_losses: tuple[MemoryEvent, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +107,12 @@ class Training:
     optimizer: Optimizer = field(default_factory=Optimizer)
     sync: Literal["every", "last"] = "every"
     device: Device = "cuda"
+
+    @property
+    def forwards(self) -> tuple[tuple[LoweredModule, ...], ...]:
+        """The modules, forward by forward; more than one where several come before a backward."""
+        size = len(self.modules) // self.model.forwards
+        return tuple(self.modules[start : start + size] for start in range(0, len(self.modules), size))
 
     def unit(self, fqn: str) -> ParamGroup:
         """The param group called `fqn`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal
 
 from zsim.model import ROOT, ModelSpec, Module, ParamGroup
@@ -41,6 +42,12 @@ def problems(asked: Wrapping, model: ModelSpec) -> Iterator[str]:
         yield 'wrapping.ends: with every = "all" the whole model is one group, which leaves nothing apart; use "root", or a number'
     elif asked.every != "all" and asked.every > max(1, blocks):
         yield f'wrapping.every: expected 1 to {max(1, blocks)}, the model\'s blocks, or "all", found {asked.every}'
+    in_a_row = any(module.path == following.path for module, following in pairwise(model.modules))
+    if asked.every not in (1, "all") and in_a_row:
+        yield (
+            'wrapping.every: expected 1 where blocks run several times in a row: fully_shard takes a group of modules for done when '
+            'each has run once; use model.uses.order = "stack"'
+        )
     readers: dict[str, dict[str, None]] = {}
     for group in _groups(_modules(model, asked), asked):
         for fqn in _parameters(group):
@@ -103,6 +110,8 @@ def _groups(modules: tuple[Module, ...], asked: Wrapping) -> Iterator[tuple[Modu
     """The modules of each group but the root's, in forward order: neighbours of one kind, of blocks `every` at most."""
     run: list[Module] = []
     for module in modules:
+        if module.fqn != module.path:  # a later run of a module that has its group
+            continue
         full = asked.every != "all" and len(run) == asked.every
         if run and (module.unit == ROOT or module.apart != run[0].apart or (full and not module.apart)):
             yield tuple(run)

@@ -94,9 +94,10 @@ def of_torch(case: Scenario, *, steps: int = 3) -> list[int]:
                     batches = modules.micro_batches(case, rank=0, step=step, dtype=subject.dtype)
                 assert meter.events is not None
                 meter.events.clear()
-                for place, (x, targets) in enumerate(batches):
-                    with subject.micro_batch(place == len(batches) - 1):
-                        loss = subject.module(x, targets)
+                of_micro_batch = modules.forwards_of(case, batches)
+                for place, forwards in enumerate(of_micro_batch):
+                    with subject.micro_batch(place == len(of_micro_batch) - 1):
+                        loss = modules.summed_loss(subject.module, forwards)
                         loss.backward()
                         del loss
                 subject.optimizer.step()

@@ -70,7 +70,8 @@ class FlatStep:
 
     def forward(self, module: LoweredModule) -> None:
         """Compute with the parameters of the module, which must be gathered."""
-        self._issue_compute("forward", module, kernels=module.forward.kernels, memory=storage_events(module.forward.memory))
+        memory = (*storage_events(module.forward.memory), *module.sums_losses)
+        self._issue_compute("forward", module, kernels=module.forward.kernels, memory=memory)
 
     def backward(self, module: LoweredModule) -> None:
         """Compute; each gradient is added into the flat gradient of its group, which is made when missing."""

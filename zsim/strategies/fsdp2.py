@@ -14,17 +14,15 @@ from typing import Literal
 from zsim import clipping, optimizers
 from zsim.errors import ScenarioError
 from zsim.mesh import Mesh
-from zsim.model import ROOT
+from zsim.model import ROOT, RUN
 from zsim.ops import Alloc, Free, MemoryEvent, Op
 from zsim.program import Program, RankProgram
 from zsim.sharding import shard_size
 from zsim.strategies.building import Step, named_parameters, units_read
-from zsim.strategies.sharded import ORIGINAL, ShardedStep
+from zsim.strategies.sharded import ORIGINAL, ShardedStep, is_model_input
 from zsim.strategies.sharded_gradients import Gradients
 from zsim.strategies.sharded_groups import Group, sharded_group
-from zsim.training import DTYPE_NBYTES, LoweredModule, Optimizer, Training
-
-MODEL_INPUT = "x"
+from zsim.training import DTYPE_NBYTES, LoweredModule, Optimizer, Training, storage_events
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,19 +195,23 @@ def _passes(
         last = micro_batch == training.batch.accumulation - 1
         sync = last or training.sync == "every"
         step.over_replicas = last or all_reduce == "every" or mesh.dp_replicate == 1
-        forward(step, training.modules, groups, keep, ahead=options.forward_prefetch)
-        backward(step, training.modules, groups, sync=sync, ahead=options.backward_prefetch)
+        order: list[Group] = []
+        for modules in training.forwards:
+            order += forward(step, modules, groups, keep, ahead=options.forward_prefetch)
+        backward(step, training.modules, groups, order, sync=sync, ahead=options.backward_prefetch)
     return step
 
 
 def forward(
     step: ShardedStep, modules: tuple[LoweredModule, ...], groups: dict[str, Group], keep: Keep, *, ahead: int = 0
-) -> None:
+) -> list[Group]:
     """Root first, then each group just in time, or `ahead` of it.
 
-    A group is gathered before the first of its modules and resharded after the last, the root's at the end.
+    A group is gathered before the first of its modules and resharded after the last, the root's at the end. Returns the groups
+    in the order in which their forwards ended, one that ran twice twice.
     """
     root = groups.get(ROOT)
+    order: list[Group] = []
     step.begin_forward()
     _cast_input(step, modules)
     wrapped_by = step.training.model.wrapped_by
@@ -225,50 +227,76 @@ def forward(
             step.wait_for_unshard(group, forward=True)
             step.unshard_each(_following(group, blocks, ahead))
         step.forward(module)
-        if group is not None and group is not root and module.fqn in last and keep.blocks:
-            step.reshard(group, to=keep.to)
-    if root is not None and keep.root:
-        step.reshard(root, to=keep.to)
+        if group is not None and group is not root and module.fqn in last:
+            order.append(group)
+            if keep.blocks:
+                step.reshard(group, to=keep.to)
+    if root is not None:
+        order.append(root)
+        if keep.root:
+            step.reshard(root, to=keep.to)
     step.end_forward()
+    step.sum_losses(modules[-1])
+    return order
 
 
 def _cast_input(step: ShardedStep, modules: tuple[LoweredModule, ...]) -> None:
     """The root casts a floating-point input before it gathers anything."""
-    cast = [event for event in modules[0].forward.memory if isinstance(event, Alloc) and event.buffer == MODEL_INPUT]
+    cast = [event for event in modules[0].forward.memory if is_model_input(event)]
     if cast:
-        step.issue("copy", ROOT, micro_batch=step.micro_batch, memory=cast)
+        step.issue("copy", ROOT, micro_batch=step.micro_batch, memory=storage_events(cast))
 
 
 def backward(
-    step: ShardedStep, modules: tuple[LoweredModule, ...], groups: dict[str, Group], *, sync: bool, ahead: int = 0
+    step: ShardedStep,
+    modules: tuple[LoweredModule, ...],
+    groups: dict[str, Group],
+    order: list[Group],
+    *,
+    sync: bool,
+    ahead: int = 0,
 ) -> None:
-    """Reverse order; each group gathers if need be, prefetches those before it, runs, frees itself, and reduces."""
+    """Reverse order; each group gathers if need be, prefetches those before it, runs, frees itself, and reduces.
+
+    A group that ran twice does so twice, but autograd adds its gradients up and keeps them only after the last time: before,
+    there is nothing to reduce, unless earlier micro-batches have left something. One that has no backward of its own (the
+    root, and where the input needs no gradient) enters once, and stays unsharded to the end. `order` is that of forward.
+    """
     step.begin_backward()
     wrapped_by = step.training.model.wrapped_by
-    order = _post_forward_order(wrapped_by, groups)
     reverse = _blocks(wrapped_by, groups)[::-1]
-    first, _ = _ends(wrapped_by)
-    entered: set[str] = set()
+    first, last = _ends(wrapped_by)
+    places: dict[str, list[int]] = {fqn: [] for fqn in groups}
+    for place, group in enumerate(order):
+        places[group.fqn].append(place)
     for module in reversed(modules):
-        group = groups.get(wrapped_by[module.fqn])
-        if group is not None and group.fqn not in entered:
-            entered.add(group.fqn)
-            step.unshard(group)
-            step.wait_for_unshard(group, forward=False)
-            place = order.index(group.fqn)
-            if ahead and group.fqn != ROOT:
-                step.unshard_each(_following(group, reverse, ahead))
-            elif place > 0:
-                step.unshard(groups[order[place - 1]])
+        own = groups.get(wrapped_by[module.fqn])
+        if own is not None and (own.fqn == ROOT or module.fqn in last):
+            explicit = _following(own, reverse, ahead) if own.fqn != ROOT else []
+            _pre_backward(step, own, order, places[own.fqn], explicit=explicit)
         step.backward(module)
-        if group is not None and group.fqn != ROOT and module.fqn in first and module.input_needs_gradient:
-            post_backward(step, group, sync=sync)
+        if own is not None and own.fqn != ROOT and module.fqn in first and module.input_needs_gradient:
+            post_backward(step, own, sync=sync)
     for group in groups.values():
-        if not group.reduced:
+        if group.state != "post_backward":
             post_backward(step, group, sync=sync)
-        group.reduced = False
+        group.state = "idle"
         step.finalize_backward(group)
     step.end_backward()
+
+
+def _pre_backward(step: ShardedStep, group: Group, order: list[Group], places: list[int], *, explicit: list[Group]) -> None:
+    """Gather the group if need be, and prefetch `explicit` ones or, where there are none, the one before it in `order`.
+
+    `places` are the group's own in `order`; the last one is used up.
+    """
+    if group.state != "pre_backward":
+        group.state = "pre_backward"
+        step.unshard(group)
+        step.wait_for_unshard(group, forward=False)
+        if not explicit and places:
+            step.unshard_each(order[: places.pop()][-1:])
+    step.unshard_each(explicit)
 
 
 def _blocks(wrapped_by: dict[str, str], groups: dict[str, Group]) -> list[Group]:
@@ -277,10 +305,12 @@ def _blocks(wrapped_by: dict[str, str], groups: dict[str, Group]) -> list[Group]
 
 
 def _ends(wrapped_by: dict[str, str]) -> tuple[set[str], set[str]]:
-    """The first module of each group, and the last, in the order of forward."""
-    first = {group: module for module, group in reversed(wrapped_by.items())}
-    last = {group: module for module, group in wrapped_by.items()}
-    return set(first.values()), set(last.values())
+    """Every run of the first module of each group, and of the last."""
+    path = {fqn: fqn.partition(RUN)[0] for fqn in wrapped_by}
+    once = [fqn for fqn in wrapped_by if fqn == path[fqn]]
+    first = {wrapped_by[fqn]: fqn for fqn in reversed(once)}
+    last = {wrapped_by[fqn]: fqn for fqn in once}
+    return tuple({fqn for fqn, group in wrapped_by.items() if path[fqn] == end[group]} for end in (first, last))  # type: ignore[return-value]
 
 
 def _following(group: Group, order: list[Group], ahead: int) -> list[Group]:
@@ -289,19 +319,17 @@ def _following(group: Group, order: list[Group], ahead: int) -> list[Group]:
     return order[place : place + ahead]
 
 
-def _post_forward_order(wrapped_by: dict[str, str], groups: dict[str, Group]) -> list[str]:
-    return [*(group.fqn for group in _blocks(wrapped_by, groups)), *([ROOT] if ROOT in groups else [])]
-
-
 def post_backward(step: ShardedStep, group: Group, *, sync: bool) -> None:
-    """Accumulate, free the unsharded parameters, and with `sync` reduce the gradients."""
+    """Accumulate, free the unsharded parameters, and with `sync` reduce what gradients there are."""
+    group.state = "post_backward"
     step.add_accumulated(group)
     step.reshard(group)
-    if sync:
+    if not sync:
+        step.accumulate_without_sync(group)
+    elif step.has_gradients(group):
         step.reduce(group)
     else:
-        step.accumulate_without_sync(group)
-        group.reduced = True
+        step.drop_reduce_input(group)
 
 
 def clip(step: ShardedStep, numels: list[int]) -> list[int]:

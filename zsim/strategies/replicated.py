@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 
 from zsim import clipping, optimizers
 from zsim.lowering import loss_buffers
@@ -25,12 +26,14 @@ Bucket = tuple[Parameter, ...]
 def ready_order(training: Training) -> Bucket:
     """The parameters in the order in which their gradients are ready: a tied one with its last gradient of backward.
 
-    Of a linear the bias is ready before the weight, whose gradient is transposed by a further node.
+    Of a linear the bias is ready before the weight, whose gradient is transposed by a further node. Where gradients of several
+    uses are summed, that order is the tape's already.
     """
     parameters = {parameter.fqn: parameter for parameter in training.model.parameters}
-    late = late_weights(training.model)
+    late = {op.weight: op.bias for m in training.model.modules for op in m.operators if op.kind == "linear" and op.bias}
     events = [e.fqn for m in training.modules[::-1] for e in m.backward.memory if isinstance(e, ParameterGradient)]
-    ready = {fqn: place + (1.5 if fqn in late else 0) for place, fqn in enumerate(events)}
+    follows = dict(pairwise(events))
+    ready = {fqn: place + (1.5 if late.get(fqn) == follows.get(fqn, "") else 0) for place, fqn in enumerate(events)}
     return tuple(parameters[fqn] for fqn in sorted(ready, key=lambda fqn: ready[fqn]))
 
 
@@ -216,7 +219,7 @@ class ReplicatedStep:
             module.unit,
             micro_batch=self.micro_batch,
             kernels=module.forward.kernels,
-            memory=storage_events(module.forward.memory),
+            memory=(*storage_events(module.forward.memory), *module.sums_losses),
         )
 
     def backward(self, module: LoweredModule, *, synchronises: bool) -> None:

@@ -11,15 +11,21 @@ from dataclasses import dataclass, field, replace
 
 from zsim.lowering import loss_buffers
 from zsim.mesh import Mesh
-from zsim.model import ROOT
+from zsim.model import ROOT, RUN
 from zsim.ops import Alloc, Free, Kernel, MemoryEvent, OpKind
 from zsim.strategies.building import Step, copy_kernel, until_recomputed
 from zsim.strategies.sharded_gradients import Gradients
 from zsim.strategies.sharded_groups import Group, Sharded
+from zsim.tape import MODEL_INPUT
 from zsim.training import DTYPE_NBYTES, LoweredModule, TapeEvent, Training, storage_events
 
 ORIGINAL = "float32"
 """The dtype of the sharded parameters, their gradients and optimizer states."""
+
+
+def is_model_input(event: TapeEvent) -> bool:
+    """Whether `event` makes the model's own input, cast by the root."""
+    return isinstance(event, Alloc) and event.buffer.partition(RUN)[0] == MODEL_INPUT
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,6 +50,10 @@ class ShardedStep(Step):
     last_copy_out: list[int] = field(default_factory=list)
     forward_gather: Group | None = None
     """The group whose all-gather output forward keeps until the next one has been copied out."""
+    forward_output: str = ""
+    """That output."""
+    outputs: dict[str, str] = field(default_factory=dict)
+    """The last all-gather output of each group; one that runs twice in a row has two at once."""
     gathers: dict[str, int] = field(default_factory=dict)
     reshards: dict[str, int] = field(default_factory=dict)
     """The copy that kept a part of each group after forward; the group's next all-gather waits for it."""
@@ -53,6 +63,8 @@ class ShardedStep(Step):
     """The frees of the loss and its gradient, held back to the end of backward."""
     unfinished: list[int] = field(default_factory=list)
     """Reductions that the compute stream has not waited for yet."""
+    post_reduces: dict[str, int] = field(default_factory=dict)
+    """The reduction of each group in this backward; a second one of the same group waits for it."""
 
     def copy(self) -> ShardedStep:
         """This step so far, to be ended in another way."""
@@ -88,7 +100,9 @@ class ShardedStep(Step):
         spread = group.resharded_to or self.mesh.dp_shard
         part = group.totals["padded"] // spread
         inputs, transfers = self._all_gather_inputs(group, part)
-        output = self.alloc(f"{group.fqn}.all_gather", "communication", self.nbytes(group.totals["padded"], dtype))
+        name = f"{group.fqn}.all_gather"
+        self.outputs[group.fqn] = f"{name}.again" if name in self.live else name
+        output = self.alloc(self.outputs[group.fqn], "communication", self.nbytes(group.totals["padded"], dtype))
         if group.fqn in self.reshards:
             self.gather_waits = [*self.gather_waits, self.reshards.pop(group.fqn)]
         copy = self.issue(
@@ -174,12 +188,13 @@ class ShardedStep(Step):
             for parameter in group.parameters:
                 memory += self.drop(f"{parameter.fqn}.resharded")
         transfers = self._transfer("to_device", group) if self.mesh.dp_shard == 1 else ()
-        previous, group.resharded_to = self.forward_gather, 0
+        group.resharded_to = 0
+        gathered = self.outputs.get(group.fqn, "")
         if forward:
-            memory += self.drop(f"{previous.fqn}.all_gather") if previous else []
-            self.forward_gather = group
+            memory += self.drop(self.forward_output)
+            self.forward_gather, self.forward_output = group, gathered
         else:
-            memory += self.drop(f"{group.fqn}.all_gather")
+            memory += self.drop(gathered)
         copied = self.issue(
             "copy",
             group.fqn,
@@ -215,10 +230,13 @@ class ShardedStep(Step):
 
     def forward(self, module: LoweredModule) -> None:
         """A module's forward; the model's own input was made by the root beforehand."""
-        memory = list(storage_events(module.forward.memory))
-        if module is self.training.modules[0]:
-            memory = [event for event in memory if not (isinstance(event, Alloc) and event.buffer == "x")]
+        memory = [event for event in storage_events(module.forward.memory) if not is_model_input(event)]
         self._compute("forward", module, kernels=module.forward.kernels, memory=memory)
+
+    def sum_losses(self, module: LoweredModule) -> None:
+        """The caller adds the loss that `module` made to those of earlier forwards."""
+        if module.sums_losses:
+            self.issue("alloc", ROOT, micro_batch=self.micro_batch, memory=module.sums_losses)
 
     def backward(self, module: LoweredModule) -> None:
         """A module's backward: gradients of parameters are born unsharded, or added to what is there.
@@ -263,10 +281,12 @@ class ShardedStep(Step):
         memory: list[MemoryEvent] = []
         for parameter in group.parameters:
             accumulated = f"{parameter.fqn}.accumulated_gradient"
-            if accumulated not in self.live:
+            if accumulated not in self.live and f"{parameter.fqn}.unsharded_gradient" in self.live:
                 nbytes = self.nbytes(parameter.numel, precision.reduce)
                 memory += self.alloc(accumulated, "unsharded_gradients", nbytes)
             memory += self.drop(f"{parameter.fqn}.unsharded_gradient")
+        if not self.has_gradients(group):
+            return
         kernel = copy_kernel(group.totals["numel"], source=precision.parameters, target=precision.reduce)
         self.issue("copy", group.fqn, micro_batch=self.micro_batch, kernels=(kernel,), memory=memory)
 
@@ -288,6 +308,17 @@ class ShardedStep(Step):
             names.append(accumulated if accumulated in self.live else f"{parameter.fqn}.unsharded_gradient")
         return names
 
+    def has_gradients(self, group: Group) -> bool:
+        """Whether there is an unsharded gradient of `group`, of this micro-batch or earlier ones."""
+        return not self.live.isdisjoint(self._gradient_buffers(group))
+
+    def drop_reduce_input(self, group: Group) -> None:
+        """Wait for the last reduce-scatter and let its input go, as before a reduction, where `group` has nothing to reduce."""
+        if self.reduce_input is not None:
+            (buffer, event), self.reduce_input = self.reduce_input, None
+            memory = self.drop(buffer)
+            self.issue("free", group.fqn, stream="compute", waits=(event,), micro_batch=self.micro_batch, memory=memory)
+
     def reduce(self, group: Group) -> None:
         """foreach_reduce: copy in, reduce-scatter, over replicas all-reduce, cast to the original dtype, accumulate."""
         dtype = self.training.precision.reduce
@@ -297,6 +328,9 @@ class ShardedStep(Step):
             buffer, event = self.reduce_input
             memory += self.drop(buffer)
             waits.append(event)
+        if group.fqn in self.post_reduces:  # the group's second reduction in this backward
+            waits.append(self.post_reduces.pop(group.fqn))
+            memory += self.drop(f"{group.fqn}.reduced")
         fresh = f"{group.fqn}.gradient" not in self.live and group.fqn not in self.on_host
         output = self._reduced_into(group, fresh=fresh)
         source = f"{group.fqn}.reduce_input"
@@ -323,9 +357,9 @@ class ShardedStep(Step):
         else:
             done = self._keep_partial(group, output, done, held)
         self.unfinished = [done]  # one stream: the last covers all
+        self.post_reduces[group.fqn] = done
         self.reduces += self.unfinished
         self.on_host |= {group.fqn} if self.elsewhere and self.over_replicas else set()
-        group.reduced = True
 
     def _reduce_over_shards(self, group: Group, *, after: int, memory: list[MemoryEvent]) -> int:
         """The reduce-scatter; torch copies the one shard where there is only one."""
@@ -443,25 +477,33 @@ class ShardedStep(Step):
         """The root's forward begins: the all-gather streams wait for whatever the compute stream was last given."""
         last = next((op.index for op in reversed(self.ops) if op.stream == "compute"), None)
         self.gather_waits = [] if last is None else [last]
+        self.last_copy_out = []
 
     def end_forward(self) -> None:
         """The root's forward is over: the last all-gather output goes."""
         group, self.forward_gather = self.forward_gather, None
         self.gather_waits = self.last_copy_out
         if group is not None:
-            memory = self.drop(f"{group.fqn}.all_gather")
+            memory = self.drop(self.forward_output)
             self.issue("free", group.fqn, stream="host", micro_batch=self.micro_batch, memory=memory)
 
     def finalize_backward(self, group: Group) -> None:
-        """The compute stream waits for the reductions so far, and what they held of `group` goes."""
+        """The compute stream waits for the reductions so far, and what they held of `group` goes.
+
+        So does an all-gather that was prefetched and that nobody came to use.
+        """
         memory = self.drop(f"{group.fqn}.reduced")
+        if group.gathered:
+            group.gathered = False
+            memory += self.drop(self.outputs.get(group.fqn, ""))
+            self.unfinished += [self.gathers[group.fqn]] if group.fqn in self.gathers else []
         if memory or self.unfinished:
             waits, self.unfinished = self.unfinished, []
             self.issue("free", group.fqn, stream="compute", waits=waits, micro_batch=self.micro_batch, memory=memory)
 
     def end_backward(self) -> None:
         """The end of the root's final callback: the last reduce-scatter's input goes; backward returns, and the loss goes."""
-        self.gather_waits, self.last_copy_out = [], []
+        self.gather_waits, self.last_copy_out, self.post_reduces = [], [], {}
         if self.reduce_input is not None:
             (buffer, event), self.reduce_input = self.reduce_input, None
             memory = self.drop(buffer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from zsim.model import ParamGroup
 from zsim.sharding import Dim0Layout
@@ -27,7 +28,8 @@ class Group:
     parameters: tuple[Sharded, ...]
     unsharded: bool = False
     gathered: bool = False
-    reduced: bool = False
+    state: Literal["idle", "pre_backward", "post_backward"] = "idle"
+    """Where backward is with it, as torch's TrainingState says."""
     resharded_to: int = 0
     """Ranks that a group kept in `1/ranks` parts after forward is spread over; 0 when it is not."""
 

@@ -53,7 +53,7 @@ def _step(model: FlatModel, *, lookahead: int, first: bool) -> Step:
 
 def forward(step: FlatStep, modules: tuple[LoweredModule, ...], *, lookahead: int) -> None:
     """Gather, compute and free, module by module."""
-    done = step.model.last_users(modules)
+    done = _last_users(step.model, modules)
     for i, module in enumerate(modules):
         step.unshard(*_needed(step.model, modules[i : i + 1 + lookahead]))
         step.forward(module)
@@ -61,15 +61,34 @@ def forward(step: FlatStep, modules: tuple[LoweredModule, ...], *, lookahead: in
 
 
 def backward(step: FlatStep, modules: tuple[LoweredModule, ...], *, lookahead: int) -> None:
-    """Gather, compute, free and reduce-scatter; `modules` come in the order of backward."""
-    done = step.model.last_users(modules)
+    """Gather, compute, free and reduce-scatter what is whole; `modules` come in the order of backward."""
+    done, ready = _last_users(step.model, modules), step.model.last_users(modules)
     for i, module in enumerate(modules):
         step.unshard(*_needed(step.model, modules[i : i + 1 + lookahead]))
         step.backward(module)
         step.reshard(*done[module.fqn])
         if zero1.synchronises(step):
-            for group in done[module.fqn]:
+            for group in ready[module.fqn]:
                 step.reduce_scatter_gradients(group)
+
+
+def _last_users(model: FlatModel, modules: tuple[LoweredModule, ...]) -> dict[str, tuple[FlatGroup, ...]]:
+    """By module: the groups that no later module of the same round needs.
+
+    A round ends where a module would run again that ran in it already, but for one that runs several times in a row.
+    """
+    paths = {module.fqn: module.path for module in model.training.model.modules}
+    rounds: list[list[LoweredModule]] = [[]]
+    seen: set[str] = set()
+    for module in modules:
+        path = paths[module.fqn]
+        if path in seen and path != paths[rounds[-1][-1].fqn]:
+            rounds.append([])
+            seen = set()
+        rounds[-1].append(module)
+        seen.add(path)
+    last = [model.last_users(one) for one in rounds]
+    return {module.fqn: users[module.fqn] for one, users in zip(rounds, last, strict=True) for module in one}
 
 
 def _needed(model: FlatModel, modules: tuple[LoweredModule, ...]) -> tuple[FlatGroup, ...]:
