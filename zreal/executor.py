@@ -8,6 +8,7 @@ entered from a hook on its output, so autograd runs whole and frees as it does i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -117,6 +118,8 @@ class Trainer:
     _backwards: int = 0
     _value: Tensor | None = None
     _losses: list[float] = field(default_factory=list)
+    _scope: ExitStack = field(default_factory=ExitStack)
+    """Autocast, where it is asked for, from the first module's forward to the last's."""
 
     def step(self, ops: tuple[Op, ...], batches: list[modules.MicroBatch]) -> float:
         """Carry out every op of one step; returns this rank's mean loss."""
@@ -149,6 +152,7 @@ class Trainer:
         self.rank.enter(spec, backward=False)
         if self._value is None:
             self._value = batch[0]
+            self._scope.enter_context(modules.autocast(self.scenario.precision, device=batch[0].device.type))
         if spec.unit == ROOT:
             self._value = modules.interpret(spec, self._value, batch[1], model)
         else:
@@ -159,6 +163,7 @@ class Trainer:
             self._value.register_hook(self._between)
         else:
             self._forwards = 0
+            self._scope.close()
 
     def _backward(self, op: Op) -> None:
         """Backward of the whole micro-batch, from its first backward op to its last; ranks' losses are averaged."""

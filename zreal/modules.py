@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import cast
 
@@ -21,7 +22,7 @@ from zsim.errors import ZsimError
 from zsim.model import ROOT, ModelSpec, Module, Parameter
 from zsim.operators import Operator
 from zsim.scenario import Scenario
-from zsim.training import Batch
+from zsim.training import Batch, Precision
 
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _ROTARY_BASE = 10000.0
@@ -231,6 +232,13 @@ def build(
             remedy="simulate it, and compare with a run of your own module",
         )
     return Model(spec, seed=seed, dtype=DTYPES[dtype], checkpointing=checkpointing)
+
+
+def autocast(precision: Precision, *, device: str) -> AbstractContextManager[object]:
+    """Around the forward of a whole micro-batch: torch.autocast with its cache of cast weights, or nothing."""
+    if precision.autocast == "none":
+        return nullcontext()
+    return torch.autocast(torch.device(device).type, dtype=DTYPES[precision.autocast], cache_enabled=True)
 
 
 def inputs(

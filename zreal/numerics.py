@@ -45,7 +45,8 @@ def reference(scenario: Scenario, *, steps: int, stepped_in: torch.dtype = torch
         total = 0.0
         for rank in range(scenario.world_size):
             for x, targets in modules.micro_batches(scenario, rank=rank, step=step, dtype=dtype):
-                loss = compute(x, targets)
+                with modules.autocast(scenario.precision, device=x.device.type):
+                    loss = compute(x, targets)
                 (loss / scenario.world_size).backward()
                 total += loss.item()
         if compute is not master:
@@ -66,7 +67,9 @@ def _directionless(scenario: Scenario) -> frozenset[str]:
     model = modules.build(scenario.model, seed=scenario.seed, dtype=dtype)
     exact = modules.build(scenario.model, seed=scenario.seed, dtype=dtype).double()
     x, targets = modules.micro_batches(scenario, rank=0, step=0, dtype=dtype)[0]
-    model(x, targets).backward()
+    with modules.autocast(scenario.precision, device=x.device.type):
+        loss = model(x, targets)
+    loss.backward()
     exact(*(part.double() if part.is_floating_point() else part for part in (x, targets))).backward()
     pairs = [
         (name, mine.grad, theirs.grad)

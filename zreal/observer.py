@@ -111,7 +111,8 @@ def _train_step(
     for i, (x, targets) in enumerate(batches):
         sync = scenario.sync == "every" or i == len(batches) - 1
         with subject.micro_batch(sync):
-            loss = subject.module(x, targets)
+            with modules.autocast(scenario.precision, device=x.device.type):
+                loss = subject.module(x, targets)
             loss.backward()
             total += loss.detach().item()
             del loss

@@ -7,9 +7,11 @@ The calls are `zsim.eager`'s, the memory `zsim.tape`'s; here a model's modules a
 from __future__ import annotations
 
 from zsim.aten_call import Call
+from zsim.autocast import Autocast
 from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.eager import calls
 from zsim.model import ModelSpec, Module
+from zsim.operators import Operator
 from zsim.ops import Kernel
 from zsim.regions import Region, Step
 from zsim.tape import SEED, Tape
@@ -40,6 +42,9 @@ def _qualified(call: Call, module: Module, entry: str) -> Call:
         summed=tuple([(name if name in parameters else prefix + name, way) for name, way in call.summed]),
         drops=names(call.drops),
         parameters=parameters,
+        weights=names(call.weights),
+        cached=call.cached,
+        dtype=call.dtype,
         flops=call.flops,
         backward_flops=call.backward_flops,
         moved=call.moved,
@@ -48,7 +53,7 @@ def _qualified(call: Call, module: Module, entry: str) -> Call:
 
 
 def _forward_kernels(module_calls: list[Call], *, dtype: str) -> tuple[Kernel, ...]:
-    return tuple(Kernel(call.operator, call.flops, call.moved, dtype) for call in module_calls if call.moved)
+    return tuple(Kernel(call.operator, call.flops, call.moved, call.dtype or dtype) for call in module_calls if call.moved)
 
 
 def _backward_kernels(module_calls: list[Call], *, dtype: str, needs_gradient: set[str]) -> tuple[Kernel, ...]:
@@ -58,7 +63,7 @@ def _backward_kernels(module_calls: list[Call], *, dtype: str, needs_gradient: s
             call.operator,
             call.backward_flops if needs_gradient.intersection(call.inputs) else call.backward_flops // 2,
             call.backward_moved,
-            dtype,
+            call.dtype or dtype,
         )
         for call in reversed(module_calls)
         if call.moved
@@ -74,22 +79,27 @@ def lower_each(
     device: Device = "cpu",
     checkpointing: Checkpointing = NO_CHECKPOINTING,
     checkpointed: frozenset[str] = frozenset(),
+    autocast: str = "none",
 ) -> tuple[LoweredModule, ...]:
     """Every module of `model` with the kernels and memory events of one micro-batch's forward and backward.
 
     `casts_input`: a floating-point model input is cast to `dtype` first and the copy kept as long as autograd needs it.
-    Modules in `checkpointed` recompute what `checkpointing` says. The loss is freed with the last event of the first module's
+    Modules in `checkpointed` recompute what `checkpointing` says. The forward runs under autocast to the dtype of that name. The loss is freed with the last event of the first module's
     backward, as in `loss.backward(); del loss`.
     """
     tape = Tape(in_place=device == "cuda")
     tape.know_parameters(model, dtype=dtype)
     entry = "x"
     traced: list[tuple[Module, list[Step], tuple[TapeEvent, ...], bool]] = []
+    caster = None if autocast == "none" else Autocast(dtype=autocast, batch=batch, device=device)
+    dtypes = {"x": dtype}
     for module in model.modules:
-        steps = [
-            Step([_qualified(call, module, entry) for call in calls(operator, batch=batch, dtype=dtype, device=device)])
-            for operator in module.operators
-        ]
+
+        def made(operator: Operator, values: dict[str, str] = dtypes) -> tuple[Call, ...]:
+            return caster.calls(operator, values) if caster else calls(operator, batch=batch, dtype=dtype, device=device)
+
+        steps = [Step([_qualified(call, module, entry) for call in made(operator)]) for operator in module.operators]
+        dtypes = {"x": dtypes.get(module.operators[-1].output, dtype)}
         if module.fqn in checkpointed:
             _cut_regions(steps, module, checkpointing)
         module_calls = [call for step in steps for call in step.calls]
@@ -99,6 +109,7 @@ def lower_each(
         tape.run_forward(steps, entry=entry)
         traced.append((module, steps, tape.storages.take(), needs_gradient))
         entry = module_calls[-1].output
+    uncached = {module.fqn: tape.let_go(steps) for module, steps, _, _ in traced}
     tape.storages.allocate(SEED, tape.nbytes[entry], temporary=True)
     tape.storages.hold(SEED)
     tape.gradients[entry] = SEED
@@ -121,6 +132,7 @@ def lower_each(
                 ),
                 input_needs_gradient=needs_gradient,
                 recompute=_forward_kernels(again, dtype=dtype),
+                uncached=uncached[module.fqn],
             )
         )
     return tuple(reversed(lowered))

@@ -117,7 +117,7 @@ def parse(data: bytes, *, where: str, folder: Path | None = None) -> Scenario:
         strategy=strategy.name,
         options=made.options,
         sync=strategy.sync,
-        precision=Precision(parameters=DTYPES[precision.parameters], reduce=DTYPES[precision.reduce]),
+        precision=_precision(precision),
         optimizer=Optimizer(**tables["optimizer"].model_dump()),
         checkpointing=Checkpointing(**tables["activation_checkpointing"].model_dump()),
         steps=tables["steps"],
@@ -158,6 +158,7 @@ class _Made:
         expect = [attempt(expectation, key, value) for key, value in (tables["expect"] or {}).items()]
         attempt(_check_together, strategy, options, mesh, tables["optimizer"])
         attempt(_check_checkpointing, model, tables["activation_checkpointing"])
+        attempt(_check_precision, tables["precision"])
         attempt(_check_traced, model, tables["batch"], tables["precision"], strategy)
         attempt(_check_work, model, mesh, options, tables["batch"])
         if model is None or cluster is None or mesh is None or options is None:
@@ -174,6 +175,18 @@ def _check_together(strategy: Any, options: Any, mesh: Mesh, optimizer: Optimize
         raise ScenarioError(problems)
 
 
+def _precision(table: PrecisionTable) -> Precision:
+    autocast = DTYPES.get(table.autocast, "none")
+    return Precision(parameters=DTYPES[table.parameters], reduce=DTYPES[table.reduce], autocast=autocast)
+
+
+def _check_precision(table: PrecisionTable) -> None:
+    """Autocast casts float32 weights: it leaves those that have two bytes already as they are."""
+    if table.autocast != "none" and table.parameters != "fp32":
+        expected = 'expected only with parameters = "fp32", of which it makes two-byte copies'
+        raise ScenarioError((f'precision.autocast: {expected}, found with "{table.parameters}"',))
+
+
 def _check_checkpointing(model: ModelSpec, table: CheckpointingTable) -> None:
     problems = tuple(checkpointing.problems(Checkpointing(**table.model_dump()), model))
     if problems:
@@ -183,6 +196,8 @@ def _check_checkpointing(model: ModelSpec, table: CheckpointingTable) -> None:
 def _check_traced(model: ModelSpec, batch: BatchTable, precision: PrecisionTable, strategy: Any) -> None:
     """A traced model is one of a batch and a dtype."""
     if isinstance(model, traced.TracedModel):
+        if precision.autocast != "none":
+            raise ScenarioError(("precision.autocast: expected none with a traced model, which keeps the dtypes it was traced in",))
         dtype = DTYPES[precision.parameters]
         casts_input = STRATEGIES[strategy.name].casts_input and dtype != "float32"
         try:

@@ -60,10 +60,11 @@ class ClusterTable(_Table):
 
 
 class PrecisionTable(_Table):
-    """Dtypes of parameters in compute and of gradient reduction."""
+    """Dtypes of parameters in compute and of gradient reduction, and that of torch.autocast around forward."""
 
     parameters: DtypeName = "fp32"
     reduce: DtypeName = "fp32"
+    autocast: Literal["none", "bf16", "fp16"] = "none"
 
 
 class OptimizerTable(_Table):

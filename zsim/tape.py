@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from zsim.aten_call import Call
 from zsim.model import ModelSpec
+from zsim.ops import Free
 from zsim.regions import Region, Step, packs_its_output
 from zsim.storages import Storages
 from zsim.training import (
@@ -68,13 +69,19 @@ class Tape:
             if step.cached:
                 self._hold((step.calls[-1].output,))
             dropped = {value for call in step.calls for value in call.drops}
-            inner = [value for call in step.calls[:-1] for value in (call.output, *call.also)]
+            inner = [value for call in step.calls[:-1] if not call.cached for value in (call.output, *call.also)]
             outer = [value for call in step.calls for value in call.inputs if last_use[value] is step]
             for value in dict.fromkeys(inner + outer):
                 if value != entry and value in self.nbytes and value not in dropped:
                     self.storages.release(value)
         if entry in self.nbytes:
             self.storages.release(entry)
+
+    def let_go(self, steps: list[Step]) -> tuple[Free, ...]:
+        """Autocast ends and empties its cache: what of the copies made in `steps` nobody else holds."""
+        for call in [call for step in steps for call in step.calls if call.cached]:
+            self.storages.release(call.output)
+        return tuple(event for event in self.storages.take() if isinstance(event, Free))
 
     def _drop(self, call: Call) -> None:
         for value in call.drops:
@@ -95,17 +102,23 @@ class Tape:
                 self.storages.view(value, call.inputs[0])
             else:
                 self.storages.allocate(value, call.nbytes)
-        wants = bool(call.parameters) or any(value in self.needs_gradient for value in call.inputs)
+        wants = bool(call.parameters or call.weights) or any(value in self.needs_gradient for value in call.inputs)
         if wants:
             self.needs_gradient.update((call.output, *call.also))
             if saving:
-                self._hold(call.saves)
+                self._hold(self._saved(call))
             for name, nbytes in call.keeps:
                 self.storages.allocate(name, nbytes)
             for name, _ in () if saving or keeping else call.keeps:
                 self.storages.release(name)
         if call.scratch:
             self.storages.release(f"{call.output}.scratch")
+
+    def _saved(self, call: Call) -> tuple[str, ...]:
+        """What autograd saves of a call: a weight's copy only for the gradient of an input."""
+        if not call.weights or self.needs_gradient.intersection(call.inputs):
+            return call.saves
+        return tuple(value for value in call.saves if value not in call.weights)
 
     def recompute(self, region: Region) -> None:
         """The region's forward once more, up to the last tensor that backward needs; Python then drops what it still holds.
@@ -118,10 +131,10 @@ class Tape:
         for step in region.again:
             for call in step.calls:
                 if call is region.last and not packs_its_output(call):
-                    self._hold(call.saves)
+                    self._hold(self._saved(call))
                     break
-                if step.cached:  # made in forward and kept; now it is Python's, and what autograd saves of it
-                    self._hold(call.saves)
+                if step.keeps(call):  # made in forward and kept; now it is Python's, and what autograd saves of it
+                    self._hold(self._saved(call))
                 else:
                     self._make(call)
                 mine |= dict.fromkeys((call.output, *call.also))
@@ -131,7 +144,7 @@ class Tape:
                 if call is region.last:
                     break
             else:
-                inner = [value for call in step.calls[:-1] for value in (call.output, *call.also)]
+                inner = [value for call in step.calls[:-1] if not call.cached for value in (call.output, *call.also)]
                 outer = [value for call in step.calls for value in call.inputs if last_use[value] is step]
                 for value in dict.fromkeys(inner + outer):
                     if value not in entered and value in mine:
@@ -244,7 +257,7 @@ class Tape:
                 parts.clear()
 
     def _release_saved(self, call: Call) -> None:
-        for name in call.saves:
+        for name in self._saved(call):
             if name in self.nbytes:
                 self.storages.release(name)
         for name, _ in call.keeps:

@@ -25,10 +25,19 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
-    """`parameters`: dtype of compute, unsharded parameters and gradients; `reduce`: dtype gradients are reduced in."""
+    """`parameters`: dtype of compute, unsharded parameters and gradients; `reduce`: dtype gradients are reduced in.
+
+    `autocast`: the dtype of torch.autocast around the forward over float32 parameters; "none" without it.
+    """
 
     parameters: Dtype = "float32"
     reduce: Dtype = "float32"
+    autocast: Dtype | Literal["none"] = "none"
+
+    @property
+    def products(self) -> Dtype:
+        """The dtype in which matrices are multiplied."""
+        return self.parameters if self.autocast == "none" else self.autocast
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +90,7 @@ class LoweredModule:
     """One module of the model, lowered: what its forward and its backward do for one micro-batch.
 
     `recompute` are the kernels that activation checkpointing runs again; their memory events stand in backward, up to the
-    mark `Recomputed`.
+    mark `Recomputed`. `uncached` goes when the whole forward is over: copies of weights that nobody but autocast's cache holds.
     """
 
     fqn: str
@@ -90,6 +99,7 @@ class LoweredModule:
     backward: Computation
     input_needs_gradient: bool
     recompute: tuple[Kernel, ...] = ()
+    uncached: tuple[Free, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +113,11 @@ class Training:
     optimizer: Optimizer = field(default_factory=Optimizer)
     sync: Literal["every", "last"] = "every"
     device: Device = "cuda"
+
+    @property
+    def uncached(self) -> tuple[Free, ...]:
+        """What goes with autocast's cache when the forward of the whole model is over."""
+        return tuple(event for module in self.modules for event in module.uncached)
 
     def unit(self, fqn: str) -> ParamGroup:
         """The param group called `fqn`."""

@@ -86,7 +86,8 @@ def of_torch(case: Scenario, *, steps: int = 3) -> list[int]:
                 assert meter.events is not None
                 meter.events.clear()
                 with subject.micro_batch(True):
-                    loss = subject.module(x, targets)
+                    with modules.autocast(case.precision, device="cpu"):
+                        loss = subject.module(x, targets)
                     loss.backward()
                     del loss
                 subject.optimizer.step()

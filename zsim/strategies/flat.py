@@ -17,11 +17,12 @@ from zsim.strategies.building import (
     MASTER_DTYPE,
     FlatGroup,
     Step,
+    forward_memory,
     copy_kernel,
     until_recomputed,
 )
 from zsim.strategies.flat_model import AXIS, FlatModel
-from zsim.training import DTYPE_NBYTES, LoweredModule, ParameterGradient, Recomputed, storage_events
+from zsim.training import DTYPE_NBYTES, LoweredModule, ParameterGradient, Recomputed
 
 
 @dataclass(slots=True)
@@ -70,7 +71,8 @@ class FlatStep:
 
     def forward(self, module: LoweredModule) -> None:
         """Compute with the parameters of the module, which must be gathered."""
-        self._issue_compute("forward", module, kernels=module.forward.kernels, memory=storage_events(module.forward.memory))
+        memory = forward_memory(self.model.training, module)
+        self._issue_compute("forward", module, kernels=module.forward.kernels, memory=memory)
 
     def backward(self, module: LoweredModule) -> None:
         """Compute; each gradient is added into the flat gradient of its group, which is made when missing."""

@@ -11,8 +11,16 @@ from zsim import clipping, optimizers
 from zsim.lowering import loss_buffers
 from zsim.model import ROOT, Parameter
 from zsim.ops import Alloc, Free, MemoryEvent, MemoryKind, OpKind
-from zsim.strategies.building import MASTER_DTYPE, Step, copy_kernel, late_weights, named_parameters, until_recomputed
-from zsim.training import DTYPE_NBYTES, LoweredModule, ParameterGradient, Recomputed, Training, storage_events
+from zsim.strategies.building import (
+    MASTER_DTYPE,
+    Step,
+    copy_kernel,
+    forward_memory,
+    late_weights,
+    named_parameters,
+    until_recomputed,
+)
+from zsim.training import DTYPE_NBYTES, LoweredModule, ParameterGradient, Recomputed, Training
 
 AXIS = "dp_replicate"
 MASTER_NBYTES = DTYPE_NBYTES[MASTER_DTYPE]
@@ -28,7 +36,7 @@ def ready_order(training: Training) -> Bucket:
     Of a linear the bias is ready before the weight, whose gradient is transposed by a further node.
     """
     parameters = {parameter.fqn: parameter for parameter in training.model.parameters}
-    late = late_weights(training.model)
+    late = late_weights(training)
     events = [e.fqn for m in training.modules[::-1] for e in m.backward.memory if isinstance(e, ParameterGradient)]
     ready = {fqn: place + (1.5 if fqn in late else 0) for place, fqn in enumerate(events)}
     return tuple(parameters[fqn] for fqn in sorted(ready, key=lambda fqn: ready[fqn]))
@@ -88,7 +96,7 @@ class ReplicatedModel:
     @cached_property
     def late(self) -> frozenset[str]:
         """Weights whose gradients are added after their bias's."""
-        return late_weights(self.training.model)
+        return late_weights(self.training)
 
     @cached_property
     def last_module(self) -> dict[str, str]:
@@ -216,7 +224,7 @@ class ReplicatedStep:
             module.unit,
             micro_batch=self.micro_batch,
             kernels=module.forward.kernels,
-            memory=storage_events(module.forward.memory),
+            memory=forward_memory(self.model.training, module),
         )
 
     def backward(self, module: LoweredModule, *, synchronises: bool) -> None:
