@@ -6,6 +6,8 @@ The calls are `zsim.eager`'s, the memory `zsim.tape`'s; here a model's modules a
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from zsim.aten_call import Call
 from zsim.autocast import Autocast
 from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
@@ -70,6 +72,15 @@ def _backward_kernels(module_calls: list[Call], *, dtype: str, needs_gradient: s
     )
 
 
+def _maker_of_calls(
+    autocast: str, *, batch: Batch, dtype: str, device: Device
+) -> Callable[[Operator, dict[str, str]], tuple[Call, ...]]:
+    """What makes an operator's calls, and under autocast reads and notes the dtypes of the module's values."""
+    if autocast != "none":
+        return Autocast(dtype=autocast, batch=batch, device=device).calls
+    return lambda operator, _: calls(operator, batch=batch, dtype=dtype, device=device)
+
+
 def lower_each(
     model: ModelSpec,
     *,
@@ -84,21 +95,19 @@ def lower_each(
     """Every module of `model` with the kernels and memory events of one micro-batch's forward and backward.
 
     `casts_input`: a floating-point model input is cast to `dtype` first and the copy kept as long as autograd needs it.
-    Modules in `checkpointed` recompute what `checkpointing` says. The forward runs under autocast to the dtype of that name. The loss is freed with the last event of the first module's
-    backward, as in `loss.backward(); del loss`.
+    Modules in `checkpointed` recompute what `checkpointing` says. `autocast` is the dtype of torch.autocast around forward. The loss
+    is freed with the last event of the first module's backward, as in `loss.backward(); del loss`.
     """
     tape = Tape(in_place=device == "cuda")
     tape.know_parameters(model, dtype=dtype)
     entry = "x"
     traced: list[tuple[Module, list[Step], tuple[TapeEvent, ...], bool]] = []
-    caster = None if autocast == "none" else Autocast(dtype=autocast, batch=batch, device=device)
+    make = _maker_of_calls(autocast, batch=batch, dtype=dtype, device=device)
     dtypes = {"x": dtype}
     for module in model.modules:
-
-        def made(operator: Operator, values: dict[str, str] = dtypes) -> tuple[Call, ...]:
-            return caster.calls(operator, values) if caster else calls(operator, batch=batch, dtype=dtype, device=device)
-
-        steps = [Step([_qualified(call, module, entry) for call in made(operator)]) for operator in module.operators]
+        steps = [
+            Step([_qualified(call, module, entry) for call in make(operator, dtypes)]) for operator in module.operators
+        ]
         dtypes = {"x": dtypes.get(module.operators[-1].output, dtype)}
         if module.fqn in checkpointed:
             _cut_regions(steps, module, checkpointing)

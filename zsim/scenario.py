@@ -176,7 +176,7 @@ def _check_together(strategy: Any, options: Any, mesh: Mesh, optimizer: Optimize
 
 
 def _precision(table: PrecisionTable) -> Precision:
-    autocast = DTYPES.get(table.autocast, "none")
+    autocast: Dtype | Literal["none"] = "none" if table.autocast == "none" else DTYPES[table.autocast]
     return Precision(parameters=DTYPES[table.parameters], reduce=DTYPES[table.reduce], autocast=autocast)
 
 

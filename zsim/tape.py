@@ -173,6 +173,7 @@ class Tape:
                     continue
                 again = region.renamed(call)
                 if again is region.last:
+                    self._flatten_gradient(call)
                     self.recompute(region)
                     if region.kernels:
                         self.storages.events.append(Recomputed())
@@ -184,7 +185,8 @@ class Tape:
 
         `over` are values that go with the node itself, as the inputs of a recomputed region do.
         """
-        gradient = self._gradient_of(call)
+        self._flatten_gradient(call)
+        gradient = self.gradients.pop(call.output)
         scratches = [(f"{call.output}.backward_scratch{i}", nbytes) for i, nbytes in enumerate(call.backward_scratch)]
         for name, nbytes in scratches:
             self.storages.allocate(name, nbytes, temporary=True)
@@ -226,14 +228,12 @@ class Tape:
             self._accumulate(name, part)
         self._sum_tied(call.parameters)
 
-    def _gradient_of(self, call: Call) -> str:
-        """The gradient of what `call` made, copied for a linear that could not multiply with it as it lies."""
-        gradient = self.gradients.pop(call.output)
-        if call.operator != "linear" or gradient not in self.turned:
-            return gradient
-        copy = self._new_gradient(call.output)
-        self.storages.release(gradient)
-        return copy
+    def _flatten_gradient(self, call: Call) -> None:
+        """The gradient of what `call` made is copied for a linear that could not multiply with it as it lies, by the node before it."""
+        gradient = self.gradients[call.output]
+        if call.operator == "linear" and gradient in self.turned:
+            self.gradients[call.output] = self._new_gradient(call.output)
+            self.storages.release(gradient)
 
     def _make_gradient(self, name: str, call: Call, parts: list[tuple[str, str]]) -> None:
         if name in call.parameters:

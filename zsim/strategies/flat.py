@@ -17,8 +17,8 @@ from zsim.strategies.building import (
     MASTER_DTYPE,
     FlatGroup,
     Step,
-    forward_memory,
     copy_kernel,
+    forward_memory,
     until_recomputed,
 )
 from zsim.strategies.flat_model import AXIS, FlatModel
