@@ -148,12 +148,14 @@ def lower_each(
 
 
 def _cut_regions(steps: list[Step], module: Module, checkpointing: Checkpointing) -> None:
-    """Mark the stretches of `steps` that are recomputed."""
+    """Mark the stretches of `steps` that are recomputed; where nothing is saved for backward, nothing is."""
     by_operator = dict(zip(module.operators, steps, strict=True))
     for operators in checkpointing.regions(module.operators):
         for operator in operators:
             by_operator[operator].cached = checkpointing.keeps(operator)
-        Region.of([by_operator[operator] for operator in operators])
+        stretch = [by_operator[operator] for operator in operators]
+        if any(call.saves or call.keeps for step in stretch for call in step.calls):
+            Region.of(stretch)
 
 
 def _last_mark_only(events: tuple[TapeEvent, ...]) -> tuple[TapeEvent, ...]:
