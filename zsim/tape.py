@@ -239,6 +239,8 @@ class Tape:
         if name in call.parameters:
             if name in self.tied:
                 self.tied[name].append(self._new_gradient(name))
+                if call.operator == "linear":
+                    self.of_linears.add(self.tied[name][-1])
             else:
                 self.storages.events.append(ParameterGradient(name))
         elif name in self.needs_gradient:
@@ -247,10 +249,15 @@ class Tape:
                 self.of_linears.add(parts[-1][1])
 
     def _sum_tied(self, parameters: tuple[str, ...]) -> None:
-        """Gradients of a parameter with several uses are added apart: that of a linear is a view, in which nothing is added."""
+        """Gradients of a parameter with several uses are added apart: that of a linear is a view, in which nothing is added.
+
+        That of a cast under autocast is none: the others are added to it, which becomes the gradient.
+        """
         for name in parameters:
             parts = self.tied.get(name, [])
             if parts and len(parts) == self.uses[name]:
+                if self.in_place and parts[0] not in self.of_linears:
+                    self.storages.release(parts.pop(0))
                 self.storages.events.append(ParameterGradient(name))
                 for part in parts:
                     self.storages.release(part)

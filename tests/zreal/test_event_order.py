@@ -46,13 +46,15 @@ CHECKPOINTING = {
 }
 
 
-def scenario(model: str, strategy: str, *, parameters: str, again: str = "none", micro_batch: int = 2) -> Scenario:
+def scenario(
+    model: str, strategy: str, *, parameters: str, again: str = "none", micro_batch: int = 2, autocast: str = "none"
+) -> Scenario:
     text = f"""
 model = {MODELS[model]}
 batch = {{ micro_batch = {micro_batch}, sequence_length = {1 if model == "mlp" else 8} }}
 cluster = {{ preset = "cpu-gloo", ranks = 2 }}
 strategy = {{ {STRATEGIES[strategy]} }}
-precision = {{ parameters = "{parameters}", reduce = "fp32" }}
+precision = {{ parameters = "{parameters}", reduce = "fp32", autocast = "{autocast}" }}
 activation_checkpointing = {{ {CHECKPOINTING[again]} }}
 """
     return parse(text.encode(), where="order.toml")
@@ -135,4 +137,22 @@ def test_recomputation_allocates_and_frees_in_torchs_order(model: str, again: st
 @pytest.mark.parametrize("model", [name for name in MODELS if name != "mlp"])
 def test_one_sequence_is_flattened_with_fewer_copies_than_two(model: str) -> None:
     case = scenario(model, "ddp", parameters="fp32", micro_batch=1)
+    assert of_program(case) == of_torch(case)
+
+
+@pytest.mark.parametrize(
+    ("model", "strategy", "again"),
+    [
+        ("mlp", "fsdp2", "none"),
+        ("mlp", "ddp", "full"),
+        ("gpt explicit", "fsdp2 resharding", "none"),
+        ("gpt explicit", "ddp", "recompute"),
+        ("gpt sdpa", "zero_redundancy", "save"),
+        ("llama sdpa", "fsdp2", "full"),
+        ("llama tied", "fsdp2", "none"),
+        ("llama ungrouped", "fsdp2", "recompute"),
+    ],
+)
+def test_autocast_casts_keeps_and_lets_go_in_torchs_order(model: str, strategy: str, again: str) -> None:
+    case = scenario(model, strategy, parameters="fp32", again=again, autocast="bf16")
     assert of_program(case) == of_torch(case)
