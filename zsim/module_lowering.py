@@ -151,8 +151,9 @@ def _cut_regions(steps: list[Step], module: Module, checkpointing: Checkpointing
     """Mark the stretches of `steps` that are recomputed; where nothing is saved for backward, nothing is."""
     by_operator = dict(zip(module.operators, steps, strict=True))
     for operators in checkpointing.regions(module.operators):
+        kept = checkpointing.kept(operators)
         for operator in operators:
-            by_operator[operator].cached = checkpointing.keeps(operator)
+            by_operator[operator].cached = operator in kept
         stretch = [by_operator[operator] for operator in operators]
         if any(call.saves or call.keeps for step in stretch for call in step.calls):
             Region.of(stretch)

@@ -84,6 +84,7 @@ class CheckpointingTable(_Table):
     mode: Literal["none", "full", "selective"] = "none"
     every: int = Field(default=1, ge=1, le=MAX_SIZE)
     save: tuple[str, ...] = ()
+    save_every: int = Field(default=1, ge=1, le=MAX_SIZE)
     recompute: tuple[str, ...] = ()
 
 

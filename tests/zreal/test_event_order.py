@@ -43,6 +43,7 @@ CHECKPOINTING = {
     "full": 'mode = "full"',
     "save": 'mode = "selective", save = ["linear"]',
     "recompute": 'mode = "selective", recompute = ["linear"]',
+    "save every second": 'mode = "selective", save = ["linear"], save_every = 2',
 }
 
 
@@ -127,7 +128,7 @@ def test_every_allocation_and_free_of_a_step_comes_in_torchs_order(model: str, s
 
 
 @pytest.mark.parametrize("parameters", ["fp32", "bf16"])
-@pytest.mark.parametrize("again", [form for form in CHECKPOINTING if form != "none"])
+@pytest.mark.parametrize("again", [form for form in CHECKPOINTING if form not in ("none", "save every second")])
 @pytest.mark.parametrize("model", MODELS)
 def test_recomputation_allocates_and_frees_in_torchs_order(model: str, again: str, parameters: str) -> None:
     case = scenario(model, "fsdp2", parameters=parameters, again=again)
@@ -149,6 +150,7 @@ def test_one_sequence_is_flattened_with_fewer_copies_than_two(model: str) -> Non
         ("gpt explicit", "ddp", "recompute"),
         ("gpt sdpa", "zero_redundancy", "save"),
         ("llama sdpa", "fsdp2", "full"),
+        ("llama sdpa", "fsdp2", "save every second"),
         ("llama tied", "fsdp2", "none"),
         ("llama ungrouped", "fsdp2", "recompute"),
     ],
