@@ -159,6 +159,8 @@ def apply(op: Operator, values: dict[str, Tensor], owner: Stretch | Model) -> Te
             return _rotary(values[first], op)
         case "attention":
             return _attention(op, *(values[name] for name in op.inputs))
+        case "cast":
+            return values[first].to(torch.promote_types(values[first].dtype, DTYPES[op.dtype]))
         case "cross_entropy":
             return functional.cross_entropy(values[first].flatten(0, -2), values[op.inputs[1]].flatten())
         case "traced":

@@ -41,6 +41,9 @@ class Autocast:
             case "attention":
                 sizes = Sizes(self.batch, DTYPE_NBYTES[self.dtype], self.device, softmax_nbytes=self._softmax_nbytes)
                 yield from (replace(call, dtype=self.dtype) for call in attention(op, sizes))
+            case "cast":
+                found = eager.calls(op, batch=self.batch, dtype=dtypes[op.inputs[0]], device=self.device)
+                yield from (replace(call, dtype=op.dtype) for call in found)
             case "residual":
                 yield self._residual(op, dtypes)
             case "cross_entropy":

@@ -102,6 +102,7 @@ def _pattern(module: Module) -> Pattern:
             op.head_dim,
             op.implementation,
             op.causal,
+            op.dtype,
         )
         for op in module.operators
     )

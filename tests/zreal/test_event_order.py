@@ -51,7 +51,7 @@ def scenario(
     model: str, strategy: str, *, parameters: str, again: str = "none", micro_batch: int = 2, autocast: str = "none"
 ) -> Scenario:
     text = f"""
-model = {MODELS[model]}
+model = {MODELS.get(model, model)}
 batch = {{ micro_batch = {micro_batch}, sequence_length = {1 if model == "mlp" else 8} }}
 cluster = {{ preset = "cpu-gloo", ranks = 2 }}
 strategy = {{ {STRATEGIES[strategy]} }}
@@ -138,6 +138,13 @@ def test_recomputation_allocates_and_frees_in_torchs_order(model: str, again: st
 @pytest.mark.parametrize("model", [name for name in MODELS if name != "mlp"])
 def test_one_sequence_is_flattened_with_fewer_copies_than_two(model: str) -> None:
     case = scenario(model, "ddp", parameters="fp32", micro_batch=1)
+    assert of_program(case) == of_torch(case)
+
+
+@pytest.mark.parametrize(("parameters", "autocast"), [("fp32", "none"), ("bf16", "none"), ("fp32", "bf16")])
+def test_logits_are_cast_before_the_loss_in_torchs_order(parameters: str, autocast: str) -> None:
+    model = f'{{ family = "gpt", sizes = {{ {SMALL}, loss_dtype = "float32" }} }}'
+    case = scenario(model, "ddp", parameters=parameters, autocast=autocast)
     assert of_program(case) == of_torch(case)
 
 
