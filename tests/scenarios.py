@@ -102,6 +102,7 @@ def scenario_texts(
     cluster = draw(st.sampled_from(["cpu-gloo", "dgx-a100", "pcie-box"]))
     parameters = draw(st.sampled_from(["fp32", "bf16"]))
     reduce = draw(st.sampled_from(["fp32", parameters]))
+    autocast = draw(st.sampled_from(["", "", ', autocast = "bf16"'])) if parameters == "fp32" else ""
     sync = draw(st.sampled_from(["every", "last"]))
     optimizer = draw(
         st.sampled_from(
@@ -119,7 +120,7 @@ def scenario_texts(
         + draw(wrapping(model))
         + f'cluster = {{ preset = "{cluster}", ranks = {ranks} }}\n'
         + f'strategy = {{ {draw(strategy_tables(ranks, strategies))}, sync = "{sync}" }}\n'
-        + f'precision = {{ parameters = "{parameters}", reduce = "{reduce}" }}\n'
+        + f'precision = {{ parameters = "{parameters}", reduce = "{reduce}"{autocast} }}\n'
         + f"optimizer = {{ {optimizer} }}\n"
     )
 

@@ -8,6 +8,7 @@ entered from a hook on its output, so autograd runs whole and frees as it does i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -118,6 +119,8 @@ class Trainer:
     _value: Tensor | None = None
     _loss: Tensor | None = None
     _losses: list[float] = field(default_factory=list)
+    _scope: ExitStack = field(default_factory=ExitStack)
+    """Autocast, where it is asked for, from the first module's forward to the last's."""
 
     def step(self, ops: tuple[Op, ...], batches: list[modules.MicroBatch]) -> float:
         """Carry out every op of one step; returns this rank's mean loss."""
@@ -150,6 +153,8 @@ class Trainer:
         self._check(op, spec.unit)
         self.rank.enter(spec, backward=False)
         x, targets = batches[op.micro_batch * self.scenario.batch.forwards + forward]
+        if self._value is None:
+            self._scope.enter_context(modules.autocast(self.scenario.precision, device=x.device.type))
         self._value = self.rank.model.run(spec, x if self._value is None else self._value, targets)
         self._forwards += 1
         last = self._forwards == self._num_modules
@@ -160,6 +165,7 @@ class Trainer:
             self._value = None
         if last:
             self._forwards = 0
+            self._scope.close()
 
     @property
     def _num_modules(self) -> int:

@@ -7,14 +7,21 @@ from the seed and their own fqn alone, so every rank and every strategy starts f
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    SelectiveCheckpointContext,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.errors import ZsimError
@@ -22,7 +29,7 @@ from zsim.model import ROOT, ModelSpec, Module, Parameter
 from zsim.operators import Operator
 from zsim.repeats import first_runs
 from zsim.scenario import Scenario
-from zsim.training import Batch
+from zsim.training import Batch, Precision
 
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _ROTARY_BASE = 10000.0
@@ -63,7 +70,7 @@ class Stretch(nn.Module):
         asked = self.checkpointing
         if asked.mode == "none" or asked.recompute:
             return interpret(self.spec, x, targets, self, again=asked.recompute)
-        return recomputed(lambda value: interpret(self.spec, value, targets, self), x, save=asked.save)
+        return recomputed(lambda value: interpret(self.spec, value, targets, self), x, save=asked.save, every=asked.save_every)
 
 
 SAVED: dict[str, tuple[str, ...]] = {
@@ -78,13 +85,32 @@ SAVED: dict[str, tuple[str, ...]] = {
 """The aten calls whose outputs a selective policy keeps, by operator."""
 
 
-def recomputed(function: Callable[..., Tensor], *inputs: Tensor, save: tuple[str, ...] = ()) -> Tensor:
-    """`function(*inputs)` under torch's non-reentrant activation checkpointing; outputs of `save` operators are kept."""
+def recomputed(
+    function: Callable[..., Tensor], *inputs: Tensor, save: tuple[str, ...] = (), every: int = 1
+) -> Tensor:
+    """`function(*inputs)` under torch's non-reentrant activation checkpointing; outputs of `save` operators are kept.
+
+    Of the linears only the first of each `every` are.
+    """
     if not save:
         return cast(Tensor, checkpoint(function, *inputs, use_reentrant=False))
     kept = [getattr(torch.ops.aten, name).default for kind in save for name in SAVED[kind]]
-    contexts = partial(create_selective_checkpoint_contexts, kept)
+    contexts = partial(_contexts, kept, every=every)
     return cast(Tensor, checkpoint(function, *inputs, use_reentrant=False, context_fn=contexts))
+
+
+def _contexts(kept: list[Any], *, every: int) -> Any:
+    """torch's selective contexts, which ask for each aten call; products are counted apart in forward and in recomputation."""
+    products = {getattr(torch.ops.aten, name).default for name in SAVED["linear"]}
+    counts: Counter[bool] = Counter()
+
+    def policy(context: SelectiveCheckpointContext, call: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+        if call in products:
+            counts[context.is_recompute] += 1
+        passed_over = call in products and (counts[context.is_recompute] - 1) % every
+        return CheckpointPolicy.MUST_SAVE if call in kept and not passed_over else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
 
 
 def interpret(
@@ -134,6 +160,8 @@ def apply(op: Operator, values: dict[str, Tensor], owner: Stretch | Model) -> Te
             return _rotary(values[first], op)
         case "attention":
             return _attention(op, *(values[name] for name in op.inputs))
+        case "cast":
+            return values[first].to(torch.promote_types(values[first].dtype, DTYPES[op.dtype]))
         case "cross_entropy":
             return functional.cross_entropy(values[first].flatten(0, -2), values[op.inputs[1]].flatten())
         case "traced":
@@ -248,6 +276,13 @@ def build(
             remedy="simulate it, and compare with a run of your own module",
         )
     return Model(spec, seed=seed, dtype=DTYPES[dtype], checkpointing=checkpointing)
+
+
+def autocast(precision: Precision, *, device: str) -> AbstractContextManager[object]:
+    """Around the forward of a whole micro-batch: torch.autocast with its cache of cast weights, or nothing."""
+    if precision.autocast == "none":
+        return nullcontext()
+    return torch.autocast(torch.device(device).type, dtype=DTYPES[precision.autocast], cache_enabled=True)
 
 
 def inputs(

@@ -46,7 +46,8 @@ def reference(scenario: Scenario, *, steps: int, stepped_in: torch.dtype = torch
         for rank in range(scenario.world_size):
             batches = modules.micro_batches(scenario, rank=rank, step=step, dtype=dtype)
             for forwards in modules.forwards_of(scenario, batches):
-                loss = modules.summed_loss(compute, forwards)
+                with modules.autocast(scenario.precision, device=batches[0][0].device.type):
+                    loss = modules.summed_loss(compute, forwards)
                 (loss / scenario.world_size).backward()
                 total += loss.item()
         if compute is not master:
@@ -67,7 +68,9 @@ def _directionless(scenario: Scenario) -> frozenset[str]:
     model = modules.build(scenario.model, seed=scenario.seed, dtype=dtype)
     exact = modules.build(scenario.model, seed=scenario.seed, dtype=dtype).double()
     x, targets = modules.micro_batches(scenario, rank=0, step=0, dtype=dtype)[0]
-    model(x, targets).backward()
+    with modules.autocast(scenario.precision, device=x.device.type):
+        loss = model(x, targets)
+    loss.backward()
     exact(*(part.double() if part.is_floating_point() else part for part in (x, targets))).backward()
     pairs = [
         (name, mine.grad, theirs.grad)

@@ -111,7 +111,8 @@ def _train_step(
     of_micro_batch = modules.forwards_of(scenario, batches)
     for i, forwards in enumerate(of_micro_batch):
         with subject.micro_batch(i == len(of_micro_batch) - 1):
-            loss = modules.summed_loss(subject.module, forwards)
+            with modules.autocast(scenario.precision, device=batches[0][0].device.type):
+                loss = modules.summed_loss(subject.module, forwards)
             loss.backward()
             total += loss.detach().item()
             del loss

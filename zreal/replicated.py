@@ -57,6 +57,7 @@ class ReplicatedRank:
             batch=scenario.batch,
             dtype=scenario.precision.parameters,
             checkpointing=scenario.checkpointing,
+            autocast=scenario.precision.autocast,
         )
         return Training(model=model, modules=lowered, batch=scenario.batch, precision=scenario.precision)
 

@@ -94,7 +94,7 @@ def run_rank(
     reference = numerics.reference(scenario, steps=steps, stepped_in=next(iter(parameters.values())).dtype)
     difference = numerics.largest_relative_difference(parameters, reference)
     precision = scenario.precision
-    dtype = precision.parameters if precision.parameters != "float32" else precision.reduce  # the narrower decides
+    dtype = precision.products if precision.products != "float32" else precision.reduce  # the narrower decides
     numbers = Numerics(
         losses=tuple(losses),
         largest_relative_difference=difference,

@@ -22,6 +22,9 @@ class Call:
     A `view` makes no memory: its output, and `also` its further outputs of the same node, are the storage of its first input.
     `turns` are inputs whose gradients come with their last two dimensions exchanged: a linear copies such a one before it multiplies.
     With `moved` 0 the call is no kernel of its own: its work is counted with the operator's main ones.
+
+    `weights` are copies of parameters that it reads, and saves only where one of its inputs needs a gradient. A `cached` output
+    is one that autocast's cache holds besides. `dtype` is that of its work, "" for the model's.
     """
 
     operator: str
@@ -40,6 +43,9 @@ class Call:
     also: tuple[str, ...] = ()
     turns: tuple[str, ...] = ()
     parameters: tuple[str, ...] = ()
+    weights: tuple[str, ...] = ()
+    cached: bool = False
+    dtype: str = ""
     flops: int = 0
     backward_flops: int = 0
     moved: int = 0
@@ -50,12 +56,14 @@ class Call:
 class Sizes:
     """What an operator's calls are sized by: tokens of one micro-batch, sequences, tokens per sequence, bytes per element.
 
-    `device` decides which kernels there are: on CUDA norms are fused and keep their statistics in float32.
+    `device` decides which kernels there are: on CUDA norms are fused and keep their statistics in float32. `softmax_nbytes` are
+    those of an element of a softmax where that runs in another dtype, else 0.
     """
 
     batch: Batch
     nbytes: int
     device: Device = "cpu"
+    softmax_nbytes: int = 0
 
     @property
     def tokens(self) -> int:

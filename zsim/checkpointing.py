@@ -22,12 +22,14 @@ class Checkpointing:
 
     "full": every `every`-th block (the k-th, the 2k-th, …) is recomputed from its input. "selective" with `save`: the same, but
     the outputs of these operators are kept and not computed again (torch's selective activation checkpointing). "selective"
-    with `recompute`: each operator of these kinds is checkpointed by itself, everything else is kept.
+    with `recompute`: each operator of these kinds is checkpointed by itself, everything else is kept. With `save_every`: of a
+    block's linears only the first, the (1 + save_every)-th, … are kept, with 2 every second one, as torchtitan's policy does.
     """
 
     mode: Literal["none", "full", "selective"] = "none"
     every: int = 1
     save: tuple[str, ...] = ()
+    save_every: int = 1
     recompute: tuple[str, ...] = ()
 
     def applies_to(self, model: ModelSpec) -> frozenset[str]:
@@ -41,9 +43,11 @@ class Checkpointing:
             return tuple((operator,) for operator in operators if operator.kind in self.recompute)
         return (operators,) if self.mode != "none" else ()
 
-    def keeps(self, operator: Operator) -> bool:
-        """Whether the output of `operator` is kept inside a recomputed stretch."""
-        return operator.kind in self.save
+    def kept(self, operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
+        """Those of a recomputed stretch whose outputs are kept."""
+        linears = [operator for operator in operators if operator.kind == "linear"]
+        passed_over = [linear for place, linear in enumerate(linears) if place % self.save_every]
+        return tuple(operator for operator in operators if operator.kind in self.save and operator not in passed_over)
 
 
 NO_CHECKPOINTING = Checkpointing()
@@ -59,6 +63,8 @@ def problems(asked: Checkpointing, model: ModelSpec) -> Iterator[str]:
         yield f"{key}: selective needs one of `save` and `recompute`, found {'both' if asked.save else 'neither'}"
     if asked.mode != "selective" and (asked.save or asked.recompute):
         yield f'{key}: `save` and `recompute` go with mode = "selective", found "{asked.mode}"'
+    if asked.save_every > 1 and "linear" not in asked.save:
+        yield f'{key}.save_every: expected with "linear" among `save`, which it counts, found {asked.save_every} without'
     if not 1 <= asked.every <= max(1, blocks):
         yield f"{key}.every: expected 1 to {max(1, blocks)}, the model's blocks, found {asked.every}"
     yield from (f"{key}.recompute: expected some of {', '.join(kinds)}, found {kind!r}" for kind in asked.recompute if kind not in kinds)

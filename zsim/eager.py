@@ -219,6 +219,17 @@ def _cast(source: str, target: str, *, nbytes: int, wide: int, into: int) -> Cal
     )
 
 
+def _cast_to(op: Operator, sizes: Sizes) -> Iterator[Call]:
+    """A copy in the operator's dtype of what is sized by `sizes`; what is as wide already stays itself."""
+    numel, after = sizes.tokens * op.out_features, DTYPE_NBYTES[op.dtype]
+    if sizes.nbytes == after:
+        yield Call(
+            operator="view", inputs=op.inputs, output=op.output, nbytes=numel * after, view=True, passes=op.inputs
+        )
+    else:
+        yield _cast(op.inputs[0], op.output, nbytes=numel * sizes.nbytes, wide=numel * after, into=numel * after)
+
+
 def _cross_entropy(op: Operator, sizes: Sizes) -> Iterator[Call]:
     """log_softmax, then nll_loss, which keeps its total weight; the loss itself is one scalar."""
     logits = op.inputs[0]
@@ -258,10 +269,13 @@ _CALLS: dict[OperatorKind, Callable[[Operator, Sizes], Iterator[Call]]] = {
     "gelu": _gelu,
     "swiglu": _swiglu,
     "residual": _residual,
+    "cast": _cast_to,
     "cross_entropy": _cross_entropy,
 }
 
 
 def calls(operator: Operator, *, batch: Batch, dtype: str, device: Device = "cpu") -> tuple[Call, ...]:
     """The aten calls of `operator` for one micro-batch on `device`, in forward order."""
-    return tuple(_CALLS[operator.kind](operator, Sizes(batch, DTYPE_NBYTES[dtype], device)))
+    reads = dtype if operator.kind == "cast" else operator.dtype or dtype
+    made = _CALLS[operator.kind](operator, Sizes(batch, DTYPE_NBYTES[reads], device))
+    return tuple(replace(call, dtype=operator.dtype) for call in made) if operator.dtype else tuple(made)

@@ -6,6 +6,7 @@ Views count where gradients pass through them: what lies transposed is copied wh
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from zsim.aten_call import Call, Sizes
@@ -196,4 +197,11 @@ def _probabilities(op: Operator, sizes: Sizes) -> Iterator[Call]:
         yield _constant(f"{name}.ones", length * length)
         yield _constant(f"{name}.mask", length * length, drops=(f"{name}.ones",))
         yield step("mask", scores, masked, saves=(f"{name}.mask",), drops=(scores,))
-    yield step("softmax", masked if op.causal else scores, probabilities, saves=(probabilities,))
+    source = masked if op.causal else scores
+    if sizes.softmax_nbytes in (0, sizes.nbytes):
+        yield step("softmax", source, probabilities, saves=(probabilities,))
+        return
+    wide, softmax = nbytes // sizes.nbytes * sizes.softmax_nbytes, f"{name}.softmax"
+    yield replace(step("cast", source, f"{name}.wide", drops=(source,) if op.causal else ()), nbytes=wide)
+    yield replace(step("softmax", f"{name}.wide", softmax, saves=(softmax,), drops=(f"{name}.wide",)), nbytes=wide)
+    yield step("cast", softmax, probabilities, drops=(softmax,))

@@ -29,6 +29,7 @@ def lower(
     casts_input: bool = False,
     device: Device = "cpu",
     checkpointing: Checkpointing = NO_CHECKPOINTING,
+    autocast: str = "none",
 ) -> tuple[LoweredModule, ...]:
     """Every module of `model` with the kernels and memory events of one micro-batch's forward and backward.
 
@@ -59,6 +60,7 @@ def lower(
         device=device,
         checkpointing=checkpointing,
         checkpointed=checkpointed,
+        autocast=autocast,
     )
     traced = iter(each)
     lowered: list[LoweredModule] = []
@@ -111,6 +113,7 @@ def _pattern(module: Module) -> Pattern:
             op.head_dim,
             op.implementation,
             op.causal,
+            op.dtype,
         )
         for op in module.operators
     )
@@ -145,4 +148,5 @@ def _renamed(traced: LoweredModule, run: tuple[Module, ...], *, place: int) -> L
         backward=computation(traced.backward),
         input_needs_gradient=traced.input_needs_gradient,
         recompute=traced.recompute,
+        uncached=tuple(Free(name(given.buffer)) for given in traced.uncached),
     )

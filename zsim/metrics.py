@@ -113,7 +113,7 @@ def _on_own_device(run: Run, scenario: Scenario) -> bool:
 def _mfu(run: Run, scenario: Scenario, time: int | None) -> float | None:
     if not time or not _on_own_device(run, scenario):
         return None
-    peak = scenario.cluster.device.peak_flops(scenario.precision.parameters)
+    peak = scenario.cluster.device.peak_flops(scenario.precision.products)
     return model_flops(scenario) * 1e9 / (time * peak)
 
 

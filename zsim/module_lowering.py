@@ -6,10 +6,14 @@ The calls are `zsim.eager`'s, the memory `zsim.tape`'s; here a model's modules a
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from zsim.aten_call import Call
+from zsim.autocast import Autocast
 from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.eager import calls
 from zsim.model import RUN, ModelSpec, Module
+from zsim.operators import Operator
 from zsim.ops import Kernel, MemoryEvent
 from zsim.regions import Region, Step
 from zsim.tape import MODEL_INPUT, SEED, Tape, summed
@@ -40,6 +44,9 @@ def _qualified(call: Call, module: Module, entry: str) -> Call:
         summed=tuple([(name if name in parameters else prefix + name, way) for name, way in call.summed]),
         drops=names(call.drops),
         parameters=parameters,
+        weights=names(call.weights),
+        cached=call.cached,
+        dtype=call.dtype,
         flops=call.flops,
         backward_flops=call.backward_flops,
         moved=call.moved,
@@ -48,7 +55,7 @@ def _qualified(call: Call, module: Module, entry: str) -> Call:
 
 
 def _forward_kernels(module_calls: list[Call], *, dtype: str) -> tuple[Kernel, ...]:
-    return tuple(Kernel(call.operator, call.flops, call.moved, dtype) for call in module_calls if call.moved)
+    return tuple(Kernel(call.operator, call.flops, call.moved, call.dtype or dtype) for call in module_calls if call.moved)
 
 
 def _backward_kernels(module_calls: list[Call], *, dtype: str, needs_gradient: set[str]) -> tuple[Kernel, ...]:
@@ -58,11 +65,20 @@ def _backward_kernels(module_calls: list[Call], *, dtype: str, needs_gradient: s
             call.operator,
             call.backward_flops if needs_gradient.intersection(call.inputs) else call.backward_flops // 2,
             call.backward_moved,
-            dtype,
+            call.dtype or dtype,
         )
         for call in reversed(module_calls)
         if call.moved
     )
+
+
+def _maker_of_calls(
+    autocast: str, *, batch: Batch, dtype: str, device: Device
+) -> Callable[[Operator, dict[str, str]], tuple[Call, ...]]:
+    """What makes an operator's calls, and under autocast reads and notes the dtypes of the module's values."""
+    if autocast != "none":
+        return Autocast(dtype=autocast, batch=batch, device=device).calls
+    return lambda operator, _: calls(operator, batch=batch, dtype=dtype, device=device)
 
 
 def lower_each(
@@ -74,26 +90,30 @@ def lower_each(
     device: Device = "cpu",
     checkpointing: Checkpointing = NO_CHECKPOINTING,
     checkpointed: frozenset[str] = frozenset(),
+    autocast: str = "none",
 ) -> tuple[LoweredModule, ...]:
     """Every module of `model` with the kernels and memory events of one micro-batch's forward and backward.
 
     `casts_input`: a floating-point model input is cast to `dtype` first and the copy kept as long as autograd needs it.
-    Modules in `checkpointed` recompute what `checkpointing` says. The loss is freed with the last event of the first module's
-    backward, as in `loss.backward(); del loss`.
+    Modules in `checkpointed` recompute what `checkpointing` says. `autocast` is the dtype of torch.autocast around forward. The loss
+    is freed with the last event of the first module's backward, as in `loss.backward(); del loss`.
     """
     tape = Tape(in_place=device == "cuda")
     tape.know_parameters(model, dtype=dtype)
     entry, losses = "", list[str]()
     sums: dict[str, tuple[MemoryEvent, ...]] = {}
     traced: list[tuple[Module, list[Step], tuple[TapeEvent, ...], bool]] = []
+    make = _maker_of_calls(autocast, batch=batch, dtype=dtype, device=device)
+    dtypes = {"x": dtype}
     forward_size = len(model.modules) // model.forwards
     for place, module in enumerate(model.modules):
         if place % forward_size == 0:
             entry = f"{MODEL_INPUT}{RUN}{len(losses) + 1}" if losses else MODEL_INPUT
+            dtypes = {"x": dtype}
         steps = [
-            Step([_qualified(call, module, entry) for call in calls(operator, batch=batch, dtype=dtype, device=device)])
-            for operator in module.operators
+            Step([_qualified(call, module, entry) for call in make(operator, dtypes)]) for operator in module.operators
         ]
+        dtypes = {"x": dtypes.get(module.operators[-1].output, dtype)}
         if module.path in checkpointed:
             _cut_regions(steps, module, checkpointing)
         module_calls = [call for step in steps for call in step.calls]
@@ -106,6 +126,7 @@ def lower_each(
         if (place + 1) % forward_size == 0:
             losses.append(entry)
             sums[module.fqn] = tape.sum_losses(losses)
+    uncached = {module.fqn: tape.let_go(steps) for module, steps, _, _ in traced}
     tape.seed(losses)
     lowered = []
     for module, steps, forward_memory, needs_gradient in reversed(traced):
@@ -127,18 +148,22 @@ def lower_each(
                 input_needs_gradient=needs_gradient,
                 recompute=_forward_kernels(again, dtype=dtype),
                 sums_losses=sums.get(module.fqn, ()),
+                uncached=uncached[module.fqn],
             )
         )
     return tuple(reversed(lowered))
 
 
 def _cut_regions(steps: list[Step], module: Module, checkpointing: Checkpointing) -> None:
-    """Mark the stretches of `steps` that are recomputed."""
+    """Mark the stretches of `steps` that are recomputed; where nothing is saved for backward, nothing is."""
     by_operator = dict(zip(module.operators, steps, strict=True))
     for operators in checkpointing.regions(module.operators):
+        kept = checkpointing.kept(operators)
         for operator in operators:
-            by_operator[operator].cached = checkpointing.keeps(operator)
-        Region.of([by_operator[operator] for operator in operators])
+            by_operator[operator].cached = operator in kept
+        stretch = [by_operator[operator] for operator in operators]
+        if any(call.saves or call.keeps for step in stretch for call in step.calls):
+            Region.of(stretch)
 
 
 def _last_mark_only(events: tuple[TapeEvent, ...]) -> tuple[TapeEvent, ...]:

@@ -16,6 +16,7 @@ OperatorKind = Literal[
     "gelu",
     "swiglu",
     "residual",
+    "cast",
     "cross_entropy",
     "traced",
 ]
@@ -51,3 +52,5 @@ class Operator:
     head_dim: int = 0
     implementation: str = ""
     causal: bool = True
+    dtype: str = ""
+    """What it runs in, "" for the dtype of the model; a cast makes its input of it."""

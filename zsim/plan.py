@@ -23,6 +23,7 @@ def training(scenario: Scenario, *, device: Device) -> kinds.Training:
         casts_input=casts_input,
         device=device,
         checkpointing=scenario.checkpointing,
+        autocast=scenario.precision.autocast,
     )
     return kinds.Training(
         model=model,

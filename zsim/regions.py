@@ -15,6 +15,10 @@ class Step:
     region: Region | None = None
     cached: bool = False
 
+    def keeps(self, call: Call) -> bool:
+        """Whether the output of `call` is kept rather than computed again."""
+        return self.cached and call is self.calls[-1]
+
 
 @dataclass(slots=True, eq=False)
 class Region:
@@ -74,7 +78,7 @@ class Region:
         calls = [(step, call) for step in self.again for call in step.calls]
         stop = next(i for i, (_, call) in enumerate(calls) if call is self.last)
         made = calls[: stop + packs_its_output(self.last)]
-        return [call for step, call in made if not step.cached]  # those that are no kernels included
+        return [call for step, call in made if not step.keeps(call)]  # those that are no kernels included
 
 
 def packs_its_output(call: Call) -> bool:
@@ -96,6 +100,7 @@ def _renamed(call: Call, made: set[str]) -> Call:
         output=output,
         also=names(call.also),
         saves=names(call.saves),
+        weights=names(call.weights),
         drops=names(call.drops),
         keeps=tuple(zip(keeps, sizes, strict=True)),
     )

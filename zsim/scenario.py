@@ -121,7 +121,7 @@ def parse(data: bytes, *, where: str, folder: Path | None = None) -> Scenario:
         strategy=strategy.name,
         options=made.options,
         sync=strategy.sync,
-        precision=Precision(parameters=DTYPES[precision.parameters], reduce=DTYPES[precision.reduce]),
+        precision=_precision(precision),
         optimizer=Optimizer(**tables["optimizer"].model_dump()),
         checkpointing=Checkpointing(**tables["activation_checkpointing"].model_dump()),
         wrapping=Wrapping(**tables["wrapping"].model_dump()),
@@ -164,6 +164,8 @@ class _Made:
         expect = [attempt(expectation, key, value) for key, value in (tables["expect"] or {}).items()]
         attempt(_check_together, strategy, options, mesh, tables["optimizer"])
         attempt(_check_checkpointing, model, tables["activation_checkpointing"])
+        attempt(_check_precision, tables["precision"])
+        attempt(_check_cast_once, model, tables["batch"], tables["precision"])
         attempt(_check_traced, model, tables["batch"], tables["precision"], strategy)
         attempt(_check_work, model, mesh, options, tables["batch"])
         if model is None or cluster is None or mesh is None or options is None:
@@ -178,6 +180,25 @@ def _check_together(strategy: Any, options: Any, mesh: Mesh, optimizer: Optimize
         problems += ("optimizer.momentum: expected only with sgd, found with adamw, whose betas are torch's defaults",)
     if problems:
         raise ScenarioError(problems)
+
+
+def _precision(table: PrecisionTable) -> Precision:
+    autocast: Dtype | Literal["none"] = "none" if table.autocast == "none" else DTYPES[table.autocast]
+    return Precision(parameters=DTYPES[table.parameters], reduce=DTYPES[table.reduce], autocast=autocast)
+
+
+def _check_precision(table: PrecisionTable) -> None:
+    """Autocast casts float32 weights: it leaves those that have two bytes already as they are."""
+    if table.autocast != "none" and table.parameters != "fp32":
+        expected = 'expected only with parameters = "fp32", of which it makes two-byte copies'
+        raise ScenarioError((f'precision.autocast: {expected}, found with "{table.parameters}"',))
+
+
+def _check_cast_once(model: ModelSpec, batch: BatchTable, precision: PrecisionTable) -> None:
+    """A weight used again would find its copy in autocast's cache, which is not modelled."""
+    key = "model.uses" if most_runs(model) > 1 else "batch.forwards" if batch.forwards > 1 else ""
+    if precision.autocast != "none" and key:
+        raise ScenarioError((f'{key}: expected 1 with precision.autocast = "{precision.autocast}", whose cache is modelled for one use',))
 
 
 def _check_checkpointing(model: ModelSpec, table: CheckpointingTable) -> None:
@@ -197,6 +218,8 @@ def _wrapped(model: ModelSpec, table: WrappingTable) -> ModelSpec:
 def _check_traced(model: ModelSpec, batch: BatchTable, precision: PrecisionTable, strategy: Any) -> None:
     """A traced model is one of a batch and a dtype."""
     if isinstance(model, traced.TracedModel):
+        if precision.autocast != "none":
+            raise ScenarioError(("precision.autocast: expected none with a traced model, which keeps the dtypes it was traced in",))
         dtype = DTYPES[precision.parameters]
         casts_input = STRATEGIES[strategy.name].casts_input and dtype != "float32"
         try:

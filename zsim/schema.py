@@ -78,10 +78,11 @@ class ClusterTable(_Table):
 
 
 class PrecisionTable(_Table):
-    """Dtypes of parameters in compute and of gradient reduction."""
+    """Dtypes of parameters in compute and of gradient reduction, and that of torch.autocast around forward."""
 
     parameters: DtypeName = "fp32"
     reduce: DtypeName = "fp32"
+    autocast: Literal["none", "bf16", "fp16"] = "none"
 
 
 class OptimizerTable(_Table):
@@ -101,6 +102,7 @@ class CheckpointingTable(_Table):
     mode: Literal["none", "full", "selective"] = "none"
     every: int = Field(default=1, ge=1, le=MAX_SIZE)
     save: tuple[str, ...] = ()
+    save_every: int = Field(default=1, ge=1, le=MAX_SIZE)
     recompute: tuple[str, ...] = ()
 
 

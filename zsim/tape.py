@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from zsim.aten_call import Call
 from zsim.model import ModelSpec
-from zsim.ops import MemoryEvent
+from zsim.ops import Free, MemoryEvent
 from zsim.regions import Region, Step, packs_its_output
 from zsim.storages import Storages
 from zsim.training import (
@@ -81,13 +81,19 @@ class Tape:
             if step.cached:
                 self._hold((step.calls[-1].output,))
             dropped = {value for call in step.calls for value in call.drops}
-            inner = [value for call in step.calls[:-1] for value in (call.output, *call.also)]
+            inner = [value for call in step.calls[:-1] if not call.cached for value in (call.output, *call.also)]
             outer = [value for call in step.calls for value in call.inputs if last_use[value] is step]
             for value in dict.fromkeys(inner + outer):
                 if value != entry and value in self.nbytes and value not in dropped:
                     self.storages.release(value)
         if entry in self.nbytes:
             self.storages.release(entry)
+
+    def let_go(self, steps: list[Step]) -> tuple[Free, ...]:
+        """Autocast ends and empties its cache: what of the copies made in `steps` nobody else holds."""
+        for call in [call for step in steps for call in step.calls if call.cached]:
+            self.storages.release(call.output)
+        return tuple(event for event in self.storages.take() if isinstance(event, Free))
 
     def _drop(self, call: Call) -> None:
         for value in call.drops:
@@ -108,17 +114,23 @@ class Tape:
                 self.storages.view(value, call.inputs[0])
             else:
                 self.storages.allocate(value, call.nbytes)
-        wants = bool(call.parameters) or any(value in self.needs_gradient for value in call.inputs)
+        wants = bool(call.parameters or call.weights) or any(value in self.needs_gradient for value in call.inputs)
         if wants:
             self.needs_gradient.update((call.output, *call.also))
             if saving:
-                self._hold(call.saves)
+                self._hold(self._saved(call))
             for name, nbytes in call.keeps:
                 self.storages.allocate(name, nbytes)
             for name, _ in () if saving or keeping else call.keeps:
                 self.storages.release(name)
         if call.scratch:
             self.storages.release(f"{call.output}.scratch")
+
+    def _saved(self, call: Call) -> tuple[str, ...]:
+        """What autograd saves of a call: a weight's copy only for the gradient of an input."""
+        if not call.weights or self.needs_gradient.intersection(call.inputs):
+            return call.saves
+        return tuple(value for value in call.saves if value not in call.weights)
 
     def recompute(self, region: Region) -> None:
         """The region's forward once more, up to the last tensor that backward needs; Python then drops what it still holds.
@@ -131,10 +143,10 @@ class Tape:
         for step in region.again:
             for call in step.calls:
                 if call is region.last and not packs_its_output(call):
-                    self._hold(call.saves)
+                    self._hold(self._saved(call))
                     break
-                if step.cached:  # made in forward and kept; now it is Python's, and what autograd saves of it
-                    self._hold(call.saves)
+                if step.keeps(call):  # made in forward and kept; now it is Python's, and what autograd saves of it
+                    self._hold(self._saved(call))
                 else:
                     self._make(call)
                 mine |= dict.fromkeys((call.output, *call.also))
@@ -144,7 +156,7 @@ class Tape:
                 if call is region.last:
                     break
             else:
-                inner = [value for call in step.calls[:-1] for value in (call.output, *call.also)]
+                inner = [value for call in step.calls[:-1] if not call.cached for value in (call.output, *call.also)]
                 outer = [value for call in step.calls for value in call.inputs if last_use[value] is step]
                 for value in dict.fromkeys(inner + outer):
                     if value not in entered and value in mine:
@@ -188,6 +200,7 @@ class Tape:
                     continue
                 again = region.renamed(call)
                 if again is region.last:
+                    self._flatten_gradient(call)
                     self.recompute(region)
                     if region.kernels:
                         self.storages.events.append(Recomputed())
@@ -199,7 +212,8 @@ class Tape:
 
         `over` are values that go with the node itself, as the inputs of a recomputed region do.
         """
-        gradient = self._gradient_of(call)
+        self._flatten_gradient(call)
+        gradient = self.gradients.pop(call.output)
         scratches = [(f"{call.output}.backward_scratch{i}", nbytes) for i, nbytes in enumerate(call.backward_scratch)]
         for name, nbytes in scratches:
             self.storages.allocate(name, nbytes, temporary=True)
@@ -262,19 +276,19 @@ class Tape:
                 self._sum_one(name, viewed=False)
             self._end_node()
 
-    def _gradient_of(self, call: Call) -> str:
-        """The gradient of what `call` made, copied for a linear that could not multiply with it as it lies."""
-        gradient = self.gradients.pop(call.output)
-        if call.operator != "linear" or gradient not in self.turned:
-            return gradient
-        copy = self._new_gradient(call.output)
-        self.storages.release(gradient)
-        return copy
+    def _flatten_gradient(self, call: Call) -> None:
+        """The gradient of what `call` made is copied for a linear that could not multiply with it as it lies, by the node before it."""
+        gradient = self.gradients[call.output]
+        if call.operator == "linear" and gradient in self.turned:
+            self.gradients[call.output] = self._new_gradient(call.output)
+            self.storages.release(gradient)
 
     def _make_gradient(self, name: str, call: Call, parts: list[tuple[str, str]]) -> None:
         if name in call.parameters:
             if name in self.tied:
                 self.tied[name].append(self._new_gradient(name))
+                if call.operator == "linear":
+                    self.of_linears.add(self.tied[name][-1])
             else:
                 self.storages.events.append(ParameterGradient(name))
         elif name in self.needs_gradient:
@@ -324,7 +338,7 @@ class Tape:
         self.added.clear()
 
     def _release_saved(self, call: Call) -> None:
-        for name in call.saves:
+        for name in self._saved(call):
             if name in self.nbytes:
                 self.storages.release(name)
         for name, _ in call.keeps:

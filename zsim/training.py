@@ -27,10 +27,19 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
-    """`parameters`: dtype of compute, unsharded parameters and gradients; `reduce`: dtype gradients are reduced in."""
+    """`parameters`: dtype of compute, unsharded parameters and gradients; `reduce`: dtype gradients are reduced in.
+
+    `autocast`: the dtype of torch.autocast around the forward over float32 parameters; "none" without it.
+    """
 
     parameters: Dtype = "float32"
     reduce: Dtype = "float32"
+    autocast: Dtype | Literal["none"] = "none"
+
+    @property
+    def products(self) -> Dtype:
+        """The dtype in which matrices are multiplied."""
+        return self.parameters if self.autocast == "none" else self.autocast
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +93,7 @@ class LoweredModule:
 
     `recompute` are the kernels that activation checkpointing runs again; their memory events stand in backward, up to the
     mark `Recomputed`. `sums_losses` is what the caller of the model does after its second forward and later ones: it adds the
-    loss to those before.
+    loss to those before. `uncached` goes when the whole forward is over: copies of weights that nobody but autocast's cache holds.
     """
 
     fqn: str
@@ -94,6 +103,7 @@ class LoweredModule:
     input_needs_gradient: bool
     recompute: tuple[Kernel, ...] = ()
     sums_losses: tuple[MemoryEvent, ...] = ()
+    uncached: tuple[Free, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +123,11 @@ class Training:
         """The modules, forward by forward; more than one where several come before a backward."""
         size = len(self.modules) // self.model.forwards
         return tuple(self.modules[start : start + size] for start in range(0, len(self.modules), size))
+
+    @property
+    def uncached(self) -> tuple[Free, ...]:
+        """What goes with autocast's cache when the forward of the whole model is over."""
+        return tuple(event for module in self.modules for event in module.uncached)
 
     def unit(self, fqn: str) -> ParamGroup:
         """The param group called `fqn`."""

@@ -13,6 +13,7 @@ from zsim.simulator import SimBackend
 
 FULL, SECOND = 'mode = "full"', 'mode = "full", every = 2'
 SAVE = 'mode = "selective", save = ["linear"]'
+SECOND_LINEAR = 'mode = "selective", save = ["attention", "linear"], save_every = 2'
 SAVE_BOTH = 'mode = "selective", save = ["attention", "linear"]'
 ATTENTION = 'mode = "selective", recompute = ["attention"]'
 FP32, BF16 = ("fp32", "fp32"), ("bf16", "fp32")
@@ -56,6 +57,8 @@ def inexact(case: Scenario) -> list[str]:
         (SAVE, {"model": "llama-tiny"}),
         (SAVE_BOTH, {}),
         (SAVE_BOTH, {"precision": BF16}),
+        (SECOND_LINEAR, {"model": "llama-tiny"}),
+        (SECOND_LINEAR, {"precision": BF16, "strategy": "zero3"}),
         (ATTENTION, {}),
         (ATTENTION, {"attention": "explicit"}),
         (ATTENTION, {"model": "llama-tiny"}),

@@ -43,6 +43,7 @@ CHECKPOINTING = {
     "full": 'mode = "full"',
     "save": 'mode = "selective", save = ["linear"]',
     "recompute": 'mode = "selective", recompute = ["linear"]',
+    "save every second": 'mode = "selective", save = ["linear"], save_every = 2',
 }
 
 
@@ -55,13 +56,14 @@ def scenario(
     micro_batch: int = 2,
     accumulation: int = 1,
     ranks: int = 2,
+    autocast: str = "none",
 ) -> Scenario:
     text = f"""
-model = {MODELS[model]}
+model = {MODELS.get(model, model)}
 batch = {{ micro_batch = {micro_batch}, sequence_length = {1 if model == "mlp" else 8}, accumulation = {accumulation} }}
 cluster = {{ preset = "cpu-gloo", ranks = {ranks} }}
 strategy = {{ {STRATEGIES.get(strategy, strategy)} }}
-precision = {{ parameters = "{parameters}", reduce = "fp32" }}
+precision = {{ parameters = "{parameters}", reduce = "fp32", autocast = "{autocast}" }}
 activation_checkpointing = {{ {CHECKPOINTING[again]} }}
 """
     return parse(text.encode(), where="order.toml")
@@ -97,7 +99,8 @@ def of_torch(case: Scenario, *, steps: int = 3) -> list[int]:
                 of_micro_batch = modules.forwards_of(case, batches)
                 for place, forwards in enumerate(of_micro_batch):
                     with subject.micro_batch(place == len(of_micro_batch) - 1):
-                        loss = modules.summed_loss(subject.module, forwards)
+                        with modules.autocast(case.precision, device="cpu"):
+                            loss = modules.summed_loss(subject.module, forwards)
                         loss.backward()
                         del loss
                 subject.optimizer.step()
@@ -135,7 +138,7 @@ def test_every_allocation_and_free_of_a_step_comes_in_torchs_order(model: str, s
 
 
 @pytest.mark.parametrize("parameters", ["fp32", "bf16"])
-@pytest.mark.parametrize("again", [form for form in CHECKPOINTING if form != "none"])
+@pytest.mark.parametrize("again", [form for form in CHECKPOINTING if form not in ("none", "save every second")])
 @pytest.mark.parametrize("model", MODELS)
 def test_recomputation_allocates_and_frees_in_torchs_order(model: str, again: str, parameters: str) -> None:
     case = scenario(model, "fsdp2", parameters=parameters, again=again)
@@ -165,4 +168,30 @@ def test_groups_of_any_form_allocate_and_free_in_torchs_order(group: str, parame
 @pytest.mark.parametrize("model", [name for name in MODELS if name != "mlp"])
 def test_one_sequence_is_flattened_with_fewer_copies_than_two(model: str) -> None:
     case = scenario(model, "ddp", parameters="fp32", micro_batch=1)
+    assert of_program(case) == of_torch(case)
+
+
+@pytest.mark.parametrize(("parameters", "autocast"), [("fp32", "none"), ("bf16", "none"), ("fp32", "bf16")])
+def test_logits_are_cast_before_the_loss_in_torchs_order(parameters: str, autocast: str) -> None:
+    model = f'{{ family = "gpt", sizes = {{ {SMALL}, loss_dtype = "float32" }} }}'
+    case = scenario(model, "ddp", parameters=parameters, autocast=autocast)
+    assert of_program(case) == of_torch(case)
+
+
+@pytest.mark.parametrize(
+    ("model", "strategy", "again"),
+    [
+        ("mlp", "fsdp2", "none"),
+        ("mlp", "ddp", "full"),
+        ("gpt explicit", "fsdp2 resharding", "none"),
+        ("gpt explicit", "ddp", "recompute"),
+        ("gpt sdpa", "zero_redundancy", "save"),
+        ("llama sdpa", "fsdp2", "full"),
+        ("llama sdpa", "fsdp2", "save every second"),
+        ("llama tied", "fsdp2", "none"),
+        ("llama ungrouped", "fsdp2", "recompute"),
+    ],
+)
+def test_autocast_casts_keeps_and_lets_go_in_torchs_order(model: str, strategy: str, again: str) -> None:
+    case = scenario(model, strategy, parameters="fp32", again=again, autocast="bf16")
     assert of_program(case) == of_torch(case)

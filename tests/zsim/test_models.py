@@ -46,6 +46,16 @@ def test_an_mpt_preset_has_the_parameters_of_its_closed_form(name: str) -> None:
     assert load_preset(name).num_parameters == layers * (12 * d * d + 13 * d) + 2 * d + 50368 * d + 2048 * d
 
 
+def test_a_loss_in_float32_reads_a_wide_copy_of_the_logits() -> None:
+    sizes = gpt.GptSizes(num_layers=1, hidden_size=8, num_heads=2, vocabulary=11, loss_dtype="float32")
+    operators = gpt.build(sizes, name="gpt", sequence_length=8).modules[-1].operators
+    assert [(op.kind, op.inputs, op.output, op.dtype) for op in operators[1:]] == [
+        ("linear", ("n",), "logits", ""),
+        ("cast", ("logits",), "logits_wide", "float32"),
+        ("cross_entropy", ("logits_wide", "targets"), "loss", "float32"),
+    ]
+
+
 def test_gpt_3_is_within_three_thousandths_of_175e9_parameters() -> None:
     assert abs(load_preset("gpt-3-175b").num_parameters - 175e9) <= 0.003 * 175e9
 

@@ -111,7 +111,7 @@ def test_a_forward_of_a_gpt_is_two_flops_per_token_and_matmul_weight_plus_attent
 
 def test_every_kind_of_operator_is_in_some_preset() -> None:
     kinds = {op.kind for name in ("mlp-tiny", "gpt-tiny", "llama-tiny") for op in _operators(name)}
-    assert kinds == set(get_args(OperatorKind)) - {"traced"}
+    assert kinds == set(get_args(OperatorKind)) - {"traced", "cast"}  # a cast is there where loss_dtype asks for it
 
 
 @pytest.mark.parametrize("name", presets())

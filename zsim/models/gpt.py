@@ -7,7 +7,7 @@ from typing import Literal
 
 from zsim.errors import ScenarioError
 from zsim.model import ROOT, ModelSpec, Module
-from zsim.models.layers import elementwise, embedding, head, language_model, linear, norm
+from zsim.models.layers import LossDtype, elementwise, embedding, head, language_model, linear, norm
 from zsim.operators import Operator
 
 
@@ -23,6 +23,7 @@ class GptSizes:
     feed_forward: int = 0
     tied: bool = True
     attention: Literal["explicit", "sdpa"] = "explicit"
+    loss_dtype: LossDtype = "model"
 
 
 def _block(sizes: GptSizes, index: int) -> Module:
@@ -74,5 +75,5 @@ def build(sizes: GptSizes, *, name: str, sequence_length: int) -> ModelSpec:
         family="gpt",
         embed=_embed(sizes, sequence_length),
         blocks=tuple(_block(sizes, index) for index in range(sizes.num_layers)),
-        head=head(final_norm, vocabulary=sizes.vocabulary, tied=sizes.tied),
+        head=head(final_norm, vocabulary=sizes.vocabulary, tied=sizes.tied, loss_dtype=sizes.loss_dtype),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 from zsim.model import ROOT, ModelSpec, Module, Parameter, ParamGroup
 from zsim.operators import Operator
@@ -40,11 +41,19 @@ def norm(kind: str, name: str, source: str, output: str, width: int) -> Operator
     )
 
 
-def cross_entropy(source: str, vocabulary: int) -> Operator:
-    """The mean cross-entropy of the logits `source` against the targets."""
-    return Operator(
+LossDtype = Literal["model", "float32"]
+"""What the loss is computed in: the dtype of the logits, or float32 after a cast of them, as torchtitan and Hugging Face do."""
+
+
+def cross_entropy(source: str, vocabulary: int, loss_dtype: LossDtype) -> tuple[Operator, ...]:
+    """The mean cross-entropy of the logits `source` against the targets, after a cast where one is asked for."""
+    loss = Operator(
         kind="cross_entropy", name="loss", inputs=(source, "targets"), output="loss", out_features=vocabulary
     )
+    if loss_dtype == "model":
+        return (loss,)
+    wide = replace(loss, kind="cast", name="logits", inputs=(source,), output=f"{source}_wide", dtype=loss_dtype)
+    return (wide, replace(loss, inputs=(wide.output, "targets"), dtype=loss_dtype))
 
 
 def parameter_shapes(operator: Operator) -> tuple[Parameter, ...]:
@@ -81,12 +90,12 @@ def embedding(kind: str, name: str, source: str, output: str, *, rows: int, widt
     )
 
 
-def head(final_norm: Operator, *, vocabulary: int, tied: bool) -> Module:
+def head(final_norm: Operator, *, vocabulary: int, tied: bool, loss_dtype: LossDtype) -> Module:
     """The root's last module: the final norm from "x" to "n", the logits (with the embedding's weight if `tied`), the loss."""
     logits = linear("lm_head", "n", "logits", final_norm.out_features, vocabulary, bias=False)
     if tied:
         logits = replace(logits, weight="wte.weight")
-    return Module(fqn="head", unit=ROOT, operators=(final_norm, logits, cross_entropy("logits", vocabulary)))
+    return Module(fqn="head", unit=ROOT, operators=(final_norm, logits, *cross_entropy("logits", vocabulary, loss_dtype)))
 
 
 def language_model(name: str, *, family: str, embed: Module, blocks: tuple[Module, ...], head: Module) -> ModelSpec:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from zsim.errors import ScenarioError
 from zsim.model import ROOT, ModelSpec, Module
-from zsim.models.layers import elementwise, embedding, head, language_model, linear, norm
+from zsim.models.layers import LossDtype, elementwise, embedding, head, language_model, linear, norm
 from zsim.operators import Operator
 
 
@@ -30,6 +30,7 @@ class LlamaSizes:
     mlp_bias: bool = False
     tied: bool = False
     attention: Literal["explicit", "sdpa"] = "sdpa"
+    loss_dtype: LossDtype = "model"
 
 
 def _attention(sizes: LlamaSizes, fqn: str) -> tuple[Operator, ...]:
@@ -95,5 +96,5 @@ def build(sizes: LlamaSizes, *, name: str, sequence_length: int) -> ModelSpec:
         family="llama",
         embed=Module(fqn="embed", unit=ROOT, operators=(tokens,)),
         blocks=tuple(_block(sizes, index) for index in range(sizes.num_layers)),
-        head=head(final_norm, vocabulary=sizes.vocabulary, tied=sizes.tied),
+        head=head(final_norm, vocabulary=sizes.vocabulary, tied=sizes.tied, loss_dtype=sizes.loss_dtype),
     )

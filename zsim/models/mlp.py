@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from zsim.errors import ScenarioError
 from zsim.model import ROOT, ModelSpec, Module, ParamGroup
-from zsim.models.layers import cross_entropy, linear, parameters_of
+from zsim.models.layers import LossDtype, cross_entropy, linear, parameters_of
 from zsim.operators import Operator
 
 
@@ -17,6 +17,7 @@ class MlpSizes:
     dims: tuple[int, ...]
     hidden: int
     num_classes: int
+    loss_dtype: LossDtype = "model"
 
 
 def build(sizes: MlpSizes, *, name: str, sequence_length: int) -> ModelSpec:
@@ -44,7 +45,7 @@ def build(sizes: MlpSizes, *, name: str, sequence_length: int) -> ModelSpec:
         unit=ROOT,
         operators=(
             linear("head", "x", "logits", sizes.dims[-1], sizes.num_classes),
-            cross_entropy("logits", sizes.num_classes),
+            *cross_entropy("logits", sizes.num_classes, sizes.loss_dtype),
         ),
     )
     units = [ParamGroup(fqn=ROOT, parameters=parameters_of(head))]

@@ -15,7 +15,7 @@ from zsim.model import ROOT, ModelSpec, Module, Parameter, ParamGroup
 from zsim.ops import Kernel, MemoryEvent, Op, OpKind, Stream
 from zsim.program import Program, RankProgram
 from zsim.sharding import FlatLayout, Granularity, regroup
-from zsim.training import DTYPE_NBYTES, Recomputed
+from zsim.training import DTYPE_NBYTES, LoweredModule, Recomputed, Training, storage_events
 
 MASTER_DTYPE = "float32"
 """What the optimizer steps in: 2-byte parameters have a master copy of this dtype."""
@@ -86,9 +86,20 @@ def units_read(model: ModelSpec) -> dict[str, tuple[str, ...]]:
     return {m.fqn: tuple(dict.fromkeys(owner[fqn] for fqn in used_parameters(m))) for m in model.modules}
 
 
-def late_weights(model: ModelSpec) -> frozenset[str]:
-    """Weights of linears with a bias: a further node transposes their gradient, so the bias's is added first."""
-    return frozenset(op.weight for m in model.modules for op in m.operators if op.kind == "linear" and op.bias)
+def late_weights(training: Training) -> frozenset[str]:
+    """Weights of linears with a bias: a further node transposes their gradient, so the bias's is added first.
+
+    Not under autocast, where the nodes that cast both gradients come in the order of the casts: the bias, cast first, is last.
+    """
+    if training.precision.autocast != "none":
+        return frozenset()
+    return frozenset(op.weight for m in training.model.modules for op in m.operators if op.kind == "linear" and op.bias)
+
+
+def forward_memory(training: Training, module: LoweredModule) -> list[MemoryEvent]:
+    """A module's forward; after the last module's autocast empties its cache."""
+    last = training.uncached if module is training.modules[-1] else ()
+    return [*storage_events(module.forward.memory), *module.sums_losses, *last]
 
 
 def named_parameters(model: ModelSpec) -> tuple[Parameter, ...]:

@@ -18,10 +18,11 @@ from zsim.strategies.building import (
     FlatGroup,
     Step,
     copy_kernel,
+    forward_memory,
     until_recomputed,
 )
 from zsim.strategies.flat_model import AXIS, FlatModel
-from zsim.training import DTYPE_NBYTES, LoweredModule, ParameterGradient, Recomputed, storage_events
+from zsim.training import DTYPE_NBYTES, LoweredModule, ParameterGradient, Recomputed
 
 
 @dataclass(slots=True)
@@ -70,7 +71,7 @@ class FlatStep:
 
     def forward(self, module: LoweredModule) -> None:
         """Compute with the parameters of the module, which must be gathered."""
-        memory = (*storage_events(module.forward.memory), *module.sums_losses)
+        memory = forward_memory(self.model.training, module)
         self._issue_compute("forward", module, kernels=module.forward.kernels, memory=memory)
 
     def backward(self, module: LoweredModule) -> None:

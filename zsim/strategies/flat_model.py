@@ -76,7 +76,7 @@ class FlatModel:
     @cached_property
     def late(self) -> frozenset[str]:
         """Weights whose gradients are added after their bias's."""
-        return late_weights(self.training.model)
+        return late_weights(self.training)
 
     @cached_property
     def numels(self) -> dict[str, int]:

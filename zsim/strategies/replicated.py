@@ -12,8 +12,16 @@ from zsim import clipping, optimizers
 from zsim.lowering import loss_buffers
 from zsim.model import ROOT, Parameter
 from zsim.ops import Alloc, Free, MemoryEvent, MemoryKind, OpKind
-from zsim.strategies.building import MASTER_DTYPE, Step, copy_kernel, late_weights, named_parameters, until_recomputed
-from zsim.training import DTYPE_NBYTES, LoweredModule, ParameterGradient, Recomputed, Training, storage_events
+from zsim.strategies.building import (
+    MASTER_DTYPE,
+    Step,
+    copy_kernel,
+    forward_memory,
+    late_weights,
+    named_parameters,
+    until_recomputed,
+)
+from zsim.training import DTYPE_NBYTES, LoweredModule, ParameterGradient, Recomputed, Training
 
 AXIS = "dp_replicate"
 MASTER_NBYTES = DTYPE_NBYTES[MASTER_DTYPE]
@@ -30,7 +38,8 @@ def ready_order(training: Training) -> Bucket:
     uses are summed, that order is the tape's already.
     """
     parameters = {parameter.fqn: parameter for parameter in training.model.parameters}
-    late = {op.weight: op.bias for m in training.model.modules for op in m.operators if op.kind == "linear" and op.bias}
+    last = late_weights(training)
+    late = {op.weight: op.bias for m in training.model.modules for op in m.operators if op.weight in last}
     events = [e.fqn for m in training.modules[::-1] for e in m.backward.memory if isinstance(e, ParameterGradient)]
     follows = dict(pairwise(events))
     ready = {fqn: place + (1.5 if late.get(fqn) == follows.get(fqn, "") else 0) for place, fqn in enumerate(events)}
@@ -91,7 +100,7 @@ class ReplicatedModel:
     @cached_property
     def late(self) -> frozenset[str]:
         """Weights whose gradients are added after their bias's."""
-        return late_weights(self.training.model)
+        return late_weights(self.training)
 
     @cached_property
     def last_module(self) -> dict[str, str]:
@@ -219,7 +228,7 @@ class ReplicatedStep:
             module.unit,
             micro_batch=self.micro_batch,
             kernels=module.forward.kernels,
-            memory=(*storage_events(module.forward.memory), *module.sums_losses),
+            memory=forward_memory(self.model.training, module),
         )
 
     def backward(self, module: LoweredModule, *, synchronises: bool) -> None:

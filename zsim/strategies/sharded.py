@@ -486,6 +486,8 @@ class ShardedStep(Step):
         if group is not None:
             memory = self.drop(self.forward_output)
             self.issue("free", group.fqn, stream="host", micro_batch=self.micro_batch, memory=memory)
+        if self.training.uncached:
+            self.issue("free", ROOT, stream="host", micro_batch=self.micro_batch, memory=self.training.uncached)
 
     def finalize_backward(self, group: Group) -> None:
         """The compute stream waits for the reductions so far, and what they held of `group` goes.
