@@ -32,13 +32,7 @@ RESIDUES: Mapping[str, Callable[[Scenario, str], Bytes]] = {}
 """By name: bytes that a phase's prediction lacks, by a rule that computes them. Nothing else may differ."""
 
 
-INSIDE = "a bucket is cast where its last gradient comes, inside a module's backward; the Program casts when the module is over"
 OPEN: Mapping[str, str] = {
-    "3008e003df12": INSIDE,
-    "2055098ae92f": INSIDE,
-    "78b99b20e1a3": INSIDE,
-    "7a5149d1b78d": INSIDE,
-    "fddb0792e368": INSIDE,
     "58e79a683219": "zero3 that keeps linear outputs under checkpointing: 8 B less than measured, cause not found",
 }
 """By digest: draws whose prediction is not exact yet, with the cause. One that becomes exact, or another that does not stay so, fails."""
