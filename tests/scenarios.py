@@ -88,7 +88,7 @@ def wrapping(draw: st.DrawFn, model: str) -> str:
     dims = re.search(r"dims = \[([^]]*)\]", model)
     layers = dims[1].count(",") if dims else int(re.findall(r"num_layers = (\d+)", model)[0])
     ends = "root" if "tied = true" in model else draw(st.sampled_from(["root", "apart"]))
-    some = str(draw(st.integers(1, layers)))
+    some = "1" if "uses = 2" in model else str(draw(st.integers(1, layers)))
     every = draw(st.sampled_from([some, some, "1"] if ends == "apart" else [some, some, '"all"']))
     return draw(st.sampled_from(["", f'wrapping = {{ every = {every}, ends = "{ends}" }}\n']))
 
@@ -102,7 +102,6 @@ def scenario_texts(
     cluster = draw(st.sampled_from(["cpu-gloo", "dgx-a100", "pcie-box"]))
     parameters = draw(st.sampled_from(["fp32", "bf16"]))
     reduce = draw(st.sampled_from(["fp32", parameters]))
-    autocast = draw(st.sampled_from(["", "", ', autocast = "bf16"'])) if parameters == "fp32" else ""
     sync = draw(st.sampled_from(["every", "last"]))
     optimizer = draw(
         st.sampled_from(
@@ -114,6 +113,8 @@ def scenario_texts(
         )
     )
     model = draw(models(families))
+    once = "uses = 1 " in model and "forwards = 1 " in model
+    autocast = draw(st.sampled_from(["", "", ', autocast = "bf16"'])) if parameters == "fp32" and once else ""
     return (
         model
         + draw(checkpointing(model))
