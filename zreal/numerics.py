@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -19,14 +19,15 @@ from zsim.scenario import Scenario
 class Reference:
     """Mean loss over ranks of each step, and every parameter before the first and after the last, in float32.
 
-    `directionless` are the parameters whose gradient is more rounding error than gradient. The bias of keys is one: softmax does
-    not see what is added to every score of a query. AdamW divides by the gradient's size and so steps them at random.
+    `directionless` marks, by parameter, the elements whose gradient was more rounding error than gradient in some step. All of the
+    bias of keys are: softmax does not see what is added to every score of a query. AdamW divides by the gradient's size and so
+    steps them at random.
     """
 
     losses: tuple[float, ...]
     initial: Mapping[str, Tensor]
     parameters: Mapping[str, Tensor]
-    directionless: frozenset[str] = frozenset()
+    directionless: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def reference(scenario: Scenario, *, steps: int, stepped_in: torch.dtype = torch.float32) -> Reference:
@@ -39,17 +40,13 @@ def reference(scenario: Scenario, *, steps: int, stepped_in: torch.dtype = torch
     initial = _copies(master)
     dtype = scenario.precision.parameters
     optimizer = make_optimizer(scenario.optimizer, list(master.parameters()))
+    noise = _Noise(scenario) if scenario.optimizer.name == "adamw" else None
     losses = []
     for step in range(steps):
         compute = master if modules.DTYPES[dtype] == stepped_in else _rounded(scenario, master, dtype)
-        total = 0.0
-        for rank in range(scenario.world_size):
-            batches = modules.micro_batches(scenario, rank=rank, step=step, dtype=dtype)
-            for forwards in modules.forwards_of(scenario, batches):
-                with modules.autocast(scenario.precision, device=batches[0][0].device.type):
-                    loss = modules.summed_loss(compute, forwards)
-                (loss / scenario.world_size).backward()
-                total += loss.item()
+        total = _accumulate(scenario, compute, step=step, dtype=dtype)
+        if noise is not None and (step == 0 or dtype != "float32"):
+            noise.look(compute, step=step)
         if compute is not master:
             for mine, theirs in zip(master.parameters(), compute.parameters(), strict=True):
                 mine.grad = None if theirs.grad is None else theirs.grad.float()
@@ -58,29 +55,44 @@ def reference(scenario: Scenario, *, steps: int, stepped_in: torch.dtype = torch
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         losses.append(total / (scenario.world_size * scenario.batch.accumulation))
-    directionless = _directionless(scenario) if scenario.optimizer.name == "adamw" else frozenset[str]()
+    directionless = noise.elements if noise is not None else {}
     return Reference(losses=tuple(losses), initial=initial, parameters=_copies(master), directionless=directionless)
 
 
-def _directionless(scenario: Scenario) -> frozenset[str]:
-    """The parameters whose gradient of one micro-batch is farther from its value in float64 than that value is from nothing."""
-    dtype = scenario.precision.parameters
-    model = modules.build(scenario.model, seed=scenario.seed, dtype=dtype)
-    exact = modules.build(scenario.model, seed=scenario.seed, dtype=dtype).double()
-    x, targets = modules.micro_batches(scenario, rank=0, step=0, dtype=dtype)[0]
-    with modules.autocast(scenario.precision, device=x.device.type):
-        loss = model(x, targets)
-    loss.backward()
-    exact(*(part.double() if part.is_floating_point() else part for part in (x, targets))).backward()
-    pairs = [
-        (name, mine.grad, theirs.grad)
-        for (name, mine), theirs in zip(model.named_parameters(), exact.parameters(), strict=True)
-    ]
-    return frozenset(
-        name
-        for name, rounded, true in pairs
-        if rounded is not None and true is not None and (rounded.double() - true).norm() > true.norm()
-    )
+def _accumulate(scenario: Scenario, model: modules.Model, *, step: int, dtype: str) -> float:
+    """The gradients of one step of all ranks; returns the sum of the losses."""
+    total = 0.0
+    for rank in range(scenario.world_size):
+        batches = modules.micro_batches(scenario, rank=rank, step=step, dtype=dtype)
+        if next(model.parameters()).dtype == torch.float64:
+            batches = [(x.double() if x.is_floating_point() else x, targets) for x, targets in batches]
+            precision = replace(scenario.precision, autocast="none")
+        else:
+            precision = scenario.precision
+        for forwards in modules.forwards_of(scenario, batches):
+            with modules.autocast(precision, device=batches[0][0].device.type):
+                loss = modules.summed_loss(model, forwards)
+            (loss / scenario.world_size).backward()
+            total += loss.item()
+    return total
+
+
+class _Noise:
+    """Finds the elements whose gradient, in some step, is farther from its value in float64 than half of that value."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.elements: dict[str, Tensor] = {}
+
+    def look(self, model: modules.Model, *, step: int) -> None:
+        """Compare the gradients that `model` has with those of a copy in float64."""
+        dtype = self.scenario.precision.parameters
+        exact = _rounded(self.scenario, model, dtype).double()
+        _accumulate(self.scenario, exact, step=step, dtype=dtype)
+        for (name, mine), theirs in zip(model.named_parameters(), exact.parameters(), strict=True):
+            if mine.grad is not None and theirs.grad is not None:
+                mask = (mine.grad.double() - theirs.grad).abs() > theirs.grad.abs() / 2
+                self.elements[name] = mask | self.elements.get(name, torch.zeros_like(mask))
 
 
 def _copies(model: modules.Model) -> dict[str, Tensor]:
@@ -99,7 +111,7 @@ def largest_relative_difference(found: Mapping[str, Tensor], reference: Referenc
     """The largest over parameters of ‖found − reference‖ relative to how far training moved the reference.
 
     An untrained parameter is thus 1 away. One that the reference hardly moves is measured by what an average element of the model
-    moves instead. A directionless one may end up wherever random steps take it, thus no farther from the reference than twice the
+    moves instead. A directionless element may end up wherever random steps take it, thus no farther from the reference than twice the
     farthest that any element moved. Where nothing moves, as with a learning rate of 0, equal is 0 and anything else infinite; so
     is a parameter that is missing or not finite.
     """
@@ -112,8 +124,9 @@ def largest_relative_difference(found: Mapping[str, Tensor], reference: Referenc
     largest = 0.0
     for name, want in expected.items():
         difference = found[name].detach().float().cpu().reshape(want.shape) - want
-        if name in reference.directionless and float(difference.abs().max()) <= 2 * farthest:
-            continue
+        random = reference.directionless.get(name)
+        if random is not None:
+            difference = difference.masked_fill(random & (difference.abs() <= 2 * farthest), 0.0)
         apart = float(difference.norm())
         scale = max(moved[name], average * math.sqrt(want.numel()))
         relative = apart / scale if scale else math.inf if apart else 0.0

@@ -7,6 +7,7 @@ business.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from dataclasses import MISSING, fields
 from functools import cache
@@ -133,7 +134,11 @@ class ScenarioTable(_Table):
 def _fields(options: type[Any]) -> dict[str, Any]:
     """The fields of a dataclass as pydantic wants them: (type, default), `...` for none. Sizes are bounded."""
     hints = get_type_hints(options)
-    kinds: dict[Any, Any] = {int: Annotated[int, Field(ge=0, le=MAX_SIZE)], Granularity: BucketSize}
+    kinds: dict[Any, Any] = {
+        int: Annotated[int, Field(ge=0, le=MAX_SIZE)],
+        float | None: Annotated[float, Field(ge=0, le=MAX_SIZE)] | None,
+        Granularity: BucketSize,
+    }
     return {
         field.name: (kinds.get(hints[field.name], hints[field.name]), ... if field.default is MISSING else field.default)
         for field in fields(options)
@@ -251,6 +256,7 @@ def _complaint(schema: type[BaseModel], item: Any, prefix: str) -> tuple[str, st
     if item["type"] == "missing":
         return key, "expected a value, found nothing"
     expected = item["msg"][:200].replace("Input should be ", "expected ").removeprefix("Value error, ")
+    expected = re.sub(r"a valid dictionary or instance of \w+", "a table, { key = value }", expected)
     return key, f"{expected}, found {str(item['input'])[:60]!r}"
 
 

@@ -60,7 +60,7 @@ def test_a_run_agrees_with_itself_in_every_check():
         "exact    1,000 B on rank 0, exact on all 2 observed (backward blocks.1)"
     )
     assert named(checks, "numerics").detail == (
-        "parameters after 2 steps: 3e-07 of their way apart from the reference, at most 0.01 allowed"
+        "parameters after 2 steps: 3e-07 of their way apart from the reference, at most 0.001 allowed"
     )
     assert agrees(checks)
 

@@ -22,10 +22,12 @@ def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
     """`model` sharded in place. "auto" is fully_shard's None: units are resharded after forward, the root is not."""
     precision = scenario.precision
     plain = precision.parameters == precision.reduce == "float32"
+    # Where parameters stay float32, naming that dtype would have fully_shard cast what autocast has made narrow back.
+    narrow = None if precision.parameters == "float32" else DTYPES[precision.parameters]
     policy = (
         MixedPrecisionPolicy()
         if plain
-        else MixedPrecisionPolicy(param_dtype=DTYPES[precision.parameters], reduce_dtype=DTYPES[precision.reduce])
+        else MixedPrecisionPolicy(param_dtype=narrow, reduce_dtype=DTYPES[precision.reduce])
     )
     asked = scenario.options.reshard_after_forward
     keep = None if asked == "auto" else asked
