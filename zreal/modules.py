@@ -186,7 +186,7 @@ def _place(module: nn.Module, path: str, parameter: nn.Parameter) -> None:
 
 
 class Model(nn.Module):
-    """The whole model: blocks in `blocks`, the root's own parameters under their fqns in the model itself."""
+    """The whole model: blocks in `blocks`, unused ones too, the root's own parameters under their fqns in the model itself."""
 
     def __init__(
         self,
@@ -199,13 +199,25 @@ class Model(nn.Module):
         super().__init__()
         self.spec = spec
         again = checkpointing.applies_to(spec)
+        used = {module.unit: module for module in spec.modules}
         self.blocks = nn.ModuleList(
-            Stretch(module, checkpointing if module.fqn in again else NO_CHECKPOINTING)
-            for module in spec.modules
-            if module.unit != ROOT
+            self._block(used.get(unit.fqn), checkpointing if unit.fqn in again else NO_CHECKPOINTING)
+            for unit in spec.units
+            if unit.fqn != ROOT
         )
         for parameter in spec.parameters:
-            _place(self, parameter.fqn, nn.Parameter(_initial(parameter, seed=seed).to(dtype)))
+            made = nn.Parameter(_initial(parameter, seed=seed).to(dtype), requires_grad=parameter.requires_grad)
+            _place(self, parameter.fqn, made)
+
+    @staticmethod
+    def _block(module: Module | None, checkpointing: Checkpointing) -> nn.Module:
+        """The block that runs `module`; one that is never run only owns its parameters."""
+        return nn.Module() if module is None else Stretch(module, checkpointing)
+
+    @property
+    def used_blocks(self) -> list[nn.Module]:
+        """The blocks that forward runs, in its order."""
+        return [block for block in self.blocks if isinstance(block, Stretch)]
 
     def parameter(self, fqn: str) -> Tensor | None:
         """The root's parameter `fqn`, None for ""."""
@@ -213,7 +225,7 @@ class Model(nn.Module):
 
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:
         """The loss of tokens (or, for mlp, floats) `x` against `targets`."""
-        blocks = iter(self.blocks)
+        blocks = iter(self.used_blocks)
         for module in self.spec.modules:
             x = interpret(module, x, targets, self) if module.unit == ROOT else next(blocks)(x)
         return x

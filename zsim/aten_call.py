@@ -22,6 +22,10 @@ class Call:
     A `view` makes no memory: its output, and `also` its further outputs of the same node, are the storage of its first input.
     `turns` are inputs whose gradients come with their last two dimensions exchanged: a linear copies such a one before it multiplies.
     With `moved` 0 the call is no kernel of its own: its work is counted with the operator's main ones.
+
+    Who needs no gradient changes what is saved and made (`zsim.needed`): `crossed` calls, products, save each of `saves` for the
+    gradient of the other factor; a `joint` backward makes all gradients or none. One that `packs` saves a parameter, which costs
+    nothing but makes a recomputation reach the call; one that is not `differentiable` has no backward.
     """
 
     operator: str
@@ -44,6 +48,10 @@ class Call:
     backward_flops: int = 0
     moved: int = 0
     backward_moved: int = 0
+    crossed: bool = False
+    joint: bool = False
+    packs: bool = False
+    differentiable: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ def lower(
         asked = checkpointing != NO_CHECKPOINTING
         return model.modules_for(batch, dtype=dtype, casts_input=casts_input, checkpointed=asked)
     checkpointed = checkpointing.applies_to(model)
-    runs = list(_runs(model.modules, checkpointed))
+    runs = list(_runs(model.modules, checkpointed, frozen=model.frozen))
     kept = tuple(module for run in runs for module in (run if len(run) < 4 else (*run[:2], run[-1])))
     few = replace(model, modules=kept)
     each = module_lowering.lower_each(
@@ -68,12 +68,16 @@ def loss_buffers(model: ModelSpec) -> tuple[str, str]:
     return tape.SEED, f"{last.fqn}:{last.operators[-1].output}"
 
 
-def _runs(modules: tuple[Module, ...], checkpointed: frozenset[str]) -> Iterator[tuple[Module, ...]]:
+def _runs(
+    modules: tuple[Module, ...], checkpointed: frozenset[str], *, frozen: frozenset[str]
+) -> Iterator[tuple[Module, ...]]:
     """`modules` in runs of neighbours that differ in their names only, and are checkpointed or are not."""
     run: list[Module] = []
     pattern: Pattern = ()
     for module in modules:
         own = (*_pattern(module), (module.fqn in checkpointed,))
+        if frozen:
+            own += (tuple((op.weight in frozen, op.bias in frozen) for op in module.operators),)
         if run and own != pattern:
             yield tuple(run)
             run = []
@@ -134,4 +138,5 @@ def _renamed(traced: LoweredModule, run: tuple[Module, ...], *, place: int) -> L
         backward=computation(traced.backward),
         input_needs_gradient=traced.input_needs_gradient,
         recompute=traced.recompute,
+        differentiates=traced.differentiates,
     )

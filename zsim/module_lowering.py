@@ -10,8 +10,9 @@ from zsim.aten_call import Call
 from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.eager import calls
 from zsim.model import ModelSpec, Module
+from zsim.needed import needed
 from zsim.ops import Kernel
-from zsim.regions import Region, Step
+from zsim.regions import Region, Step, packs_something
 from zsim.tape import SEED, Tape
 from zsim.training import Batch, Computation, Device, LoweredModule, Recomputed, TapeEvent
 
@@ -44,6 +45,8 @@ def _qualified(call: Call, module: Module, entry: str) -> Call:
         backward_flops=call.backward_flops,
         moved=call.moved,
         backward_moved=call.backward_moved,
+        crossed=call.crossed,
+        joint=call.joint,
     )
 
 
@@ -61,7 +64,7 @@ def _backward_kernels(module_calls: list[Call], *, dtype: str, needs_gradient: s
             dtype,
         )
         for call in reversed(module_calls)
-        if call.moved
+        if call.moved and call.differentiable
     )
 
 
@@ -78,18 +81,20 @@ def lower_each(
     """Every module of `model` with the kernels and memory events of one micro-batch's forward and backward.
 
     `casts_input`: a floating-point model input is cast to `dtype` first and the copy kept as long as autograd needs it.
-    Modules in `checkpointed` recompute what `checkpointing` says. The loss is freed with the last event of the first module's
-    backward, as in `loss.backward(); del loss`.
+    Modules in `checkpointed` recompute what `checkpointing` says. The loss is freed with the last event of the last backward,
+    that of the first module that has one, as in `loss.backward(); del loss`.
     """
     tape = Tape(in_place=device == "cuda")
     tape.know_parameters(model, dtype=dtype)
-    entry = "x"
+    entry, frozen, needs = "x", model.frozen, set[str]()
     traced: list[tuple[Module, list[Step], tuple[TapeEvent, ...], bool]] = []
     for module in model.modules:
         steps = [
             Step([_qualified(call, module, entry) for call in calls(operator, batch=batch, dtype=dtype, device=device)])
             for operator in module.operators
         ]
+        for step in steps if frozen else ():
+            step.calls[:] = needed(step.calls, needs=needs, frozen=frozen)
         if module.fqn in checkpointed:
             _cut_regions(steps, module, checkpointing)
         module_calls = [call for step in steps for call in step.calls]
@@ -102,12 +107,13 @@ def lower_each(
     tape.storages.allocate(SEED, tape.nbytes[entry], temporary=True)
     tape.storages.hold(SEED)
     tape.gradients[entry] = SEED
-    lowered = []
+    lowered: list[LoweredModule] = []
+    last = next(module for module, steps, _, _ in traced if _differentiates(steps, tape))
     for module, steps, forward_memory, needs_gradient in reversed(traced):
         tape.run_backward(steps)
         module_calls = [call for step in steps for call in step.calls]
         again = [call for region in dict.fromkeys(step.region for step in steps) if region for call in region.kernels]
-        if module is model.modules[0]:
+        if module is last:
             tape.storages.release(SEED)
             tape.storages.release(entry)
         lowered.append(
@@ -121,9 +127,15 @@ def lower_each(
                 ),
                 input_needs_gradient=needs_gradient,
                 recompute=_forward_kernels(again, dtype=dtype),
+                differentiates=_differentiates(steps, tape),
             )
         )
     return tuple(reversed(lowered))
+
+
+def _differentiates(steps: list[Step], tape: Tape) -> bool:
+    """Whether anything that a module makes needs a gradient."""
+    return any(call.output in tape.needs_gradient for step in steps for call in step.calls)
 
 
 def _cut_regions(steps: list[Step], module: Module, checkpointing: Checkpointing) -> None:
@@ -132,7 +144,9 @@ def _cut_regions(steps: list[Step], module: Module, checkpointing: Checkpointing
     for operators in checkpointing.regions(module.operators):
         for operator in operators:
             by_operator[operator].cached = checkpointing.keeps(operator)
-        Region.of([by_operator[operator] for operator in operators])
+        cut = [by_operator[operator] for operator in operators]
+        if any(packs_something(call) for step in cut for call in step.calls):
+            Region.of(cut)
 
 
 def _last_mark_only(events: tuple[TapeEvent, ...]) -> tuple[TapeEvent, ...]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from zsim import checkpointing, guards, traced
+from zsim import checkpointing, guards, traced, training_part
 from zsim.checkpointing import Checkpointing
 from zsim.errors import ScenarioError, ZsimError
 from zsim.expect import Expectation, expectation
@@ -151,7 +151,12 @@ class _Made:
                 problems.extend(error.problems)
             return None
 
-        model = attempt(lambda table, batch: _model(table, batch, folder), tables["model"], tables["batch"])
+        model = attempt(
+            lambda table, batch, frozen: training_part.cut(
+                _model(table, batch, folder), frozen=frozen, unused=table.unused
+            ),
+            *(tables[key] for key in ("model", "batch", "frozen")),
+        )
         cluster = attempt(_cluster, tables["cluster"])
         mesh = attempt(_mesh, strategy, None if cluster is None else cluster.num_ranks)
         options = attempt(_options, strategy)
@@ -159,6 +164,7 @@ class _Made:
         attempt(_check_together, strategy, options, mesh, tables["optimizer"])
         attempt(_check_checkpointing, model, tables["activation_checkpointing"])
         attempt(_check_traced, model, tables["batch"], tables["precision"], strategy)
+        attempt(_check_unused, model, tables["batch"], tables["precision"], strategy)
         attempt(_check_work, model, mesh, options, tables["batch"])
         if model is None or cluster is None or mesh is None or options is None:
             return None
@@ -189,6 +195,16 @@ def _check_traced(model: ModelSpec, batch: BatchTable, precision: PrecisionTable
             model.modules_for(Batch(**batch.model_dump()), dtype=dtype, casts_input=casts_input)
         except ZsimError as error:
             raise ScenarioError((f"model.traced: {error}",)) from None
+
+
+def _check_unused(model: ModelSpec, batch: BatchTable, precision: PrecisionTable, strategy: Any) -> None:
+    """What the strategy does not do with a block that forward passes by."""
+    if model.unused:
+        casts = precision.reduce != precision.parameters
+        accumulates = casts and strategy.sync == "last" and batch.accumulation > 1
+        problems = STRATEGIES[strategy.name].unused_problems(model, accumulates)
+        if found := tuple(problems):
+            raise ScenarioError(found)
 
 
 def _check_work(model: ModelSpec, mesh: Mesh, options: Any, batch: BatchTable) -> None:

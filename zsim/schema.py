@@ -32,7 +32,10 @@ class _Table(BaseModel):
 
 
 class ModelTable(_Table):
-    """A preset (perhaps with fewer layers), a family with sizes, a Hugging Face config.json, or a traced model's file."""
+    """A preset (perhaps with fewer layers), a family with sizes, a Hugging Face config.json, or a traced model's file.
+
+    `unused`: blocks that own parameters and that forward passes by.
+    """
 
     preset: str | None = None
     num_layers: int | None = Field(default=None, ge=1)
@@ -41,6 +44,7 @@ class ModelTable(_Table):
     sizes: dict[str, Any] = {}
     huggingface: str | None = None
     traced: str | None = None
+    unused: tuple[str, ...] = ()
 
 
 class BatchTable(_Table):
@@ -97,6 +101,7 @@ class ScenarioTable(_Table):
     precision: PrecisionTable = PrecisionTable()
     optimizer: OptimizerTable = OptimizerTable()
     activation_checkpointing: CheckpointingTable = CheckpointingTable()
+    frozen: tuple[str, ...] = ()
     steps: int = Field(default=3, ge=1, le=1000)
     seed: int = Field(default=0, ge=0, le=2**31)
     expect: dict[str, int | str] = {}

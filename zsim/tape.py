@@ -100,10 +100,10 @@ class Tape:
             self.needs_gradient.update((call.output, *call.also))
             if saving:
                 self._hold(call.saves)
-            for name, nbytes in call.keeps:
-                self.storages.allocate(name, nbytes)
-            for name, _ in () if saving or keeping else call.keeps:
-                self.storages.release(name)
+        for name, nbytes in call.keeps:
+            self.storages.allocate(name, nbytes)
+        for name, _ in () if (saving and wants) or keeping else call.keeps:
+            self.storages.release(name)
         if call.scratch:
             self.storages.release(f"{call.output}.scratch")
 
@@ -122,6 +122,8 @@ class Tape:
                     break
                 if step.cached:  # made in forward and kept; now it is Python's, and what autograd saves of it
                     self._hold(call.saves)
+                    for name, _ in () if call.differentiable else call.keeps:
+                        self.storages.release(name)
                 else:
                     self._make(call)
                 mine |= dict.fromkeys((call.output, *call.also))
@@ -171,7 +173,7 @@ class Tape:
 
         `over` are values that go with the node itself, as the inputs of a recomputed region do.
         """
-        gradient = self._gradient_of(call)
+        gradient, unwanted = self._gradient_of(call), [v for v in call.gradients if call.joint and v not in self.needs_gradient]
         scratches = [(f"{call.output}.backward_scratch{i}", nbytes) for i, nbytes in enumerate(call.backward_scratch)]
         for name, nbytes in scratches:
             self.storages.allocate(name, nbytes, temporary=True)
@@ -204,6 +206,8 @@ class Tape:
         self.storages.release(gradient)
         for other in call.also:
             self.storages.release(self.gradients.pop(other))
+        for name in unwanted:
+            self.storages.release(f"{name}.grad{self.births[name]}")
         if not unpacked:
             self._release_saved(saved)
         for value in over:
@@ -228,6 +232,8 @@ class Tape:
                 self.tied[name].append(self._new_gradient(name))
             else:
                 self.storages.events.append(ParameterGradient(name))
+        elif call.joint and name not in self.needs_gradient:
+            self._new_gradient(name)
         elif name in self.needs_gradient:
             parts.append((name, self._new_gradient(name)))
             if self.in_sequences and call.operator == "linear":

@@ -81,7 +81,7 @@ class LoweredModule:
     """One module of the model, lowered: what its forward and its backward do for one micro-batch.
 
     `recompute` are the kernels that activation checkpointing runs again; their memory events stand in backward, up to the
-    mark `Recomputed`.
+    mark `Recomputed`. One that `differentiates` not makes nothing that needs a gradient: it has no backward.
     """
 
     fqn: str
@@ -90,6 +90,7 @@ class LoweredModule:
     backward: Computation
     input_needs_gradient: bool
     recompute: tuple[Kernel, ...] = ()
+    differentiates: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +104,16 @@ class Training:
     optimizer: Optimizer = field(default_factory=Optimizer)
     sync: Literal["every", "last"] = "every"
     device: Device = "cuda"
+
+    @property
+    def backward_modules(self) -> tuple[LoweredModule, ...]:
+        """The modules that run backward, in its order: all but those before the first parameter that needs a gradient."""
+        return tuple([module for module in self.modules[::-1] if module.differentiates])
+
+    @property
+    def last_of_backward(self) -> LoweredModule:
+        """The module whose backward is the last."""
+        return next(module for module in self.modules if module.differentiates)
 
     def unit(self, fqn: str) -> ParamGroup:
         """The param group called `fqn`."""

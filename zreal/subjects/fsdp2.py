@@ -12,7 +12,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 
 from zreal.held import state_tensors
 from zreal.modules import DTYPES, Model
-from zreal.optimizers import make_optimizer
+from zreal.optimizers import make_optimizer, trained
 from zreal.subjects import Subject
 from zsim.scenario import Scenario
 
@@ -33,7 +33,7 @@ def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
         fully_shard(block, mesh=mesh, reshard_after_forward=keep, mp_policy=policy, offload_policy=place)
     fully_shard(model, mesh=mesh, reshard_after_forward=keep, mp_policy=policy, offload_policy=place)
     sharded = cast(FSDPModule, model)
-    blocks = [cast(FSDPModule, block) for block in model.blocks]
+    blocks = [cast(FSDPModule, block) for block in model.used_blocks]
     over_replicas = getattr(scenario.options, "all_reduce", "every")
     _set_prefetch(blocks, forward=scenario.options.forward_prefetch, backward=scenario.options.backward_prefetch)
 
@@ -43,7 +43,7 @@ def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
         sharded.set_requires_all_reduce(last or over_replicas == "every")
         yield
 
-    optimizer: torch.optim.Optimizer = make_optimizer(scenario.optimizer, list(model.parameters()))
+    optimizer: torch.optim.Optimizer = make_optimizer(scenario.optimizer, trained(model))
     return Subject(module=model, optimizer=optimizer, micro_batch=micro_batch, states=lambda: state_tensors(optimizer))
 
 

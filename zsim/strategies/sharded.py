@@ -123,7 +123,7 @@ class ShardedStep(Step):
         memory: list[MemoryEvent] = []
         for parameter in group.parameters:
             memory += self._onloaded(parameter)
-        return memory, self._transfer("to_device", group)
+        return memory, self._transfer("to_device", group.totals["shard"])
 
     def _onloaded(self, parameter: Sharded) -> list[MemoryEvent]:
         """One shard as the device reads it: from the host where it is there, in the dtype of compute."""
@@ -144,9 +144,9 @@ class ShardedStep(Step):
         """Whether host memory is not the device's own."""
         return self.offload and self.training.device != "cpu"
 
-    def _transfer(self, name: str, group: Group) -> tuple[Kernel, ...]:
-        """One crossing of the link by this rank's shard of a group, in the dtype it is kept in."""
-        nbytes = self.nbytes(group.totals["shard"], ORIGINAL)
+    def _transfer(self, name: str, numel: int) -> tuple[Kernel, ...]:
+        """One crossing of the link by `numel` elements of this rank's shards, in the dtype they are kept in."""
+        nbytes = self.nbytes(numel, ORIGINAL)
         return (Kernel(name, 0, nbytes, ORIGINAL, place="link"),) if self.elsewhere else ()
 
     def unshard_each(self, groups: Iterable[Group]) -> None:
@@ -173,7 +173,7 @@ class ShardedStep(Step):
         if group.resharded_to:
             for parameter in group.parameters:
                 memory += self.drop(f"{parameter.fqn}.resharded")
-        transfers = self._transfer("to_device", group) if self.mesh.dp_shard == 1 else ()
+        transfers = self._transfer("to_device", group.totals["shard"]) if self.mesh.dp_shard == 1 else ()
         previous, group.resharded_to = self.forward_gather, 0
         if forward:
             memory += self.drop(f"{previous.fqn}.all_gather") if previous else []
@@ -229,7 +229,7 @@ class ShardedStep(Step):
         if module is self.training.modules[-1]:
             seed, _ = loss_buffers(self.training.model)
             tape = [event for event in tape if not (isinstance(event, Alloc) and event.buffer == seed)]
-        if module is self.training.modules[0]:
+        if module is self.training.last_of_backward:
             kept = [Free(buffer) for buffer in loss_buffers(self.training.model)]
             self.loss += [event for event in kept if event in tape]
             tape = [event for event in tape if event not in kept]
@@ -261,29 +261,29 @@ class ShardedStep(Step):
         if precision.reduce == precision.parameters:
             return
         memory: list[MemoryEvent] = []
-        for parameter in group.parameters:
+        for parameter in group.trained:
             accumulated = f"{parameter.fqn}.accumulated_gradient"
             if accumulated not in self.live:
                 nbytes = self.nbytes(parameter.numel, precision.reduce)
                 memory += self.alloc(accumulated, "unsharded_gradients", nbytes)
             memory += self.drop(f"{parameter.fqn}.unsharded_gradient")
-        kernel = copy_kernel(group.totals["numel"], source=precision.parameters, target=precision.reduce)
+        kernel = copy_kernel(group.reduces["numel"], source=precision.parameters, target=precision.reduce)
         self.issue("copy", group.fqn, micro_batch=self.micro_batch, kernels=(kernel,), memory=memory)
 
     def add_accumulated(self, group: Group) -> None:
         """Add this micro-batch's gradients to those accumulated in the reduce dtype."""
         memory: list[MemoryEvent] = []
-        for parameter in group.parameters:
+        for parameter in group.trained:
             if f"{parameter.fqn}.accumulated_gradient" in self.live:
                 memory += self.drop(f"{parameter.fqn}.unsharded_gradient")
         if memory:
             precision = self.training.precision
-            kernel = copy_kernel(group.totals["numel"], source=precision.parameters, target=precision.reduce)
+            kernel = copy_kernel(group.reduces["numel"], source=precision.parameters, target=precision.reduce)
             self.issue("copy", group.fqn, micro_batch=self.micro_batch, kernels=(kernel,), memory=memory)
 
     def _gradient_buffers(self, group: Group) -> list[str]:
         names = []
-        for parameter in group.parameters:
+        for parameter in group.trained:
             accumulated = f"{parameter.fqn}.accumulated_gradient"
             names.append(accumulated if accumulated in self.live else f"{parameter.fqn}.unsharded_gradient")
         return names
@@ -291,26 +291,24 @@ class ShardedStep(Step):
     def reduce(self, group: Group) -> None:
         """foreach_reduce: copy in, reduce-scatter, over replicas all-reduce, cast to the original dtype, accumulate."""
         dtype = self.training.precision.reduce
-        waits: list[int] = []
-        memory: list[MemoryEvent] = []
-        if self.reduce_input is not None:
-            buffer, event = self.reduce_input
-            memory += self.drop(buffer)
-            waits.append(event)
+        memory, waits = self._recycled_input()
+        if not group.trained:
+            self._reduce_nothing(group, memory, waits)
+            return
         fresh = f"{group.fqn}.gradient" not in self.live and group.fqn not in self.on_host
         output = self._reduced_into(group, fresh=fresh)
         source = f"{group.fqn}.reduce_input"
         gradients = self._gradient_buffers(group)
         held = gradients[-1:] if self.mesh.dp_shard > 1 else []  # by torch's loop over shards, until it returns
-        memory += self.alloc(source, "communication", self.nbytes(group.totals["padded"], dtype))
+        memory += self.alloc(source, "communication", self.nbytes(group.reduces["padded"], dtype))
         memory += [event for name in gradients if name not in held for event in self.drop(name)]
-        made = self.alloc(output, "gradients", self.nbytes(group.totals["shard"], dtype))  # on the reduction's stream
+        made = self.alloc(output, "gradients", self.nbytes(group.reduces["shard"], dtype))  # on the reduction's stream
         copy = self.issue(
             "copy",
             group.fqn,
             waits=waits,
             micro_batch=self.micro_batch,
-            kernels=(copy_kernel(group.totals["padded"], source=self.training.precision.parameters, target=dtype),),
+            kernels=(copy_kernel(group.reduces["padded"], source=self.training.precision.parameters, target=dtype),),
             memory=memory,
         )
         done = self._reduce_over_shards(group, after=copy, memory=made)
@@ -327,6 +325,19 @@ class ShardedStep(Step):
         self.on_host |= {group.fqn} if self.elsewhere and self.over_replicas else set()
         group.reduced = True
 
+    def _recycled_input(self) -> tuple[list[MemoryEvent], list[int]]:
+        """The free of the input of the reduction before, and the event that it waits for."""
+        if self.reduce_input is None:
+            return [], []
+        (buffer, event), self.reduce_input = self.reduce_input, None
+        return self.drop(buffer), [event]
+
+    def _reduce_nothing(self, group: Group, memory: list[MemoryEvent], waits: list[int]) -> None:
+        """A group without gradients lets go of the input of the reduction before it all the same."""
+        if memory:
+            self.issue("free", group.fqn, waits=waits, micro_batch=self.micro_batch, memory=memory)
+        group.reduced = True
+
     def _reduce_over_shards(self, group: Group, *, after: int, memory: list[MemoryEvent]) -> int:
         """The reduce-scatter; torch copies the one shard where there is only one."""
         dtype = self.training.precision.reduce
@@ -337,7 +348,7 @@ class ShardedStep(Step):
                 stream="reduce_scatter",
                 waits=(after,),
                 micro_batch=self.micro_batch,
-                kernels=(copy_kernel(group.totals["shard"], source=dtype, target=dtype),),
+                kernels=(copy_kernel(group.reduces["shard"], source=dtype, target=dtype),),
                 memory=memory,
             )
         return self.issue(
@@ -346,7 +357,7 @@ class ShardedStep(Step):
             stream="reduce_scatter",
             waits=(after,),
             group="dp_shard",
-            nbytes=self.nbytes(group.totals["padded"], dtype),
+            nbytes=self.nbytes(group.reduces["padded"], dtype),
             dtype=dtype,
             micro_batch=self.micro_batch,
             memory=memory,
@@ -360,7 +371,7 @@ class ShardedStep(Step):
             stream="all_reduce",
             waits=(after,),
             group="dp_replicate",
-            nbytes=self.nbytes(group.totals["shard"], dtype),
+            nbytes=self.nbytes(group.reduces["shard"], dtype),
             dtype=dtype,
             micro_batch=self.micro_batch,
         )
@@ -374,7 +385,7 @@ class ShardedStep(Step):
         return f"{group.fqn}.gradient" if stays else f"{group.fqn}.reduced"
 
     def _add_kernel(self, group: Group, dtype: str) -> Kernel:
-        shard = group.totals["shard"]
+        shard = group.reduces["shard"]
         return Kernel("add", shard, 3 * self.nbytes(shard, dtype), dtype)
 
     def _keep_partial(self, group: Group, output: str, done: int, last: list[str]) -> int:
@@ -408,7 +419,7 @@ class ShardedStep(Step):
 
         Offloaded, the gradient goes to the host instead, and what the device has of it goes too.
         """
-        dtype, shard = self.training.precision.reduce, group.totals["shard"]
+        dtype, shard = self.training.precision.reduce, group.reduces["shard"]
         held = self.mesh.dp_replicate > 1  # torch holds the all-reduce's buffer until the end of backward
         memory: list[MemoryEvent] = []
         kernels: tuple[Kernel, ...] = ()
@@ -419,7 +430,7 @@ class ShardedStep(Step):
             kernels += (copy_kernel(shard, source=dtype, target=ORIGINAL),)
             memory += [] if held else self.drop(output)
         if not fresh or self.elsewhere:
-            kernels += self._transfer("to_host", group) or (self._add_kernel(group, ORIGINAL),)
+            kernels += self._transfer("to_host", group.reduces["shard"]) or (self._add_kernel(group, ORIGINAL),)
             memory += [] if held and result == output else self.drop(result)
         memory += [event for name in (*last, f"{group.fqn}.partial_gradient") for event in self.drop(name)]
         return self.issue(
@@ -454,9 +465,13 @@ class ShardedStep(Step):
 
     def finalize_backward(self, group: Group) -> None:
         """The compute stream waits for the reductions so far, and what they held of `group` goes."""
-        memory = self.drop(f"{group.fqn}.reduced")
+        memory, waits = self.drop(f"{group.fqn}.reduced"), list[int]()
+        if group.gathered:  # ahead of a backward that it has not
+            waits += [self.gathers[group.fqn]] if group.fqn in self.gathers else []
+            memory += self.drop(f"{group.fqn}.all_gather")
+            group.gathered = False
         if memory or self.unfinished:
-            waits, self.unfinished = self.unfinished, []
+            waits, self.unfinished = [*waits, *self.unfinished], []
             self.issue("free", group.fqn, stream="compute", waits=waits, micro_batch=self.micro_batch, memory=memory)
 
     def end_backward(self) -> None:
