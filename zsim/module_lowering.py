@@ -102,6 +102,8 @@ def lower_each(
             tape.cast_input(model, batch=batch, dtype=dtype)
         needs_gradient = entry in tape.needs_gradient
         tape.run_forward(steps, entry=entry)
+        if module is model.modules[-1] and "x" in tape.nbytes:
+            tape.storages.release("x")
         traced.append((module, steps, tape.storages.take(), needs_gradient))
         entry = module_calls[-1].output
     tape.storages.allocate(SEED, tape.nbytes[entry], temporary=True)

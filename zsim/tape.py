@@ -145,10 +145,11 @@ class Tape:
             self.storages.release(value)
 
     def cast_input(self, model: ModelSpec, *, batch: Batch, dtype: str) -> None:
-        """The model's floating-point input in `dtype`; Python's reference goes when the first module returns."""
+        """The model's floating-point input in `dtype`; Python's references go when the first module returns, and when the root does."""
         tokens = batch.micro_batch * batch.sequence_length
         self.nbytes["x"] = tokens * model.modules[0].operators[0].in_features * DTYPE_NBYTES[dtype]
         self.storages.allocate("x", self.nbytes["x"])
+        self.storages.hold("x")
 
     def run_backward(self, steps: list[Step]) -> None:
         """Every call in reverse; a region is recomputed when the first of its calls asks for something saved."""

@@ -97,6 +97,12 @@ def named_parameters(model: ModelSpec) -> tuple[Parameter, ...]:
     return tuple(parameter for unit in units for parameter in unit.parameters)
 
 
+def trained_parameters(model: ModelSpec) -> tuple[Parameter, ...]:
+    """Those of `named_parameters` that get a gradient: what an optimizer steps."""
+    trained = model.trained
+    return tuple([parameter for parameter in named_parameters(model) if parameter.fqn in trained])
+
+
 def spmd(mesh: Mesh, *, construction: Step, first: Step, steady: Step) -> Program:
     """A Program in which every rank runs the same ops."""
     rank = RankProgram(construction=tuple(construction.ops), first=tuple(first.ops), steady=tuple(steady.ops))

@@ -60,7 +60,7 @@ def buckets(training: Training, options: Options) -> tuple[tuple[Parameter, ...]
 def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     """The Program of one step on the axis dp_replicate; a mesh of one rank communicates nothing."""
     model = replicated_model(training, mesh=mesh, options=options)
-    owned = tuple(parameter.numel for parameter in building.named_parameters(training.model))
+    owned = tuple(parameter.numel for parameter in model.trained)
     return building.spmd(
         mesh,
         construction=replicated.construction(model, has_master=model.has_master),
@@ -96,7 +96,7 @@ def forward_backward(model: ReplicatedModel, *, first: bool) -> ReplicatedStep:
             step.rebuild_buckets()
         for module in training.modules:
             step.forward(module)
-        for module in training.modules[::-1]:
+        for module in training.backward_modules:
             step.backward(module, synchronises=synchronises)
             if synchronises:
                 step.reduce_ready_buckets(module)

@@ -11,7 +11,15 @@ from zsim import clipping, optimizers
 from zsim.lowering import loss_buffers
 from zsim.model import ROOT, Parameter
 from zsim.ops import Alloc, Free, MemoryEvent, MemoryKind, OpKind
-from zsim.strategies.building import MASTER_DTYPE, Step, copy_kernel, late_weights, named_parameters, until_recomputed
+from zsim.strategies.building import (
+    MASTER_DTYPE,
+    Step,
+    copy_kernel,
+    late_weights,
+    named_parameters,
+    trained_parameters,
+    until_recomputed,
+)
 from zsim.training import DTYPE_NBYTES, LoweredModule, ParameterGradient, Recomputed, Training, storage_events
 
 AXIS = "dp_replicate"
@@ -53,10 +61,20 @@ class ReplicatedModel:
         """Whether the optimizer steps a float32 copy of the parameters."""
         return self.dtype != MASTER_DTYPE
 
+    @cached_property
+    def trained(self) -> Bucket:
+        """The parameters that get gradients: frozen ones are in no bucket, and no optimizer steps them."""
+        return trained_parameters(self.training.model)
+
+    @property
+    def numel(self) -> int:
+        """Elements of all gradients."""
+        return sum([parameter.numel for parameter in self.trained])
+
     @property
     def nbytes(self) -> int:
-        """Bytes of all parameters, and so of all gradients and of all buckets."""
-        return self.training.model.num_parameters * DTYPE_NBYTES[self.dtype]
+        """Bytes of all gradients, and so of all buckets."""
+        return self.numel * DTYPE_NBYTES[self.dtype]
 
     @cached_property
     def uses(self) -> Counter[str]:
@@ -105,20 +123,22 @@ def construction(model: ReplicatedModel, *, has_master: bool) -> Step:
     """Build the model, check and broadcast its parameters, make the first bucket.
 
     A model that computes in two bytes is built in float32 and cast parameter by parameter; what was built is the master copy,
-    or goes.
+    or goes, as it does where a parameter is frozen.
     """
     step, element = Step(), DTYPE_NBYTES[model.dtype]
     units = model.training.model.units
+    mastered = {parameter.fqn for parameter in model.trained} if has_master else set[str]()
     if model.dtype != MASTER_DTYPE:
-        kind: MemoryKind = "optimizer_states" if has_master else "parameters"
+        kinds: dict[bool, MemoryKind] = {True: "optimizer_states", False: "parameters"}
         for unit in units:
-            built = [Alloc(f"{p.fqn}:master", kind, p.numel * MASTER_NBYTES) for p in unit.parameters]
+            built = [Alloc(f"{p.fqn}:master", kinds[p.fqn in mastered], p.numel * MASTER_NBYTES) for p in unit.parameters]
             step.issue("alloc", unit.fqn, stream="host", memory=built)
     for unit in sorted(units, key=lambda unit: unit.fqn == ROOT):  # the order of named_parameters()
         memory: list[MemoryEvent] = []
         for parameter in unit.parameters:
             memory.append(Alloc(parameter.fqn, "parameters", parameter.numel * element))
-            memory += [Free(f"{parameter.fqn}:master")] if model.dtype != MASTER_DTYPE and not has_master else []
+            goes = model.dtype != MASTER_DTYPE and parameter.fqn not in mastered
+            memory += [Free(f"{parameter.fqn}:master")] if goes else []
         step.issue("alloc", unit.fqn, stream="host", memory=memory)
     _check_shapes(step, model)
     _broadcast_parameters(step, model)
@@ -131,7 +151,7 @@ def _check_shapes(step: Step, model: ReplicatedModel) -> None:
 
     All of these live until the check is over, also on one rank, which communicates nothing.
     """
-    count, shapes = DTYPE_NBYTES["int64"], 2 * DTYPE_NBYTES["int64"] * sum(len(p.shape) for p in model.training.model.parameters)
+    count, shapes = DTYPE_NBYTES["int64"], 2 * DTYPE_NBYTES["int64"] * sum(len(p.shape) for p in model.trained)
     counts = (Alloc("shapes:count", "communication", count), Alloc("shapes:counts", "communication", count * model.num_replicas))
     sizes = (Alloc("shapes:sizes", "communication", shapes), Alloc("shapes:expected", "communication", shapes))
     _collective(step, model, "all_gather", "shapes", counts[1].nbytes, dtype="int64", memory=counts)
@@ -196,7 +216,7 @@ class ReplicatedStep:
         written on the host and copied, and both live until all is sent. torch/csrc/distributed/c10d/reducer.cpp.
         """
         self.buckets, self._in_one_bucket = self.model.rebuilt, False
-        order = len(self.model.training.model.parameters) + 1
+        order = len(self.model.trained) + 1
         sent: list[MemoryEvent] = []
         for unit, count in (("bucket_order", order), ("bucket_sizes", len(self.buckets))):
             copies = ("host", "device") if self.model.training.device == "cpu" else ("device",)
@@ -241,7 +261,7 @@ class ReplicatedStep:
             last = max(completed, key=self.model.readiness.__getitem__)
             parts = [event for event in memory if isinstance(event, Free) and event.buffer.startswith(f"{last}.gradient")]
             held += parts[-1:]
-        if module is self.model.training.modules[0]:
+        if module is self.model.training.last_of_backward:
             held += [Free(buffer) for buffer in loss_buffers(self.model.training.model)]
         self._late = [event for event in held if event in memory]
         return [event for event in memory if event not in self._late]
@@ -322,7 +342,7 @@ class ReplicatedStep:
     def copy_back(self) -> None:
         """The end of a synchronised backward: wait for all buckets and, unless they are views, fill the gradients."""
         self._viewed = self.model.views
-        numel = 0 if self.model.views else self.model.training.model.num_parameters
+        numel = 0 if self.model.views else self.model.numel
         copied = self.step.issue(
             "copy",
             "buckets",
@@ -349,7 +369,7 @@ class ReplicatedStep:
 
     def _clip(self) -> list[int]:
         """Clip whole gradients, which every rank has, by their norm."""
-        numels = [parameter.numel for parameter in self.model.training.model.parameters]
+        numels = [parameter.numel for parameter in self.model.trained]
         memory = (
             *clipping.norms_memory(len(numels), dtype=self.model.dtype, sharded=False),
             *clipping.clip_memory(len(numels), dtype=self.model.dtype, sharded=False),
