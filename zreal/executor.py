@@ -115,6 +115,8 @@ class Trainer:
     _cursor: int = 0
     _forwards: int = 0
     _backwards: int = 0
+    _idle: int = 0
+    """The modules of this micro-batch before the first trained parameter: they have no backward."""
     _value: Tensor | None = None
     _losses: list[float] = field(default_factory=list)
 
@@ -153,10 +155,13 @@ class Trainer:
             self._value = modules.interpret(spec, self._value, batch[1], model)
         else:
             block = sum(module.unit != ROOT for module in specs[: self._forwards])
-            self._value = model.blocks[block](self._value)
+            self._value = model.used_blocks[block](self._value)
         self._forwards += 1
         if self._forwards < len(specs):
-            self._value.register_hook(self._between)
+            if self._value.requires_grad:
+                self._value.register_hook(self._between)
+            else:
+                self._idle = self._forwards
         else:
             self._forwards = 0
 
@@ -165,12 +170,13 @@ class Trainer:
         loss, self._value = self._value, None
         if loss is None:
             raise ProgramError(where=f"op {op.index}", expected="every module's forward first", found="a backward")
-        self._backwards = len(self.scenario.model.modules)
+        self._backwards = len(self.scenario.model.modules) - self._idle
         self._enter_backward(op)
         torch.autograd.backward(loss, torch.full_like(loss, self.rank.gradient_scale))
         self._losses.append(loss.item())
         if self._backwards:
             raise ProgramError(where="backward", expected="every module's backward", found=f"{self._backwards} missing")
+        self._idle = 0
 
     def _between(self, _: Tensor) -> None:
         """Between two modules' backwards: carry out the Program's ops up to the next backward, and enter it."""
@@ -185,7 +191,7 @@ class Trainer:
 
     def _enter_backward(self, op: Op) -> None:
         self._backwards -= 1
-        spec = self.scenario.model.modules[self._backwards]
+        spec = self.scenario.model.modules[self._idle + self._backwards]
         self._check(op, spec.unit)
         self.rank.enter(spec, backward=True)
 

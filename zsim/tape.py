@@ -73,6 +73,11 @@ class Tape:
             for value in dict.fromkeys(inner + outer):
                 if value != entry and value in self.nbytes and value not in dropped:
                     self.storages.release(value)
+        for step in steps:
+            if step.cached and step.region is None:  # nothing of it will be recomputed: kept until the stretch is over
+                self.storages.release(step.calls[-1].output)
+                for name, _ in step.calls[-1].keeps:
+                    self.storages.release(name)
         if entry in self.nbytes:
             self.storages.release(entry)
 
