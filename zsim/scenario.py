@@ -37,7 +37,7 @@ from zsim.schema import (
     strategy_of,
     validated,
 )
-from zsim.strategies import STRATEGIES
+from zsim.strategies import STRATEGIES, unused_problems
 from zsim.training import Batch, Dtype, Optimizer, Precision
 
 DTYPES: dict[str, Dtype] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -199,12 +199,9 @@ def _check_traced(model: ModelSpec, batch: BatchTable, precision: PrecisionTable
 
 def _check_unused(model: ModelSpec, batch: BatchTable, precision: PrecisionTable, strategy: Any) -> None:
     """What the strategy does not do with a block that forward passes by."""
-    if model.unused:
-        casts = precision.reduce != precision.parameters
-        accumulates = casts and strategy.sync == "last" and batch.accumulation > 1
-        problems = STRATEGIES[strategy.name].unused_problems(model, accumulates)
-        if found := tuple(problems):
-            raise ScenarioError(found)
+    casts, waits = precision.reduce != precision.parameters, strategy.sync == "last" and batch.accumulation > 1
+    if found := unused_problems(strategy.name, model, casts=casts, waits=waits):
+        raise ScenarioError(found)
 
 
 def _check_work(model: ModelSpec, mesh: Mesh, options: Any, batch: BatchTable) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from zsim.errors import ScenarioError
+from zsim.fit import ways
 from zsim.scenario import Scenario, parse
 
 
@@ -48,3 +49,9 @@ def test_what_matches_nothing_or_cannot_be_trained_is_refused(frozen: str, more:
     with pytest.raises(ScenarioError) as caught:
         scenario(frozen, **more)
     assert complaint in str(caught.value)
+
+
+def test_fit_leaves_out_the_stages_that_cannot_pass_a_block_by() -> None:
+    case = scenario("[]", model='preset = "gpt-tiny", unused = ["blocks.1"]')
+    assert "ddp" in {name for name, _ in ways(scenario("[]"))}
+    assert {other.strategy for _, other in ways(case)} == {"zero1", "zero2", "zero3", "fsdp2"}

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from zsim.model import ModelSpec
 from zsim.program import Program
 from zsim.strategies import ddp, fsdp2, hsdp, zero1, zero2, zero3, zero_redundancy
 
@@ -41,6 +42,14 @@ class Strategy:
     """`problems(options, mesh, optimizer)`: what it cannot do of what a scenario asks, one line each, with the key in front."""
     unused_problems: Callable[..., Iterator[str]] = _none
     """`unused_problems(model, accumulates)`: the same of a model with unused units; whether gradients wait in the reduce dtype."""
+
+
+def unused_problems(name: str, model: ModelSpec, *, casts: bool, waits: bool) -> tuple[str, ...]:
+    """What the strategy `name` cannot do of the unused units of `model`, one line each.
+
+    `casts`: gradients are reduced in another dtype than theirs; `waits`: some micro-batches leave them for a later one to reduce.
+    """
+    return tuple(STRATEGIES[name].unused_problems(model, casts and waits)) if model.unused else ()
 
 
 STRATEGIES: dict[str, Strategy] = {
