@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.distributed.tensor import DTensor, debug
 from torch.nn.parallel import distributed
@@ -44,6 +45,15 @@ def ddp_bucket_caps() -> tuple[int, int]:
     first: int = dist._DEFAULT_FIRST_BUCKET_BYTES
     later: int = distributed._DEFAULT_BUCKET_CAP_MB * 1024 * 1024
     return first, later
+
+
+def forget_peak(tracker: FSDPMemTracker) -> None:
+    """Let a memory tracker find its peak anew: that of its first iteration counts tensors that nobody ever made.
+
+    Under a FakeTensorMode, DTensor's sharding propagation makes global-shape tensors in that mode, which the tracker takes for real.
+    """
+    tracker._peak_mem.clear()
+    tracker._peak_mem_snap.clear()
 
 
 def process_group(arguments: tuple[object, ...]) -> dist.ProcessGroup | None:

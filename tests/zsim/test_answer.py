@@ -166,13 +166,19 @@ def test_checkpointing_saves_activations_and_costs_a_forward() -> None:
     assert effect.added_ns > 0
 
 
+OFFLOAD = "offload = true: states and the optimizer's step go to the host"
+
+
 @pytest.mark.parametrize(
     ("strategy", "expected"),
     [
         ('name = "ddp"', {"strategy zero1", "gradient_as_bucket_view = true"}),
         ('name = "zero2"', {"strategy zero3"}),
         ('name = "zero3"', set[str]()),
-        ('name = "hsdp", dp_replicate = 2, dp_shard = 4', {"strategy fsdp2: shard over all ranks", "reshard_after_forward = true"}),
+        (
+            'name = "hsdp", dp_replicate = 2, dp_shard = 4',
+            {"strategy fsdp2: shard over all ranks", "reshard_after_forward = true", OFFLOAD},
+        ),
     ],
 )
 def test_only_changes_that_make_sense_are_tried(strategy: str, expected: set[str]) -> None:

@@ -23,7 +23,7 @@ def test_the_presets_are_those_that_the_documentation_names() -> None:
 def test_every_number_has_a_source_and_a_provenance(name: str) -> None:
     cluster = load_cluster(name)
     known = {"vendor sheet", "published", "source code", "measured", "assumed"}
-    assert len(cluster.figures) == 19
+    assert len(cluster.figures) == 20
     assert all(figure.source and figure.provenance in known for figure in cluster.figures)
     assert cluster.collectives in ALGORITHMS
     assert 0 < cluster.device.matmul_efficiency <= 1
