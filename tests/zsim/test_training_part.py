@@ -6,6 +6,7 @@ import pytest
 
 from zsim.errors import ScenarioError
 from zsim.fit import ways
+from zsim.plan import plan
 from zsim.scenario import Scenario, parse
 
 
@@ -55,3 +56,11 @@ def test_fit_leaves_out_the_stages_that_cannot_pass_a_block_by() -> None:
     case = scenario("[]", model='preset = "gpt-tiny", unused = ["blocks.1"]')
     assert "ddp" in {name for name, _ in ways(scenario("[]"))}
     assert {other.strategy for _, other in ways(case)} == {"zero1", "zero2", "zero3", "fsdp2"}
+
+
+def test_parts_kept_after_forward_are_refused_for_blocks_that_have_no_backward() -> None:
+    case = scenario('["w?e.*", "blocks.0.*"]', rest=", reshard_after_forward = 2")
+    assert plan(case, device="cpu").ranks  # two of two ranks: true
+    text = case.text.replace("ranks = 2", "ranks = 4")
+    with pytest.raises(ScenarioError, match="a number of ranks is not modelled where blocks.0 has no backward"):
+        plan(parse(text.encode(), where="part.toml"), device="cpu")

@@ -76,6 +76,14 @@ def plan(training: Training, *, mesh: Mesh, options: Options, all_reduce: When =
     if found:
         raise ScenarioError(found)
     keep = _ranks_kept(options, mesh)
+    idle = [module.unit for module in training.modules if not module.differentiates and module.unit != ROOT]
+    if keep.to and idle:
+        raise ScenarioError(
+            (
+                f"strategy.reshard_after_forward: a number of ranks is not modelled where {idle[0]} has no backward, as torch 2.13 "
+                "keeps what forward left of it into the next step; use true, or train something before it",
+            )
+        )
     programs: list[RankProgram] = []
     by_shard: list[int] = []
     starts = _first_of_alike(training, mesh.dp_shard)
