@@ -82,6 +82,22 @@ def checkpointing(draw: st.DrawFn, model: str) -> str:
     return f"activation_checkpointing = {{ {form} }}\n" if form else ""
 
 
+FROZEN = {
+    "mlp": ('["blocks.0.*"]', '["*.bias"]', '["*.fc2.weight"]'),
+    "gpt": ('["*.attn.*", "w?e.*"]', '["wte.*", "wpe.*", "blocks.0.*"]', '["*.ln_1.*", "*.mlp.fc.weight"]', '["*.bias"]'),
+    "llama": ('["*.attn.[qk].*", "wte.*"]', '["wte.*", "blocks.0.*"]', '["blocks.*.weight"]'),
+}
+
+
+@st.composite
+def frozen_parts(draw: st.DrawFn, model: str) -> str:
+    """Nothing frozen, or some of what `model` has."""
+    family = next(family for family in FROZEN if f'"{family}"' in model)
+    if not draw(st.booleans()):
+        return ""
+    return f"frozen = {draw(st.sampled_from(FROZEN[family]))}\n"
+
+
 @st.composite
 def wrapping(draw: st.DrawFn, model: str) -> str:
     """No wrapping policy, or one that fits `model`."""
@@ -118,6 +134,7 @@ def scenario_texts(
         model
         + draw(checkpointing(model))
         + draw(wrapping(model))
+        + draw(frozen_parts(model))
         + f'cluster = {{ preset = "{cluster}", ranks = {ranks} }}\n'
         + f'strategy = {{ {draw(strategy_tables(ranks, strategies))}, sync = "{sync}" }}\n'
         + f'precision = {{ parameters = "{parameters}", reduce = "{reduce}"{autocast} }}\n'

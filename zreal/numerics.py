@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from zreal import modules
-from zreal.optimizers import make_optimizer
+from zreal.optimizers import make_optimizer, trained
 from zsim.scenario import Scenario
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """Mean loss over ranks of each step, and every parameter before the first and after the last, in float32.
+    """Mean loss over ranks of each step, and every trained parameter before the first and after the last, in float32.
 
     `directionless` are the parameters whose gradient is more rounding error than gradient. The bias of keys is one: softmax does
     not see what is added to every score of a query. AdamW divides by the gradient's size and so steps them at random.
@@ -38,7 +38,7 @@ def reference(scenario: Scenario, *, steps: int, stepped_in: torch.dtype = torch
     master = modules.build(scenario.model, seed=scenario.seed).to(stepped_in)
     initial = _copies(master)
     dtype = scenario.precision.parameters
-    optimizer = make_optimizer(scenario.optimizer, list(master.parameters()))
+    optimizer = make_optimizer(scenario.optimizer, trained(master))
     losses = []
     for step in range(steps):
         compute = master if modules.DTYPES[dtype] == stepped_in else _rounded(scenario, master, dtype)
@@ -84,7 +84,9 @@ def _directionless(scenario: Scenario) -> frozenset[str]:
 
 
 def _copies(model: modules.Model) -> dict[str, Tensor]:
-    return {name: parameter.detach().float().clone() for name, parameter in model.named_parameters()}
+    trained = model.spec.trained
+    named = model.named_parameters()
+    return {name: parameter.detach().float().clone() for name, parameter in named if name in trained}
 
 
 def _rounded(scenario: Scenario, master: modules.Model, dtype: str) -> modules.Model:

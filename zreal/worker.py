@@ -82,7 +82,7 @@ def run_rank(
         )
         run, losses = seen.run, seen.losses
         assert seen.subject is not None
-        parameters = _whole(_stepped(seen.subject)) if parity else {}
+        parameters = _whole(_stepped(seen.subject, scenario.model.trained)) if parity else {}
     else:
         program = plan(scenario, device=device)
         done = execute(
@@ -105,10 +105,11 @@ def run_rank(
     return replace(run, numerics=numbers)
 
 
-def _stepped(subject: Subject) -> dict[str, Tensor]:
-    """What the optimizer steps, by the names of the module's parameters."""
-    names = dict(subject.module.named_parameters())
-    return dict(zip(names, subject.masters, strict=True)) if subject.masters else dict(names)
+def _stepped(subject: Subject, trained: frozenset[str]) -> dict[str, Tensor]:
+    """What the optimizer steps of the `trained` parameters, by the names of the module's parameters."""
+    names = {name: p for name, p in subject.module.named_parameters() if p.requires_grad}
+    stepped = dict(zip(names, subject.masters, strict=True)) if subject.masters else dict(names)
+    return {name: p for name, p in stepped.items() if name.removeprefix("module.") in trained}
 
 
 def _whole(parameters: dict[str, Tensor]) -> dict[str, Tensor]:
