@@ -140,7 +140,7 @@ def _renamed(traced: LoweredModule, run: tuple[Module, ...], *, place: int) -> L
             return Free(name(given.buffer))
         if isinstance(given, Recomputed):
             return given
-        return ParameterGradient(other + given.fqn[len(prefix) :]) if given.fqn.startswith(prefix) else given
+        return replace(given, fqn=other + given.fqn[len(prefix) :]) if given.fqn.startswith(prefix) else given
 
     def computation(given: Computation) -> Computation:
         return Computation(kernels=given.kernels, memory=tuple(map(event, given.memory)))

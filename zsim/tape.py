@@ -8,7 +8,7 @@ backward, and the engine holds gradients. It knows no strategy and no time.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from zsim.aten_call import Call
 from zsim.model import ModelSpec
@@ -267,6 +267,8 @@ class Tape:
         for value in over:
             if value in self.nbytes:
                 self.storages.release(value)
+        if self.storages.events and isinstance(self.storages.events[-1], ParameterGradient):
+            self.storages.events[-1] = replace(self.storages.events[-1], ends_node=True)
         self._add_up(call, parts)
 
     def _add_up(self, call: Call, parts: list[tuple[str, str]]) -> None:

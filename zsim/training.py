@@ -57,9 +57,13 @@ class Optimizer:
 
 @dataclass(frozen=True, slots=True)
 class ParameterGradient:
-    """Autograd has made the gradient of `fqn`. The strategy says where it lives; the tape only says when it is born."""
+    """Autograd has made the gradient of `fqn`. The strategy says where it lives; the tape only says when it is born.
+
+    `ends_node`: it is the last that its node makes, and nothing goes with the node.
+    """
 
     fqn: str
+    ends_node: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -274,6 +274,9 @@ class ReplicatedStep:
                 made, *rest = self._born(event.fqn, self.model.nbytes_of[event.fqn], into_buckets=into_buckets)
                 yield made
                 accumulated, late = (accumulated, [*late, *rest]) if event.fqn in self.model.late else ([*accumulated, *rest], late)
+                if event.ends_node:
+                    yield from (*accumulated, *late)
+                    accumulated, late = [], []
             else:
                 yield event
         yield from (*accumulated, *late)
