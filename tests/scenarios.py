@@ -89,11 +89,15 @@ FROZEN = {
 }
 
 
+def _runs_once(model: str) -> bool:
+    return "uses = 1 " in model and "forwards = 1 " in model
+
+
 @st.composite
-def frozen_parts(draw: st.DrawFn, model: str) -> str:
-    """Nothing frozen, or some of what `model` has."""
+def frozen_parts(draw: st.DrawFn, model: str, *, others: str) -> str:
+    """Nothing frozen, or some of what `model` has; `others` are the tables that not everything goes together with."""
     family = next(family for family in FROZEN if f'"{family}"' in model)
-    if not draw(st.booleans()):
+    if not draw(st.booleans()) or not _runs_once(model) or "autocast" in others or re.search(r"reshard_after_forward = \d", others):
         return ""
     return f"frozen = {draw(st.sampled_from(FROZEN[family]))}\n"
 
@@ -104,7 +108,7 @@ def wrapping(draw: st.DrawFn, model: str) -> str:
     dims = re.search(r"dims = \[([^]]*)\]", model)
     layers = dims[1].count(",") if dims else int(re.findall(r"num_layers = (\d+)", model)[0])
     ends = "root" if "tied = true" in model else draw(st.sampled_from(["root", "apart"]))
-    some = str(draw(st.integers(1, layers)))
+    some = "1" if "uses = 2 " in model else str(draw(st.integers(1, layers)))
     every = draw(st.sampled_from([some, some, "1"] if ends == "apart" else [some, some, '"all"']))
     return draw(st.sampled_from(["", f'wrapping = {{ every = {every}, ends = "{ends}" }}\n']))
 
@@ -118,7 +122,6 @@ def scenario_texts(
     cluster = draw(st.sampled_from(["cpu-gloo", "dgx-a100", "pcie-box"]))
     parameters = draw(st.sampled_from(["fp32", "bf16"]))
     reduce = draw(st.sampled_from(["fp32", parameters]))
-    autocast = draw(st.sampled_from(["", "", ', autocast = "bf16"'])) if parameters == "fp32" else ""
     sync = draw(st.sampled_from(["every", "last"]))
     optimizer = draw(
         st.sampled_from(
@@ -130,13 +133,16 @@ def scenario_texts(
         )
     )
     model = draw(models(families))
+    casts = parameters == "fp32" and _runs_once(model)
+    autocast = draw(st.sampled_from(["", "", ', autocast = "bf16"'])) if casts else ""
+    strategy = draw(strategy_tables(ranks, strategies))
     return (
         model
         + draw(checkpointing(model))
         + draw(wrapping(model))
-        + draw(frozen_parts(model))
+        + draw(frozen_parts(model, others=strategy + autocast))
         + f'cluster = {{ preset = "{cluster}", ranks = {ranks} }}\n'
-        + f'strategy = {{ {draw(strategy_tables(ranks, strategies))}, sync = "{sync}" }}\n'
+        + f'strategy = {{ {strategy}, sync = "{sync}" }}\n'
         + f'precision = {{ parameters = "{parameters}", reduce = "{reduce}"{autocast} }}\n'
         + f"optimizer = {{ {optimizer} }}\n"
     )

@@ -247,10 +247,10 @@ class FlatRank:
         )
 
     def parameters(self) -> dict[str, Tensor]:
-        """Every trained parameter whole, in the dtype that is stepped, gathered from the ranks; for parity."""
+        """Every parameter whole, in the dtype that is stepped if it is, gathered from the ranks; for parity."""
         whole: dict[str, Tensor] = {}
-        for unit, shard in self._stepped.items():
-            group = self._groups[unit]
+        for unit, group in self._groups.items():
+            shard = self._stepped[unit] if group.trained else self._shard(unit)
             full = shard.new_empty(group.layout.padded_numel)
             torch_private.all_gather(full, shard, group=self.process_group)
             whole |= {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -21,12 +21,14 @@ class Reference:
 
     `directionless` are the parameters whose gradient is more rounding error than gradient. The bias of keys is one: softmax does
     not see what is added to every score of a query. AdamW divides by the gradient's size and so steps them at random.
+    `untrained` are the parameters, frozen or never used, that training must leave as they are.
     """
 
     losses: tuple[float, ...]
     initial: Mapping[str, Tensor]
     parameters: Mapping[str, Tensor]
     directionless: frozenset[str] = frozenset()
+    untrained: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def reference(scenario: Scenario, *, steps: int, stepped_in: torch.dtype = torch.float32) -> Reference:
@@ -59,7 +61,13 @@ def reference(scenario: Scenario, *, steps: int, stepped_in: torch.dtype = torch
         optimizer.zero_grad(set_to_none=True)
         losses.append(total / (scenario.world_size * scenario.batch.accumulation))
     directionless = _directionless(scenario) if scenario.optimizer.name == "adamw" else frozenset[str]()
-    return Reference(losses=tuple(losses), initial=initial, parameters=_copies(master), directionless=directionless)
+    return Reference(
+        losses=tuple(losses),
+        initial=initial,
+        parameters=_copies(master),
+        directionless=directionless,
+        untrained={name: parameter.detach() for name, parameter in master.named_parameters() if name not in initial},
+    )
 
 
 def _directionless(scenario: Scenario) -> frozenset[str]:
@@ -103,10 +111,12 @@ def largest_relative_difference(found: Mapping[str, Tensor], reference: Referenc
     An untrained parameter is thus 1 away. One that the reference hardly moves is measured by what an average element of the model
     moves instead. A directionless one may end up wherever random steps take it, thus no farther from the reference than twice the
     farthest that any element moved. Where nothing moves, as with a learning rate of 0, equal is 0 and anything else infinite; so
-    is a parameter that is missing or not finite.
+    is a parameter that is missing or not finite, or an untrained one that is not bit by bit what it was.
     """
-    expected = reference.parameters
-    if set(found) != set(expected):
+    expected, untrained = reference.parameters, reference.untrained
+    if set(found) != {*expected, *untrained}:
+        return math.inf
+    if not all(torch.equal(found[name].cpu().reshape(was.shape), was.to(found[name].dtype)) for name, was in untrained.items()):
         return math.inf
     moved = {name: float((want - reference.initial[name]).norm()) for name, want in expected.items()}
     average = math.sqrt(sum(one**2 for one in moved.values()) / sum(want.numel() for want in expected.values()))

@@ -200,5 +200,6 @@ class ReplicatedRank:
         return held(parameters=parameters, gradients=gradients, states=states)
 
     def parameters(self) -> dict[str, Tensor]:
-        """Every trained parameter, in the dtype that is stepped."""
-        return {fqn: tensor.clone() for fqn, tensor in self._stepped.items()}
+        """Every parameter, in the dtype that is stepped if it is."""
+        kept = {fqn: p.detach() for fqn, p in self.model.named_parameters() if fqn not in self._stepped}
+        return {fqn: tensor.clone() for fqn, tensor in (*self._stepped.items(), *kept.items())}

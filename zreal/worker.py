@@ -82,7 +82,7 @@ def run_rank(
         )
         run, losses = seen.run, seen.losses
         assert seen.subject is not None
-        parameters = _whole(_stepped(seen.subject, scenario.model.trained)) if parity else {}
+        parameters = _whole(_stepped(seen.subject)) if parity else {}
     else:
         program = plan(scenario, device=device)
         done = execute(
@@ -105,11 +105,12 @@ def run_rank(
     return replace(run, numerics=numbers)
 
 
-def _stepped(subject: Subject, trained: frozenset[str]) -> dict[str, Tensor]:
-    """What the optimizer steps of the `trained` parameters, by the names of the module's parameters."""
-    names = {name: p for name, p in subject.module.named_parameters() if p.requires_grad}
-    stepped = dict(zip(names, subject.masters, strict=True)) if subject.masters else dict(names)
-    return {name: p for name, p in stepped.items() if name.removeprefix("module.") in trained}
+def _stepped(subject: Subject) -> dict[str, Tensor]:
+    """What the optimizer steps, by the names of the module's parameters; after it those that it does not step."""
+    named = dict(subject.module.named_parameters())
+    stepped = {name: p for name, p in named.items() if p.requires_grad}
+    masters = dict(zip(stepped, subject.masters, strict=True)) if subject.masters else stepped
+    return {**masters, **{name: p for name, p in named.items() if name not in stepped}}
 
 
 def _whole(parameters: dict[str, Tensor]) -> dict[str, Tensor]:

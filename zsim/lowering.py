@@ -16,7 +16,7 @@ from zsim.model import ModelSpec, Module
 from zsim.ops import Alloc, Free
 from zsim.repeats import repeats
 from zsim.traced import TracedModel
-from zsim.training import Batch, Computation, Device, LoweredModule, ParameterGradient, Recomputed, TapeEvent
+from zsim.training import Batch, Computation, Device, LoweredModule, Recomputed, TapeEvent
 
 Pattern = tuple[tuple[object, ...], ...]
 

@@ -222,20 +222,20 @@ def _trained_part(
 ) -> ModelSpec:
     """`model` with what is frozen or unused, alone: together with what runs a module again or moves it, it is not modelled."""
     key = "frozen" if frozen else "model.unused"
-    others = {
-        "model.uses": (most_runs(model) > 1, "1"),
-        "batch.forwards": (batch.forwards > 1, "1"),
-        "precision.autocast": (precision.autocast != "none", '"none"'),
-        "wrapping": (bool(table.unused) and units != WrappingTable(), "the default, one group per block"),
-    }
-    if frozen or table.unused:
-        problems = tuple(
-            f"{other}: expected {expected} with {key}, found another: both together are not modelled; leave one of them out"
-            for other, (asked, expected) in others.items()
-            if asked
-        )
-        if problems:
-            raise ScenarioError(problems)
+    asked = (
+        ("model.uses", key, 1, most_runs(model)),
+        ("batch.forwards", key, 1, batch.forwards),
+        ("precision.autocast", key, "none", precision.autocast),
+        ("wrapping.every", "model.unused", 1, units.every if table.unused else 1),
+        ("wrapping.ends", "model.unused", "root", units.ends if table.unused else "root"),
+    )
+    problems = tuple(
+        f"{other}: expected {expected} with {mine}, found {found}: the two together are not modelled; leave one of them out"
+        for other, mine, expected, found in asked
+        if found != expected
+    )
+    if problems and (frozen or table.unused):
+        raise ScenarioError(problems)
     return training_part.cut(model, frozen=frozen, unused=table.unused)
 
 

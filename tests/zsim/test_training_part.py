@@ -52,6 +52,43 @@ def test_what_matches_nothing_or_cannot_be_trained_is_refused(frozen: str, more:
     assert complaint in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("part", "other", "complaint"),
+    [
+        ({"frozen": "wte.*"}, ("model", "uses = 2"), "model.uses: expected 1 with frozen, found 2: the two together are not modelled"),
+        ({"frozen": "wte.*"}, ("batch", "forwards = 3"), "batch.forwards: expected 1 with frozen, found 3"),
+        ({"frozen": "wte.*"}, ("precision", 'autocast = "bf16"'), "precision.autocast: expected none with frozen, found bf16"),
+        ({"unused": "blocks.1"}, ("wrapping", "every = 2"), "wrapping.every: expected 1 with model.unused, found 2"),
+        ({"unused": "blocks.1"}, ("wrapping", 'ends = "apart"'), "wrapping.ends: expected root with model.unused, found apart"),
+    ],
+)
+def test_what_is_not_modelled_together_is_refused(part: dict[str, str], other: tuple[str, str], complaint: str) -> None:
+    tables = {
+        "model": f'family = "gpt", sizes = {{ num_layers = 3, hidden_size = 8, num_heads = 2, vocabulary = 13, tied = false }}, '
+        f"unused = {[*part.values()] if 'unused' in part else []}",
+        "batch": "micro_batch = 2, sequence_length = 8",
+        "cluster": 'preset = "cpu-gloo", ranks = 2',
+        "strategy": 'name = "fsdp2"',
+        "precision": 'parameters = "fp32"',
+        "wrapping": "",
+    }
+    key, more = other
+    tables[key] = f"{tables[key]}, {more}" if tables[key] else more
+    text = "".join(f"{name} = {{ {table} }}\n" for name, table in tables.items())
+    text += f"frozen = {[*part.values()] if 'frozen' in part else []}\n"
+    with pytest.raises(ScenarioError) as caught:
+        parse(text.encode(), where="part.toml")
+    assert str(caught.value).startswith(f"part.toml: {complaint}")
+
+
+def test_frozen_parts_are_those_of_the_units_that_wrapping_makes() -> None:
+    text = scenario('["blocks.[01].*", "wte.*"]').text + "wrapping = { every = 2 }\n"
+    model = parse(text.encode(), where="part.toml").model
+    assert [unit.fqn for unit in model.units] == ["root", "blocks.0..blocks.1", "blocks.2..blocks.3"]
+    assert model.unused == frozenset()
+    assert model.trained == {p.fqn for p in model.parameters} - model.frozen
+
+
 def test_fit_leaves_out_the_stages_that_cannot_pass_a_block_by() -> None:
     case = scenario("[]", model='preset = "gpt-tiny", unused = ["blocks.1"]')
     assert "ddp" in {name for name, _ in ways(scenario("[]"))}
