@@ -108,7 +108,7 @@ def wrapping(draw: st.DrawFn, model: str) -> str:
     dims = re.search(r"dims = \[([^]]*)\]", model)
     layers = dims[1].count(",") if dims else int(re.findall(r"num_layers = (\d+)", model)[0])
     ends = "root" if "tied = true" in model else draw(st.sampled_from(["root", "apart"]))
-    some = "1" if "uses = 2 " in model else str(draw(st.integers(1, layers)))
+    some = "1" if "uses = 2" in model else str(draw(st.integers(1, layers)))
     every = draw(st.sampled_from([some, some, "1"] if ends == "apart" else [some, some, '"all"']))
     return draw(st.sampled_from(["", f'wrapping = {{ every = {every}, ends = "{ends}" }}\n']))
 
@@ -133,8 +133,8 @@ def scenario_texts(
         )
     )
     model = draw(models(families))
-    casts = parameters == "fp32" and _runs_once(model)
-    autocast = draw(st.sampled_from(["", "", ', autocast = "bf16"'])) if casts else ""
+    once = _runs_once(model)
+    autocast = draw(st.sampled_from(["", "", ', autocast = "bf16"'])) if parameters == "fp32" and once else ""
     strategy = draw(strategy_tables(ranks, strategies))
     return (
         model

@@ -22,7 +22,7 @@ from zsim.strategies.building import (
     trained_parameters,
     until_recomputed,
 )
-from zsim.training import DTYPE_NBYTES, LoweredModule, ParameterGradient, Recomputed, Training
+from zsim.training import DTYPE_NBYTES, LoweredModule, ParameterGradient, Recomputed, TapeEvent, Training
 
 AXIS = "dp_replicate"
 MASTER_NBYTES = DTYPE_NBYTES[MASTER_DTYPE]
@@ -114,6 +114,12 @@ class ReplicatedModel:
         return late_weights(self.training)
 
     @cached_property
+    def unbiased(self) -> frozenset[str]:
+        """Weights of linears without a bias."""
+        modules = self.training.model.modules
+        return frozenset(op.weight for m in modules for op in m.operators if op.kind == "linear" and not op.bias)
+
+    @cached_property
     def last_module(self) -> dict[str, str]:
         """By parameter: the module whose backward makes its last gradient."""
         return {
@@ -191,6 +197,14 @@ def _collective(
     step.issue(kind, unit, group=AXIS, nbytes=nbytes, dtype=dtype, memory=memory)
 
 
+def _adds_up(event: TapeEvent, following: TapeEvent | None) -> bool:
+    """Whether `event` makes the sum of two gradients of one value, which go next."""
+    if not (isinstance(event, Alloc) and isinstance(following, Free)):
+        return False
+    value = event.buffer.rpartition(".grad")[0]
+    return bool(value) and following.buffer.rpartition(".grad")[0] == value
+
+
 @dataclass(slots=True)
 class ReplicatedStep:
     """One training step in the words of DDP. It remembers which gradients live."""
@@ -260,26 +274,35 @@ class ReplicatedStep:
     def _backward_memory(self, module: LoweredModule, *, into_buckets: bool) -> Iterator[MemoryEvent | Recomputed]:
         """A node makes its gradients, then frees what it held; only then are the gradients accumulated, and full buckets reduced.
 
-        A weight that is late is accumulated after its bias, although it is made before.
+        A late weight is accumulated after its bias although it is made before; one without a bias after the gradient of the input
+        has been added to what other nodes made of it.
         """
-        loss = loss_buffers(self.model.training.model)
-        accumulated, late, is_over = list[MemoryEvent](), list[MemoryEvent](), False
-        for event in module.backward.memory:
+        tape, loss = module.backward.memory, loss_buffers(self.model.training.model)
+        early, late, last = list[MemoryEvent](), list[MemoryEvent](), list[MemoryEvent]()
+        is_over = False
+        for event, following in zip(tape, (*tape[1:], None), strict=True):
             frees = isinstance(event, Free) and event.buffer not in loss
             if is_over and not frees:
-                yield from (*accumulated, *late)
-                accumulated, late = [], []
+                yield from (*early, *late)
+                early.clear()
+                late.clear()
+                if not _adds_up(event, following):
+                    yield from last
+                    last.clear()
             is_over = frees
             if isinstance(event, ParameterGradient):
                 made, *rest = self._born(event.fqn, self.model.nbytes_of[event.fqn], into_buckets=into_buckets)
                 yield made
-                accumulated, late = (accumulated, [*late, *rest]) if event.fqn in self.model.late else ([*accumulated, *rest], late)
+                turn = late if event.fqn in self.model.late else last if event.fqn in self.model.unbiased else early
+                turn += rest
                 if event.ends_node:
-                    yield from (*accumulated, *late)
-                    accumulated, late = [], []
+                    yield from (*early, *late)
+                    early.clear()
+                    late.clear()
+                    is_over = True
             else:
                 yield event
-        yield from (*accumulated, *late)
+        yield from (*early, *late, *last)
 
     def _born(self, fqn: str, nbytes: int, *, into_buckets: bool) -> Iterator[MemoryEvent]:
         """A first gradient is kept; later ones, of more micro-batches or a tied parameter, are added to it."""
