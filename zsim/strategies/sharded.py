@@ -484,7 +484,7 @@ class ShardedStep(Step):
         group, self.forward_gather = self.forward_gather, None
         self.gather_waits = self.last_copy_out
         if group is not None:
-            memory = self.drop(self.forward_output)
+            memory, self.forward_output = self.drop(self.forward_output), ""
             self.issue("free", group.fqn, stream="host", micro_batch=self.micro_batch, memory=memory)
         if self.training.uncached:
             self.issue("free", ROOT, stream="host", micro_batch=self.micro_batch, memory=self.training.uncached)
