@@ -82,6 +82,26 @@ def checkpointing(draw: st.DrawFn, model: str) -> str:
     return f"activation_checkpointing = {{ {form} }}\n" if form else ""
 
 
+FROZEN = {
+    "mlp": ('["blocks.0.*"]', '["*.bias"]', '["*.fc2.weight"]'),
+    "gpt": ('["*.attn.*", "w?e.*"]', '["wte.*", "wpe.*", "blocks.0.*"]', '["*.ln_1.*", "*.mlp.fc.weight"]', '["*.bias"]'),
+    "llama": ('["*.attn.[qk].*", "wte.*"]', '["wte.*", "blocks.0.*"]', '["blocks.*.weight"]'),
+}
+
+
+def _runs_once(model: str) -> bool:
+    return "uses = 1 " in model and "forwards = 1 " in model
+
+
+@st.composite
+def frozen_parts(draw: st.DrawFn, model: str, *, others: str) -> str:
+    """Nothing frozen, or some of what `model` has; `others` are the tables that not everything goes together with."""
+    family = next(family for family in FROZEN if f'"{family}"' in model)
+    if not draw(st.booleans()) or not _runs_once(model) or "autocast" in others or re.search(r"reshard_after_forward = \d", others):
+        return ""
+    return f"frozen = {draw(st.sampled_from(FROZEN[family]))}\n"
+
+
 @st.composite
 def wrapping(draw: st.DrawFn, model: str) -> str:
     """No wrapping policy, or one that fits `model`."""
@@ -113,14 +133,16 @@ def scenario_texts(
         )
     )
     model = draw(models(families))
-    once = "uses = 1 " in model and "forwards = 1 " in model
+    once = _runs_once(model)
     autocast = draw(st.sampled_from(["", "", ', autocast = "bf16"'])) if parameters == "fp32" and once else ""
+    strategy = draw(strategy_tables(ranks, strategies))
     return (
         model
         + draw(checkpointing(model))
         + draw(wrapping(model))
+        + draw(frozen_parts(model, others=strategy + autocast))
         + f'cluster = {{ preset = "{cluster}", ranks = {ranks} }}\n'
-        + f'strategy = {{ {draw(strategy_tables(ranks, strategies))}, sync = "{sync}" }}\n'
+        + f'strategy = {{ {strategy}, sync = "{sync}" }}\n'
         + f'precision = {{ parameters = "{parameters}", reduce = "{reduce}"{autocast} }}\n'
         + f"optimizer = {{ {optimizer} }}\n"
     )

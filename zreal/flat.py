@@ -48,7 +48,7 @@ class FlatRank:
 
     def __post_init__(self) -> None:
         groups = flat_groups(
-            self.scenario.model.units,
+            self.scenario.model,
             granularity=self.scenario.options.granularity,
             num_shards=self.process_group.size(),
             dtype=self.scenario.precision.parameters,
@@ -89,7 +89,8 @@ class FlatRank:
         self.buffers[f"{unit}:{kept}"] = flat
         if kept == "unsharded":
             self.buffers[f"{unit}:parameters"] = self._own(unit, flat).clone()
-        self._stepped[unit] = self._shard(unit)
+        if group.trained:
+            self._stepped[unit] = self._shard(unit)
         if f"{unit}:master" in made:
             self._stepped[unit] = self.buffers[f"{unit}:master"] = self._own(unit, exact).clone()
 
@@ -129,7 +130,7 @@ class FlatRank:
                     found="it sharded",
                     remedy="the Program must all-gather it first",
                 )
-            if backward and f"{unit}:gradients" not in self.buffers:
+            if backward and group.trained and f"{unit}:gradients" not in self.buffers:
                 flat = torch.zeros_like(full)
                 self.buffers[f"{unit}:gradients"] = flat
                 for parameter, view in self._views(group, flat):
@@ -246,10 +247,10 @@ class FlatRank:
         )
 
     def parameters(self) -> dict[str, Tensor]:
-        """Every whole parameter, in the dtype that is stepped, gathered from the ranks; for parity."""
+        """Every parameter whole, in the dtype that is stepped if it is, gathered from the ranks; for parity."""
         whole: dict[str, Tensor] = {}
         for unit, group in self._groups.items():
-            shard = self._stepped[unit]
+            shard = self._stepped[unit] if group.trained else self._shard(unit)
             full = shard.new_empty(group.layout.padded_numel)
             torch_private.all_gather(full, shard, group=self.process_group)
             whole |= {

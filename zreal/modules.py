@@ -215,7 +215,7 @@ def _place(module: nn.Module, path: str, parameter: nn.Parameter) -> None:
 
 
 class Model(nn.Module):
-    """The whole model: blocks in `blocks`, stretches apart and the root's own parameters under their fqns in the model itself.
+    """The whole model: blocks in `blocks`, unused ones too, stretches apart and the root's own parameters under their fqns in itself.
 
     They are registered in forward order, the root's own parameters last.
     """
@@ -240,8 +240,12 @@ class Model(nn.Module):
                 self.add_module(module.fqn, stretch)
             elif module.unit != ROOT:
                 self.blocks = blocks.append(stretch)
+        for place in sorted(int(fqn.rpartition(".")[2]) for fqn in spec.unused):  # these only own their parameters
+            blocks.insert(place, nn.Module())
+            self.blocks = blocks
         for parameter in spec.parameters:
-            _place(self, parameter.fqn, nn.Parameter(_initial(parameter, seed=seed).to(dtype)))
+            made = nn.Parameter(_initial(parameter, seed=seed).to(dtype), requires_grad=parameter.requires_grad)
+            _place(self, parameter.fqn, made)
 
     def parameter(self, fqn: str) -> Tensor | None:
         """The root's parameter `fqn`, None for ""."""

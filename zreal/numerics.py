@@ -11,23 +11,24 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from zreal import modules
-from zreal.optimizers import make_optimizer
+from zreal.optimizers import make_optimizer, trained
 from zsim.scenario import Scenario
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """Mean loss over ranks of each step, and every parameter before the first and after the last, in float32.
+    """Mean loss over ranks of each step, and every trained parameter before the first and after the last, in float32.
 
     `directionless` marks, by parameter, the elements whose gradient was more rounding error than gradient in some step. All of the
     bias of keys are: softmax does not see what is added to every score of a query. AdamW divides by the gradient's size and so
-    steps them at random.
+    steps them at random. `untrained` are the parameters, frozen or never used, that training must leave as they are.
     """
 
     losses: tuple[float, ...]
     initial: Mapping[str, Tensor]
     parameters: Mapping[str, Tensor]
     directionless: Mapping[str, Tensor] = field(default_factory=dict)
+    untrained: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def reference(scenario: Scenario, *, steps: int, stepped_in: torch.dtype = torch.float32) -> Reference:
@@ -39,7 +40,7 @@ def reference(scenario: Scenario, *, steps: int, stepped_in: torch.dtype = torch
     master = modules.build(scenario.model, seed=scenario.seed).to(stepped_in)
     initial = _copies(master)
     dtype = scenario.precision.parameters
-    optimizer = make_optimizer(scenario.optimizer, list(master.parameters()))
+    optimizer = make_optimizer(scenario.optimizer, trained(master))
     noise = _Noise(scenario) if scenario.optimizer.name == "adamw" else None
     losses = []
     for step in range(steps):
@@ -55,8 +56,13 @@ def reference(scenario: Scenario, *, steps: int, stepped_in: torch.dtype = torch
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         losses.append(total / (scenario.world_size * scenario.batch.accumulation))
-    directionless = noise.elements if noise is not None else {}
-    return Reference(losses=tuple(losses), initial=initial, parameters=_copies(master), directionless=directionless)
+    return Reference(
+        losses=tuple(losses),
+        initial=initial,
+        parameters=_copies(master),
+        directionless=noise.elements if noise is not None else {},
+        untrained={name: parameter.detach() for name, parameter in master.named_parameters() if name not in initial},
+    )
 
 
 def _accumulate(scenario: Scenario, model: modules.Model, *, step: int, dtype: str) -> float:
@@ -96,7 +102,9 @@ class _Noise:
 
 
 def _copies(model: modules.Model) -> dict[str, Tensor]:
-    return {name: parameter.detach().float().clone() for name, parameter in model.named_parameters()}
+    trained = model.spec.trained
+    named = model.named_parameters()
+    return {name: parameter.detach().float().clone() for name, parameter in named if name in trained}
 
 
 def _rounded(scenario: Scenario, master: modules.Model, dtype: str) -> modules.Model:
@@ -113,10 +121,12 @@ def largest_relative_difference(found: Mapping[str, Tensor], reference: Referenc
     An untrained parameter is thus 1 away. One that the reference hardly moves is measured by what an average element of the model
     moves instead. A directionless element may end up wherever random steps take it, thus no farther from the reference than twice the
     farthest that any element moved. Where nothing moves, as with a learning rate of 0, equal is 0 and anything else infinite; so
-    is a parameter that is missing or not finite.
+    is a parameter that is missing or not finite, or an untrained one that is not bit by bit what it was.
     """
-    expected = reference.parameters
-    if set(found) != set(expected):
+    expected, untrained = reference.parameters, reference.untrained
+    if set(found) != {*expected, *untrained}:
+        return math.inf
+    if not all(torch.equal(found[name].cpu().reshape(was.shape), was.to(found[name].dtype)) for name, was in untrained.items()):
         return math.inf
     moved = {name: float((want - reference.initial[name]).norm()) for name, want in expected.items()}
     average = math.sqrt(sum(one**2 for one in moved.values()) / sum(want.numel() for want in expected.values()))

@@ -22,7 +22,7 @@ from zsim.ops import Op
 from zsim.repeats import with_forwards
 from zsim.scenario import Scenario
 from zsim.strategies import ddp, replicated
-from zsim.strategies.building import named_parameters
+from zsim.strategies.building import trained_parameters
 from zsim.training import Training
 
 
@@ -45,7 +45,7 @@ class ReplicatedRank:
 
     def __post_init__(self) -> None:
         self._buckets = (replicated.ready_order(self._training),)
-        self._stepped = {p.fqn: self.model.get_parameter(p.fqn).data for p in named_parameters(self.scenario.model)}
+        self._stepped = {p.fqn: self.model.get_parameter(p.fqn).data for p in trained_parameters(self.scenario.model)}
         self.model.to(self._dtype)
 
     @property
@@ -85,7 +85,7 @@ class ReplicatedRank:
 
     @property
     def _numel(self) -> int:
-        return self.scenario.model.num_parameters
+        return sum(tensor.numel() for tensor in self._stepped.values())
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -200,5 +200,6 @@ class ReplicatedRank:
         return held(parameters=parameters, gradients=gradients, states=states)
 
     def parameters(self) -> dict[str, Tensor]:
-        """Every parameter, in the dtype that is stepped."""
-        return {fqn: tensor.clone() for fqn, tensor in self._stepped.items()}
+        """Every parameter, in the dtype that is stepped if it is."""
+        kept = {fqn: p.detach() for fqn, p in self.model.named_parameters() if fqn not in self._stepped}
+        return {fqn: tensor.clone() for fqn, tensor in (*self._stepped.items(), *kept.items())}

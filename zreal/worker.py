@@ -106,9 +106,11 @@ def run_rank(
 
 
 def _stepped(subject: Subject) -> dict[str, Tensor]:
-    """What the optimizer steps, by the names of the module's parameters."""
-    names = dict(subject.module.named_parameters())
-    return dict(zip(names, subject.masters, strict=True)) if subject.masters else dict(names)
+    """What the optimizer steps, by the names of the module's parameters; after it those that it does not step."""
+    named = dict(subject.module.named_parameters())
+    stepped = {name: p for name, p in named.items() if p.requires_grad}
+    masters = dict(zip(stepped, subject.masters, strict=True)) if subject.masters else stepped
+    return {**masters, **{name: p for name, p in named.items() if name not in stepped}}
 
 
 def _whole(parameters: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -25,6 +25,10 @@ class Call:
 
     `weights` are copies of parameters that it reads, and saves only where one of its inputs needs a gradient. A `cached` output
     is one that autocast's cache holds besides. `dtype` is that of its work, "" for the model's.
+
+    Who needs no gradient changes what is saved and made (`zsim.needed`): `crossed` calls, products, save each of `saves` for the
+    gradient of the other factor; a `joint` backward makes all gradients or none. One that `packs` saves a parameter, which costs
+    nothing but makes a recomputation reach the call; one that is not `differentiable` has no backward.
     """
 
     operator: str
@@ -50,6 +54,10 @@ class Call:
     backward_flops: int = 0
     moved: int = 0
     backward_moved: int = 0
+    crossed: bool = False
+    joint: bool = False
+    packs: bool = False
+    differentiable: bool = True
 
 
 @dataclass(frozen=True, slots=True)

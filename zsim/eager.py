@@ -85,6 +85,7 @@ def _swiglu(op: Operator, sizes: Sizes) -> Iterator[Call]:
         output=op.output,
         nbytes=nbytes,
         saves=(silu, up),
+        crossed=True,
         gradients=(silu, up),
         moved=3 * nbytes,
         backward_moved=6 * nbytes,

@@ -13,7 +13,7 @@ from zsim.answer import Answer
 from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.mesh import Mesh
 from zsim.scenario import Scenario
-from zsim.strategies import STRATEGIES
+from zsim.strategies import STRATEGIES, unused_problems
 from zsim.units import format_bytes, format_time
 
 MUCH_FASTER = 1.02
@@ -52,8 +52,11 @@ def fit(scenario: Scenario) -> Fit:
 def ways(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
     """The stages from least to most sharded, each without and then with activation checkpointing of every block."""
     for name, other in _stages(scenario):
+        casts = other.precision.reduce != other.precision.parameters
+        waits = other.sync == "last" and other.batch.accumulation > 1
         problems = STRATEGIES[other.strategy].problems(other.options, other.mesh, other.optimizer)
-        if next(iter(problems), None) is not None:
+        unused = unused_problems(other.strategy, other.model, casts=casts, waits=waits)
+        if unused or next(iter(problems), None) is not None:
             continue
         yield name, replace(other, checkpointing=NO_CHECKPOINTING)
         if can_checkpoint(scenario):

@@ -16,7 +16,7 @@ from zsim.model import ModelSpec, Module
 from zsim.ops import Alloc, Free
 from zsim.repeats import repeats
 from zsim.traced import TracedModel
-from zsim.training import Batch, Computation, Device, LoweredModule, ParameterGradient, Recomputed, TapeEvent
+from zsim.training import Batch, Computation, Device, LoweredModule, Recomputed, TapeEvent
 
 Pattern = tuple[tuple[object, ...], ...]
 
@@ -49,7 +49,7 @@ def lower(
             checkpointing=checkpointing,
             checkpointed=checkpointed,
         )
-    runs = list(_runs(model.modules, checkpointed))
+    runs = list(_runs(model.modules, checkpointed, frozen=model.frozen))
     kept = tuple(module for run in runs for module in (run if len(run) < 4 else (*run[:2], run[-1])))
     few = replace(model, modules=kept)
     each = module_lowering.lower_each(
@@ -81,12 +81,16 @@ def loss_buffers(model: ModelSpec) -> tuple[str, str]:
     return tape.SEED, tape.summed(f"{last.fqn}:{last.operators[-1].output}", model.forwards)
 
 
-def _runs(modules: tuple[Module, ...], checkpointed: frozenset[str]) -> Iterator[tuple[Module, ...]]:
+def _runs(
+    modules: tuple[Module, ...], checkpointed: frozenset[str], *, frozen: frozenset[str]
+) -> Iterator[tuple[Module, ...]]:
     """`modules` in runs of neighbours that differ in their names only, and are checkpointed or are not."""
     run: list[Module] = []
     pattern: Pattern = ()
     for module in modules:
         own = (*_pattern(module), (module.fqn in checkpointed,))
+        if frozen:
+            own += (tuple((op.weight in frozen, op.bias in frozen) for op in module.operators),)
         if run and own != pattern:
             yield tuple(run)
             run = []
@@ -136,7 +140,7 @@ def _renamed(traced: LoweredModule, run: tuple[Module, ...], *, place: int) -> L
             return Free(name(given.buffer))
         if isinstance(given, Recomputed):
             return given
-        return ParameterGradient(other + given.fqn[len(prefix) :]) if given.fqn.startswith(prefix) else given
+        return replace(given, fqn=other + given.fqn[len(prefix) :]) if given.fqn.startswith(prefix) else given
 
     def computation(given: Computation) -> Computation:
         return Computation(kernels=given.kernels, memory=tuple(map(event, given.memory)))
@@ -149,4 +153,5 @@ def _renamed(traced: LoweredModule, run: tuple[Module, ...], *, place: int) -> L
         input_needs_gradient=traced.input_needs_gradient,
         recompute=traced.recompute,
         uncached=tuple(Free(name(given.buffer)) for given in traced.uncached),
+        differentiates=traced.differentiates,
     )

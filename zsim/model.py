@@ -14,10 +14,11 @@ RUN = "#"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """A parameter by fully qualified name and shape; torch's own fqn, without FSDP prefixes."""
+    """A parameter by fully qualified name and shape; torch's own fqn, without FSDP prefixes. A frozen one needs no gradient."""
 
     fqn: str
     shape: tuple[int, ...]
+    requires_grad: bool = True
 
     @property
     def numel(self) -> int:
@@ -67,6 +68,8 @@ class ModelSpec:
     """A whole model. `modules` in forward order; `units` too, after the root when it owns parameters.
 
     `forwards`: how many forwards, one after another and each of as many modules, `modules` holds.
+
+    A unit without a module is unused: it owns parameters, and forward passes it by.
     """
 
     name: str
@@ -90,6 +93,23 @@ class ModelSpec:
         """By module: the param group that is gathered for it."""
         groups = {name: unit.fqn for unit in self.units for name in unit.modules or (unit.fqn,)}
         return {module.fqn: groups.get(module.unit, ROOT) for module in self.modules}
+
+    @property
+    def frozen(self) -> frozenset[str]:
+        """The fqns of the parameters that need no gradient."""
+        return frozenset([parameter.fqn for parameter in self.parameters if not parameter.requires_grad])
+
+    @property
+    def unused(self) -> frozenset[str]:
+        """The fqns of the units that forward passes by."""
+        return frozenset([unit.fqn for unit in self.units]).difference(self.wrapped_by.values(), [ROOT])
+
+    @property
+    def trained(self) -> frozenset[str]:
+        """The fqns of the parameters that get a gradient: those that are not frozen, of units that are used."""
+        unused = self.unused
+        used = (parameter for unit in self.units if unit.fqn not in unused for parameter in unit.parameters)
+        return frozenset([parameter.fqn for parameter in used if parameter.requires_grad])
 
     @property
     def num_parameters(self) -> int:

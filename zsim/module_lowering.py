@@ -13,9 +13,10 @@ from zsim.autocast import Autocast
 from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.eager import calls
 from zsim.model import RUN, ModelSpec, Module
+from zsim.needed import needed
 from zsim.operators import Operator
 from zsim.ops import Kernel, MemoryEvent
-from zsim.regions import Region, Step
+from zsim.regions import Region, Step, packs_something
 from zsim.tape import MODEL_INPUT, SEED, Tape, summed
 from zsim.training import Batch, Computation, Device, LoweredModule, Recomputed, TapeEvent
 
@@ -51,6 +52,8 @@ def _qualified(call: Call, module: Module, entry: str) -> Call:
         backward_flops=call.backward_flops,
         moved=call.moved,
         backward_moved=call.backward_moved,
+        crossed=call.crossed,
+        joint=call.joint,
     )
 
 
@@ -68,7 +71,7 @@ def _backward_kernels(module_calls: list[Call], *, dtype: str, needs_gradient: s
             call.dtype or dtype,
         )
         for call in reversed(module_calls)
-        if call.moved
+        if call.moved and call.differentiable
     )
 
 
@@ -96,23 +99,26 @@ def lower_each(
 
     `casts_input`: a floating-point model input is cast to `dtype` first and the copy kept as long as autograd needs it.
     Modules in `checkpointed` recompute what `checkpointing` says. `autocast` is the dtype of torch.autocast around forward. The loss
-    is freed with the last event of the first module's backward, as in `loss.backward(); del loss`.
+    is freed with the last event of the last backward, that of the first module that has one, as in `loss.backward(); del loss`.
     """
     tape = Tape(in_place=device == "cuda")
     tape.know_parameters(model, dtype=dtype)
-    entry, losses = "", list[str]()
+    entry, source, losses = "", "", list[str]()
     sums: dict[str, tuple[MemoryEvent, ...]] = {}
+    frozen, needs = model.frozen, set[str]()
     traced: list[tuple[Module, list[Step], tuple[TapeEvent, ...], bool]] = []
     make = _maker_of_calls(autocast, batch=batch, dtype=dtype, device=device)
     dtypes = {"x": dtype}
     forward_size = len(model.modules) // model.forwards
     for place, module in enumerate(model.modules):
         if place % forward_size == 0:
-            entry = f"{MODEL_INPUT}{RUN}{len(losses) + 1}" if losses else MODEL_INPUT
+            source = entry = f"{MODEL_INPUT}{RUN}{len(losses) + 1}" if losses else MODEL_INPUT
             dtypes = {"x": dtype}
         steps = [
             Step([_qualified(call, module, entry) for call in make(operator, dtypes)]) for operator in module.operators
         ]
+        for step in steps if frozen else ():
+            step.calls[:] = needed(step.calls, needs=needs, frozen=frozen)
         dtypes = {"x": dtypes.get(module.operators[-1].output, dtype)}
         if module.path in checkpointed:
             _cut_regions(steps, module, checkpointing)
@@ -121,6 +127,8 @@ def lower_each(
             tape.cast_input(model, entry, batch=batch, dtype=dtype)
         needs_gradient = entry in tape.needs_gradient
         tape.run_forward(steps, entry=entry)
+        if (place + 1) % forward_size == 0:
+            tape.end_forward(source)
         traced.append((module, steps, tape.storages.take(), needs_gradient))
         entry = module_calls[-1].output
         if (place + 1) % forward_size == 0:
@@ -129,11 +137,12 @@ def lower_each(
     uncached = {module.fqn: tape.let_go(steps) for module, steps, _, _ in traced}
     tape.seed(losses)
     lowered = []
+    last = next(module for module, steps, _, _ in traced if _differentiates(steps, tape))
     for module, steps, forward_memory, needs_gradient in reversed(traced):
         tape.run_backward(steps)
         module_calls = [call for step in steps for call in step.calls]
         again = [call for region in dict.fromkeys(step.region for step in steps) if region for call in region.kernels]
-        if module is model.modules[0]:
+        if module is last:
             tape.storages.release(SEED)
             tape.storages.release(summed(losses[-1], len(losses)))
         lowered.append(
@@ -147,11 +156,17 @@ def lower_each(
                 ),
                 input_needs_gradient=needs_gradient,
                 recompute=_forward_kernels(again, dtype=dtype),
+                differentiates=_differentiates(steps, tape),
                 sums_losses=sums.get(module.fqn, ()),
                 uncached=uncached[module.fqn],
             )
         )
     return tuple(reversed(lowered))
+
+
+def _differentiates(steps: list[Step], tape: Tape) -> bool:
+    """Whether anything that a module makes needs a gradient."""
+    return any(call.output in tape.needs_gradient for step in steps for call in step.calls)
 
 
 def _cut_regions(steps: list[Step], module: Module, checkpointing: Checkpointing) -> None:
@@ -162,7 +177,7 @@ def _cut_regions(steps: list[Step], module: Module, checkpointing: Checkpointing
         for operator in operators:
             by_operator[operator].cached = operator in kept
         stretch = [by_operator[operator] for operator in operators]
-        if any(call.saves or call.keeps for step in stretch for call in step.calls):
+        if any(packs_something(call) for step in stretch for call in step.calls):
             Region.of(stretch)
 
 

@@ -52,7 +52,7 @@ class Region:
     @property
     def saving(self) -> list[Call]:
         """The recomputed calls that save something, in order."""
-        return [call for step in self.again for call in step.calls if call.saves or call.keeps]
+        return [call for step in self.again for call in step.calls if packs_something(call)]
 
     @property
     def last(self) -> Call:
@@ -79,6 +79,11 @@ class Region:
         stop = next(i for i, (_, call) in enumerate(calls) if call is self.last)
         made = calls[: stop + packs_its_output(self.last)]
         return [call for step, call in made if not step.keeps(call)]  # those that are no kernels included
+
+
+def packs_something(call: Call) -> bool:
+    """Whether autograd saves anything of the call, a parameter included, so that recomputation must reach it."""
+    return call.differentiable and bool(call.saves or call.keeps or call.packs)
 
 
 def packs_its_output(call: Call) -> bool:

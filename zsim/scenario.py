@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from zsim import checkpointing, guards, traced, wrapping
+from zsim import checkpointing, guards, traced, training_part, wrapping
 from zsim.checkpointing import Checkpointing
 from zsim.errors import ScenarioError, ZsimError
 from zsim.expect import Expectation, expectation
@@ -39,7 +39,7 @@ from zsim.schema import (
     strategy_of,
     validated,
 )
-from zsim.strategies import STRATEGIES
+from zsim.strategies import STRATEGIES, unused_problems
 from zsim.training import Batch, Dtype, Optimizer, Precision
 from zsim.wrapping import Wrapping
 
@@ -158,6 +158,7 @@ class _Made:
 
         model = attempt(lambda table, batch: _model(table, batch, folder), tables["model"], tables["batch"])
         model = attempt(_wrapped, model, tables["wrapping"])
+        model = attempt(_trained_part, model, *(tables[key] for key in ("model", "frozen", "batch", "precision", "wrapping")))
         cluster = attempt(_cluster, tables["cluster"])
         mesh = attempt(_mesh, strategy, None if cluster is None else cluster.num_ranks)
         options = attempt(_options, strategy)
@@ -167,6 +168,7 @@ class _Made:
         attempt(_check_precision, tables["precision"])
         attempt(_check_cast_once, model, tables["batch"], tables["precision"])
         attempt(_check_traced, model, tables["batch"], tables["precision"], strategy)
+        attempt(_check_unused, model, tables["batch"], tables["precision"], strategy)
         attempt(_check_work, model, mesh, options, tables["batch"])
         if model is None or cluster is None or mesh is None or options is None:
             return None
@@ -215,6 +217,28 @@ def _wrapped(model: ModelSpec, table: WrappingTable) -> ModelSpec:
     return wrapping.wrapped(model, asked)
 
 
+def _trained_part(
+    model: ModelSpec, table: ModelTable, frozen: tuple[str, ...], batch: BatchTable, precision: PrecisionTable, units: WrappingTable
+) -> ModelSpec:
+    """`model` with what is frozen or unused, alone: together with what runs a module again or moves it, it is not modelled."""
+    key = "frozen" if frozen else "model.unused"
+    asked = (
+        ("model.uses", key, 1, most_runs(model)),
+        ("batch.forwards", key, 1, batch.forwards),
+        ("precision.autocast", key, "none", precision.autocast),
+        ("wrapping.every", "model.unused", 1, units.every if table.unused else 1),
+        ("wrapping.ends", "model.unused", "root", units.ends if table.unused else "root"),
+    )
+    problems = tuple(
+        f"{other}: expected {expected} with {mine}, found {found}: the two together are not modelled; leave one of them out"
+        for other, mine, expected, found in asked
+        if found != expected
+    )
+    if problems and (frozen or table.unused):
+        raise ScenarioError(problems)
+    return training_part.cut(model, frozen=frozen, unused=table.unused)
+
+
 def _check_traced(model: ModelSpec, batch: BatchTable, precision: PrecisionTable, strategy: Any) -> None:
     """A traced model is one of a batch and a dtype."""
     if isinstance(model, traced.TracedModel):
@@ -226,6 +250,13 @@ def _check_traced(model: ModelSpec, batch: BatchTable, precision: PrecisionTable
             model.modules_for(Batch(**batch.model_dump()), dtype=dtype, casts_input=casts_input)
         except ZsimError as error:
             raise ScenarioError((f"model.traced: {error}",)) from None
+
+
+def _check_unused(model: ModelSpec, batch: BatchTable, precision: PrecisionTable, strategy: Any) -> None:
+    """What the strategy does not do with a block that forward passes by."""
+    casts, waits = precision.reduce != precision.parameters, strategy.sync == "last" and batch.accumulation > 1
+    if found := unused_problems(strategy.name, model, casts=casts, waits=waits):
+        raise ScenarioError(found)
 
 
 def _check_work(model: ModelSpec, mesh: Mesh, options: Any, batch: BatchTable) -> None:

@@ -42,7 +42,10 @@ class UsesTable(_Table):
 
 
 class ModelTable(_Table):
-    """A preset (perhaps with fewer layers), a family with sizes, a Hugging Face config.json, or a traced model's file."""
+    """A preset (perhaps with fewer layers), a family with sizes, a Hugging Face config.json, or a traced model's file.
+
+    `unused`: blocks that own parameters and that forward passes by.
+    """
 
     preset: str | None = None
     num_layers: int | None = Field(default=None, ge=1)
@@ -52,6 +55,7 @@ class ModelTable(_Table):
     huggingface: str | None = None
     traced: str | None = None
     uses: int | UsesTable = 1
+    unused: tuple[str, ...] = ()
 
     @field_validator("uses")
     @classmethod
@@ -126,6 +130,7 @@ class ScenarioTable(_Table):
     optimizer: OptimizerTable = OptimizerTable()
     activation_checkpointing: CheckpointingTable = CheckpointingTable()
     wrapping: WrappingTable = WrappingTable()
+    frozen: tuple[str, ...] = ()
     steps: int = Field(default=3, ge=1, le=1000)
     seed: int = Field(default=0, ge=0, le=2**31)
     expect: dict[str, int | str] = {}

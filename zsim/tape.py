@@ -8,7 +8,7 @@ backward, and the engine holds gradients. It knows no strategy and no time.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from zsim.aten_call import Call
 from zsim.model import ModelSpec
@@ -86,6 +86,11 @@ class Tape:
             for value in dict.fromkeys(inner + outer):
                 if value != entry and value in self.nbytes and value not in dropped:
                     self.storages.release(value)
+        for step in steps:
+            if step.cached and step.region is None:  # nothing of it will be recomputed: kept until the stretch is over
+                self.storages.release(step.calls[-1].output)
+                for name, _ in step.calls[-1].keeps:
+                    self.storages.release(name)
         if entry in self.nbytes:
             self.storages.release(entry)
 
@@ -119,10 +124,10 @@ class Tape:
             self.needs_gradient.update((call.output, *call.also))
             if saving:
                 self._hold(self._saved(call))
-            for name, nbytes in call.keeps:
-                self.storages.allocate(name, nbytes)
-            for name, _ in () if saving or keeping else call.keeps:
-                self.storages.release(name)
+        for name, nbytes in call.keeps:
+            self.storages.allocate(name, nbytes)
+        for name, _ in () if (saving and wants) or keeping else call.keeps:
+            self.storages.release(name)
         if call.scratch:
             self.storages.release(f"{call.output}.scratch")
 
@@ -147,6 +152,8 @@ class Tape:
                     break
                 if step.keeps(call):  # made in forward and kept; now it is Python's, and what autograd saves of it
                     self._hold(self._saved(call))
+                    for name, _ in () if call.differentiable else call.keeps:
+                        self.storages.release(name)
                 else:
                     self._make(call)
                 mine |= dict.fromkeys((call.output, *call.also))
@@ -168,10 +175,16 @@ class Tape:
             self.storages.release(value)
 
     def cast_input(self, model: ModelSpec, name: str, *, batch: Batch, dtype: str) -> None:
-        """The model's floating-point input in `dtype`; Python's reference goes when the first module returns."""
+        """The model's floating-point input in `dtype`; Python's references go when the first module returns, and when the root does."""
         tokens = batch.micro_batch * batch.sequence_length
         self.nbytes[name] = tokens * model.modules[0].operators[0].in_features * DTYPE_NBYTES[dtype]
         self.storages.allocate(name, self.nbytes[name])
+        self.storages.hold(name)
+
+    def end_forward(self, entry: str) -> None:
+        """The root returns, and lets go of `entry`, the model's input, if that was cast."""
+        if entry in self.nbytes:
+            self.storages.release(entry)
 
     def sum_losses(self, losses: list[str]) -> tuple[MemoryEvent, ...]:
         """Add the last of `losses` to the sum of those before it; nothing for the first. Returns these events apart."""
@@ -214,6 +227,7 @@ class Tape:
         """
         self._flatten_gradient(call)
         gradient = self.gradients.pop(call.output)
+        unwanted = [value for value in call.gradients if call.joint and value not in self.needs_gradient]
         scratches = [(f"{call.output}.backward_scratch{i}", nbytes) for i, nbytes in enumerate(call.backward_scratch)]
         for name, nbytes in scratches:
             self.storages.allocate(name, nbytes, temporary=True)
@@ -246,11 +260,15 @@ class Tape:
         self.storages.release(gradient)
         for other in call.also:
             self.storages.release(self.gradients.pop(other))
+        for name in unwanted:
+            self.storages.release(f"{name}.grad{self.births[name]}")
         if not unpacked:
             self._release_saved(saved)
         for value in over:
             if value in self.nbytes:
                 self.storages.release(value)
+        if self.storages.events and isinstance(self.storages.events[-1], ParameterGradient):
+            self.storages.events[-1] = replace(self.storages.events[-1], ends_node=True)
         self._add_up(call, parts)
 
     def _add_up(self, call: Call, parts: list[tuple[str, str]]) -> None:
@@ -291,6 +309,8 @@ class Tape:
                     self.of_linears.add(self.tied[name][-1])
             else:
                 self.storages.events.append(ParameterGradient(name))
+        elif call.joint and name not in self.needs_gradient:
+            self._new_gradient(name)
         elif name in self.needs_gradient:
             parts.append((name, self._new_gradient(name)))
             if self.in_sequences and call.operator == "linear":

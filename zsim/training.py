@@ -57,9 +57,13 @@ class Optimizer:
 
 @dataclass(frozen=True, slots=True)
 class ParameterGradient:
-    """Autograd has made the gradient of `fqn`. The strategy says where it lives; the tape only says when it is born."""
+    """Autograd has made the gradient of `fqn`. The strategy says where it lives; the tape only says when it is born.
+
+    `ends_node`: it is the last that its node makes, and nothing goes with the node.
+    """
 
     fqn: str
+    ends_node: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +96,9 @@ class LoweredModule:
     """One module of the model, lowered: what its forward and its backward do for one micro-batch.
 
     `recompute` are the kernels that activation checkpointing runs again; their memory events stand in backward, up to the
-    mark `Recomputed`. `sums_losses` is what the caller of the model does after its second forward and later ones: it adds the
-    loss to those before. `uncached` goes when the whole forward is over: copies of weights that nobody but autocast's cache holds.
+    mark `Recomputed`. One that `differentiates` not makes nothing that needs a gradient: it has no backward. `sums_losses` is what
+    the caller of the model does after its second forward and later ones: it adds the loss to those before. `uncached` goes when
+    the whole forward is over: copies of weights that nobody but autocast's cache holds.
     """
 
     fqn: str
@@ -104,6 +109,7 @@ class LoweredModule:
     recompute: tuple[Kernel, ...] = ()
     sums_losses: tuple[MemoryEvent, ...] = ()
     uncached: tuple[Free, ...] = ()
+    differentiates: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +134,16 @@ class Training:
     def uncached(self) -> tuple[Free, ...]:
         """What goes with autocast's cache when the forward of the whole model is over."""
         return tuple(event for module in self.modules for event in module.uncached)
+
+    @property
+    def backward_modules(self) -> tuple[LoweredModule, ...]:
+        """The modules that run backward, in its order: all but those before the first parameter that needs a gradient."""
+        return tuple([module for module in self.modules[::-1] if module.differentiates])
+
+    @property
+    def last_of_backward(self) -> LoweredModule:
+        """The module whose backward is the last."""
+        return next(module for module in self.modules if module.differentiates)
 
     def unit(self, fqn: str) -> ParamGroup:
         """The param group called `fqn`."""

@@ -54,7 +54,8 @@ def inexact(case: Scenario) -> list[str]:
     "case",
     [
         scenario("mlp", "every = 4", 'name = "fsdp2", reshard_after_forward = true', BF16, accumulation=2),
-        scenario("mlp", 'every = "all"', 'name = "fsdp2", reshard_after_forward = true'),
+        scenario("mlp", 'every = "all"', 'name = "fsdp2", reshard_after_forward = true', accumulation=2),
+        scenario("mlp", "every = 2", 'name = "fsdp2"', 'frozen = ["blocks.[012].*", "*.bias"]', BF16),
         scenario("mlp", f"every = 6, {APART}", 'name = "fsdp2", reshard_after_forward = 2', accumulation=2),
         scenario("mlp", "every = 2", 'name = "fsdp2", forward_prefetch = 2, backward_prefetch = 1', FULL),
         scenario(

@@ -151,7 +151,7 @@ def test_zero3_never_computes_on_a_sharded_group_and_reshards_what_it_gathers(
 def _groups(case: Training, granularity: str | int, ranks: int) -> tuple[building.FlatGroup, ...]:
     cut = "parameter" if granularity == "parameter" else "unit" if granularity == "unit" else int(granularity)
     dtype = case.precision.parameters
-    return building.flat_groups(case.model.units, granularity=cut, num_shards=ranks, dtype=dtype)
+    return building.flat_groups(case.model, granularity=cut, num_shards=ranks, dtype=dtype)
 
 
 @given(st.sampled_from(["unit", "parameter"]), st.integers(2, 5), st.integers(0, 3))

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from zreal.held import state_tensors
 from zreal.modules import DTYPES, Model
-from zreal.optimizers import make_optimizer
+from zreal.optimizers import make_optimizer, trained
 from zreal.subjects import Subject
 from zsim.scenario import Scenario
 
@@ -84,9 +84,9 @@ def synchronised(module: DistributedDataParallel, sync: bool) -> Iterator[None]:
 
 def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
     """`model` under DDP on the mesh's only axis, with a plain optimizer or one over master copies."""
-    originals = [parameter.detach() for parameter in model.parameters()]
+    originals = [parameter.detach() for parameter in trained(model)]
     module = wrap(scenario, model, mesh)
-    parameters = list(module.parameters())
+    parameters = trained(module)
     optimizer: torch.optim.Optimizer
     masters: list[torch.Tensor] = []
     if scenario.precision.parameters == "float32":

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 
 from zreal.held import state_tensors
 from zreal.modules import DTYPES, Model
-from zreal.optimizers import make_optimizer
+from zreal.optimizers import make_optimizer, trained
 from zreal.subjects import Subject
 from zsim.model import ROOT
 from zsim.scenario import Scenario
@@ -32,12 +32,13 @@ def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
     asked = scenario.options.reshard_after_forward
     keep = None if asked == "auto" else asked
     place = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if scenario.options.offload else OffloadPolicy()
-    wrapped = [unit.modules or (unit.fqn,) for unit in scenario.model.units if unit.fqn != ROOT]
-    units = [[model.stretch(fqn) for fqn in names] for names in wrapped]
-    for unit in [*(modules if len(modules) > 1 else modules[0] for modules in units), model]:
+    units = [unit for unit in scenario.model.units if unit.fqn != ROOT]
+    wrapped = {unit.fqn: [model.stretch(fqn) for fqn in unit.modules or (unit.fqn,)] for unit in units}
+    for unit in [*(modules if len(modules) > 1 else modules[0] for modules in wrapped.values()), model]:
         fully_shard(unit, mesh=mesh, reshard_after_forward=keep, mp_policy=policy, offload_policy=place)
     sharded = cast(FSDPModule, model)
-    first = [cast(FSDPModule, modules[0]) for modules in units]
+    unused = scenario.model.unused
+    first = [cast(FSDPModule, modules[0]) for unit, modules in wrapped.items() if unit not in unused]
     over_replicas = getattr(scenario.options, "all_reduce", "every")
     _set_prefetch(first, forward=scenario.options.forward_prefetch, backward=scenario.options.backward_prefetch)
 
@@ -47,7 +48,7 @@ def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
         sharded.set_requires_all_reduce(last or over_replicas == "every")
         yield
 
-    optimizer: torch.optim.Optimizer = make_optimizer(scenario.optimizer, list(model.parameters()))
+    optimizer: torch.optim.Optimizer = make_optimizer(scenario.optimizer, trained(model))
     return Subject(module=model, optimizer=optimizer, micro_batch=micro_batch, states=lambda: state_tensors(optimizer))
 
 

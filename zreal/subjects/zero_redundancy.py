@@ -10,7 +10,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from zreal.held import state_tensors
 from zreal.modules import Model
-from zreal.optimizers import EPSILON
+from zreal.optimizers import EPSILON, trained
 from zreal.subjects import Subject, ddp
 from zsim.scenario import Scenario
 from zsim.training import Optimizer
@@ -21,7 +21,7 @@ def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
     module = ddp.wrap(scenario, model, mesh)
     kind, defaults = optimizer_class(scenario.optimizer)
     optimizer = ZeroRedundancyOptimizer(
-        module.parameters(), optimizer_class=kind, process_group=mesh.get_group(), **defaults
+        trained(module), optimizer_class=kind, process_group=mesh.get_group(), **defaults
     )
     return Subject(
         module=module,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from zsim.model import ModelSpec
 from zsim.program import Program
 from zsim.strategies import ddp, fsdp2, hsdp, zero1, zero2, zero3, zero_redundancy
 
@@ -39,10 +40,26 @@ class Strategy:
     casts_input: bool = False
     problems: Callable[..., Iterator[str]] = _none
     """`problems(options, mesh, optimizer)`: what it cannot do of what a scenario asks, one line each, with the key in front."""
+    unused_problems: Callable[..., Iterator[str]] = _none
+    """`unused_problems(model, accumulates)`: the same of a model with unused units; whether gradients wait in the reduce dtype."""
+
+
+def unused_problems(name: str, model: ModelSpec, *, casts: bool, waits: bool) -> tuple[str, ...]:
+    """What the strategy `name` cannot do of the unused units of `model`, one line each.
+
+    `casts`: gradients are reduced in another dtype than theirs; `waits`: some micro-batches leave them for a later one to reduce.
+    """
+    return tuple(STRATEGIES[name].unused_problems(model, casts and waits)) if model.unused else ()
 
 
 STRATEGIES: dict[str, Strategy] = {
-    "ddp": Strategy(plan=ddp.plan, options=ddp.Options, axes=("dp_replicate",), formula=Formula("ddp")),
+    "ddp": Strategy(
+        plan=ddp.plan,
+        options=ddp.Options,
+        axes=("dp_replicate",),
+        formula=Formula("ddp"),
+        unused_problems=ddp.unused_problems,
+    ),
     "zero1": Strategy(plan=zero1.plan, options=zero1.Options, axes=("dp_shard",), formula=Formula("zero1")),
     "zero2": Strategy(plan=zero2.plan, options=zero2.Options, axes=("dp_shard",), formula=Formula("zero2")),
     "zero3": Strategy(plan=zero3.plan, options=zero3.Options, axes=("dp_shard",), formula=Formula("zero3")),
@@ -53,6 +70,7 @@ STRATEGIES: dict[str, Strategy] = {
         formula=Formula("zero3", keeps="float32 shards"),
         casts_input=True,
         problems=fsdp2.problems,
+        unused_problems=fsdp2.unused_problems,
     ),
     "hsdp": Strategy(
         plan=hsdp.plan,
@@ -61,11 +79,13 @@ STRATEGIES: dict[str, Strategy] = {
         formula=Formula("zero3", keeps="float32 shards"),
         casts_input=True,
         problems=fsdp2.problems,
+        unused_problems=fsdp2.unused_problems,
     ),
     "zero_redundancy": Strategy(
         plan=zero_redundancy.plan,
         options=zero_redundancy.Options,
         axes=("dp_replicate",),
         formula=Formula("zero1", keeps="no master copy"),
+        unused_problems=ddp.unused_problems,
     ),
 }

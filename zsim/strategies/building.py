@@ -7,8 +7,8 @@ the parameters and only the reduction itself runs in the reduce dtype.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from zsim.mesh import Mesh
 from zsim.model import ROOT, ModelSpec, Module, Parameter, ParamGroup
@@ -108,6 +108,12 @@ def named_parameters(model: ModelSpec) -> tuple[Parameter, ...]:
     return tuple(parameter for unit in units for parameter in unit.parameters)
 
 
+def trained_parameters(model: ModelSpec) -> tuple[Parameter, ...]:
+    """Those of `named_parameters` that get a gradient: what an optimizer steps."""
+    trained = model.trained
+    return tuple([parameter for parameter in named_parameters(model) if parameter.fqn in trained])
+
+
 def spmd(mesh: Mesh, *, construction: Step, first: Step, steady: Step) -> Program:
     """A Program in which every rank runs the same ops."""
     rank = RankProgram(construction=tuple(construction.ops), first=tuple(first.ops), steady=tuple(steady.ops))
@@ -121,10 +127,11 @@ def copy_kernel(numel: int, *, source: str, target: str) -> Kernel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlatGroup:
-    """A param group as one flat buffer, cut into shards."""
+    """A param group as one flat buffer, cut into shards; one that is not `trained` has no gradients and is not stepped."""
 
     group: ParamGroup
     layout: FlatLayout
+    trained: bool = True
 
     @property
     def fqn(self) -> str:
@@ -133,11 +140,27 @@ class FlatGroup:
 
 
 def flat_groups(
-    units: Sequence[ParamGroup], *, granularity: Granularity, num_shards: int, dtype: str
+    model: ModelSpec, *, granularity: Granularity, num_shards: int, dtype: str
 ) -> tuple[FlatGroup, ...]:
-    """The flat buffers of a model; `granularity` is "unit", "parameter" or a bucket size in bytes of `dtype`."""
-    groups = regroup(units, granularity=granularity, element_nbytes=DTYPE_NBYTES[dtype])
+    """The flat buffers of a model; `granularity` is "unit", "parameter" or a bucket size in bytes of `dtype`.
+
+    Parameters that get no gradient lie in buffers of their own, those of a whole unit in "<unit>.frozen".
+    """
+    trained, element = model.trained, DTYPE_NBYTES[dtype]
+    kept = _parts(model.units, lambda parameter: parameter.fqn in trained)
+    rest = _parts(model.units, lambda parameter: parameter.fqn not in trained, suffix=".frozen")
     return tuple(
-        FlatGroup(group=g, layout=FlatLayout(numels=tuple(p.numel for p in g.parameters), num_shards=num_shards))
-        for g in groups
+        FlatGroup(
+            group=group,
+            layout=FlatLayout(numels=tuple(p.numel for p in group.parameters), num_shards=num_shards),
+            trained=steps,
+        )
+        for units, steps in ((kept, True), (rest, False))
+        for group in regroup(units, granularity=granularity, element_nbytes=element)
     )
+
+
+def _parts(units: Sequence[ParamGroup], wanted: Callable[[Parameter], bool], *, suffix: str = "") -> list[ParamGroup]:
+    """The wanted parameters of each unit that has some; without a suffix a unit of no parameters at all stays."""
+    parts = [replace(u, fqn=u.fqn + suffix, parameters=tuple(filter(wanted, u.parameters))) for u in units]
+    return [part for part, unit in zip(parts, units, strict=True) if part.parameters or not (suffix or unit.parameters)]

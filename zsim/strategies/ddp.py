@@ -8,10 +8,11 @@ Sources: torch/nn/parallel/distributed.py; torch/csrc/distributed/c10d/reducer.c
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from zsim.mesh import Mesh
-from zsim.model import Parameter
+from zsim.model import ModelSpec, Parameter
 from zsim.program import Program
 from zsim.strategies import building, replicated
 from zsim.strategies.building import Step
@@ -29,6 +30,16 @@ class Options:
 
     bucket_cap_mb: float | None = None
     gradient_as_bucket_view: bool = False
+
+
+def unused_problems(model: ModelSpec, accumulates: bool) -> Iterator[str]:
+    """What torch cannot do where `model` has units that forward passes by, with the scenario's key in front."""
+    waited_for = [unit.fqn for unit in model.units if unit.fqn in model.unused and any(p.requires_grad for p in unit.parameters)]
+    if waited_for:
+        yield (
+            f"model.unused: DDP waits for a gradient of each parameter that needs one, and {waited_for[0]} never makes them (torch: "
+            f'"Expected to have finished reduction in the prior iteration"); freeze it too, frozen = ["{waited_for[0]}.*"], or use fsdp2'
+        )
 
 
 def buckets(training: Training, options: Options) -> tuple[tuple[Parameter, ...], ...]:
@@ -49,7 +60,7 @@ def buckets(training: Training, options: Options) -> tuple[tuple[Parameter, ...]
 def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     """The Program of one step on the axis dp_replicate; a mesh of one rank communicates nothing."""
     model = replicated_model(training, mesh=mesh, options=options)
-    owned = tuple(parameter.numel for parameter in building.named_parameters(training.model))
+    owned = tuple(parameter.numel for parameter in model.trained)
     return building.spmd(
         mesh,
         construction=replicated.construction(model, has_master=model.has_master),
@@ -85,7 +96,7 @@ def forward_backward(model: ReplicatedModel, *, first: bool) -> ReplicatedStep:
             step.rebuild_buckets()
         for module in training.modules:
             step.forward(module)
-        for module in training.modules[::-1]:
+        for module in training.backward_modules:
             step.backward(module, synchronises=synchronises)
             if synchronises:
                 step.reduce_ready_buckets(module)

@@ -103,7 +103,7 @@ class FlatStep:
 
     def _backward_memory(self, module: LoweredModule) -> Iterator[MemoryEvent | Recomputed]:
         for group in self.model.needs[module.fqn]:
-            if group.fqn not in self._gradients:
+            if group.trained and group.fqn not in self._gradients:
                 self._gradients.add(group.fqn)
                 yield Alloc(f"{group.fqn}:gradients", self.gradient_kind, self.model.full_nbytes(group))
         added: list[MemoryEvent] = []  # what a node makes lives until the node is over
@@ -231,7 +231,7 @@ class FlatStep:
 
     def _optimizer_memory(self, *, first: bool) -> Iterator[MemoryEvent]:
         model, optimizer = self.model, self.model.training.optimizer
-        casts = [group for group in model.groups if model.has_master]
+        casts = [group for group in model.trained if model.has_master]
         for group in casts:
             yield Alloc(f"{group.fqn}:master_gradient", "temporaries", model.shard_nbytes(group, MASTER_DTYPE))
         yield from optimizers.memory(

@@ -36,7 +36,7 @@ class FlatModel:
     def cut(cls, training: Training, *, mesh: Mesh, granularity: Granularity) -> FlatModel:
         """The model of `training` cut over the axis dp_shard of `mesh`."""
         groups = flat_groups(
-            training.model.units,
+            training.model,
             granularity=granularity,
             num_shards=mesh.size(AXIS),
             dtype=training.precision.parameters,
@@ -86,7 +86,12 @@ class FlatModel:
     @cached_property
     def stepped(self) -> list[int]:
         """The elements, padding included, of each buffer that this rank's optimizer steps."""
-        return [group.layout.shard_numel for group in self.groups]
+        return [group.layout.shard_numel for group in self.trained]
+
+    @cached_property
+    def trained(self) -> tuple[FlatGroup, ...]:
+        """The groups that have gradients and are stepped."""
+        return tuple([group for group in self.groups if group.trained])
 
     def full_nbytes(self, group: FlatGroup, dtype: str = "") -> int:
         """Bytes of the whole padded buffer."""
@@ -134,6 +139,7 @@ def _flatten(model: FlatModel, group: FlatGroup, *, sharded: bool) -> Iterator[M
         yield Alloc(f"{group.fqn}:{kept[0]}", kept[1], model.full_nbytes(group))
     if sharded:
         yield Alloc(f"{group.fqn}:parameters", "parameters", model.shard_nbytes(group))
-    if model.has_master:
+    if model.has_master and group.trained:
         yield Alloc(f"{group.fqn}:master", "optimizer_states", model.shard_nbytes(group, MASTER_DTYPE))
+    if model.has_master:
         yield Free(f"{group.fqn}:exact")

@@ -2,7 +2,8 @@
 
 The root gathers first, and each group just before the first of its modules runs; on a device the host runs ahead, so the next all-gather
 starts while a block computes. In backward each group prefetches the one before it, frees itself and reduces its gradients;
-groups whose inputs need no gradient, and the root, reduce at the very end, the root first.
+groups whose inputs need no gradient, and the root, reduce at the very end, the root first. Frozen parameters ride the all-gather,
+not the reduce-scatter; a unit that forward passes by is never gathered.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Literal
 from zsim import clipping, optimizers
 from zsim.errors import ScenarioError
 from zsim.mesh import Mesh
-from zsim.model import ROOT, RUN
+from zsim.model import ROOT, RUN, ModelSpec
 from zsim.ops import Alloc, Free, MemoryEvent, Op
 from zsim.program import Program, RankProgram
 from zsim.sharding import shard_size
@@ -52,6 +53,15 @@ def problems(options: Options, mesh: Mesh, optimizer: Optimizer) -> Iterator[str
         yield f"strategy.reshard_after_forward: expected a divisor of dp_shard = {mesh.dp_shard}, found {asked}"
 
 
+def unused_problems(model: ModelSpec, accumulates: bool) -> Iterator[str]:
+    """What torch cannot do where `model` has units that forward passes by, with the scenario's key in front."""
+    if accumulates:
+        yield (
+            "model.unused: torch 2.13 looks for the gradient of a block that never ran (AttributeError: _unsharded_param) where "
+            'sync = "last" keeps gradients in another reduce dtype; use sync = "every" or one dtype for both'
+        )
+
+
 When = Literal["every", "last"]
 
 
@@ -64,17 +74,34 @@ def plan(training: Training, *, mesh: Mesh, options: Options, all_reduce: When =
     if found:
         raise ScenarioError(found)
     keep = _ranks_kept(options, mesh)
+    idle = [module.unit for module in training.modules if not module.differentiates and module.unit != ROOT]
+    if keep.to and idle:
+        raise ScenarioError(
+            (
+                f"strategy.reshard_after_forward: a number of ranks is not modelled where {idle[0]} has no backward, as torch 2.13 "
+                "keeps what forward left of it into the next step; use true, or train something before it",
+            )
+        )
     programs: list[RankProgram] = []
     by_shard: list[int] = []
     starts = _first_of_alike(training, mesh.dp_shard)
     same = _Same.on_every_rank(training, mesh=mesh, keep=keep, options=options, all_reduce=all_reduce)
     for shard, stop in zip(starts, [*starts[1:], mesh.dp_shard], strict=True):
-        groups = {unit.fqn: sharded_group(unit, num_shards=mesh.dp_shard, rank=shard) for unit in training.model.units}
+        groups = _groups(training, mesh, rank=shard)
         by_shard += [len(programs)] * (stop - shard)
         first, steady = (optimizer(same.passes.copy(), groups, first=first) for first in (True, False))
         program = RankProgram(construction=same.construction, first=tuple(first.ops), steady=tuple(steady.ops))
         programs.append(program)
     return Program(mesh=mesh, ranks=tuple(programs), assignment=tuple(by_shard) * mesh.dp_replicate)
+
+
+def _groups(training: Training, mesh: Mesh, *, rank: int) -> dict[str, Group]:
+    """Every param group as `rank` of the shards holds it."""
+    trained = training.model.trained
+    return {
+        unit.fqn: sharded_group(unit, num_shards=mesh.dp_shard, rank=rank, trained=trained)
+        for unit in training.model.units
+    }
 
 
 def _first_of_alike(training: Training, num_shards: int) -> list[int]:
@@ -119,7 +146,7 @@ class _Same:
         cls, training: Training, *, mesh: Mesh, keep: Keep, options: Options, all_reduce: When
     ) -> _Same:
         """Construction, and the forward and backward of a step."""
-        groups = {unit.fqn: sharded_group(unit, num_shards=mesh.dp_shard, rank=0) for unit in training.model.units}
+        groups = _groups(training, mesh, rank=0)
         construction = _construction(
             list(groups.values()),
             derived=_DerivedMesh(training=training, mesh=mesh, keep=keep),
@@ -198,7 +225,7 @@ def _passes(
         order: list[Group] = []
         for modules in training.forwards:
             order += forward(step, modules, groups, keep, ahead=options.forward_prefetch)
-        backward(step, training.modules, groups, order, sync=sync, ahead=options.backward_prefetch)
+        backward(step, training.backward_modules, groups, order, sync=sync, ahead=options.backward_prefetch)
     return step
 
 
@@ -260,7 +287,9 @@ def backward(
 
     A group that ran twice does so twice, but autograd adds its gradients up and keeps them only after the last time: before,
     there is nothing to reduce, unless earlier micro-batches have left something. One that has no backward of its own (the
-    root, and where the input needs no gradient) enters once, and stays unsharded to the end. `order` is that of forward.
+    root, and where the input needs no gradient) enters once, and stays unsharded to the end. Groups before the first trained
+    parameter have no backward at all, but are prefetched all the same: that gather is let go at the end. `modules` come in the
+    order of backward, `order` is that of forward.
     """
     step.begin_backward()
     wrapped_by = step.training.model.wrapped_by
@@ -269,7 +298,7 @@ def backward(
     places: dict[str, list[int]] = {fqn: [] for fqn in groups}
     for place, group in enumerate(order):
         places[group.fqn].append(place)
-    for module in reversed(modules):
+    for module in modules:
         own = groups.get(wrapped_by[module.fqn])
         if own is not None and (own.fqn == ROOT or module.fqn in last):
             explicit = _following(own, reverse, ahead) if own.fqn != ROOT else []
@@ -366,8 +395,8 @@ def clip(step: ShardedStep, numels: list[int]) -> list[int]:
 
 def optimizer(step: ShardedStep, groups: dict[str, Group], *, first: bool) -> ShardedStep:
     """The optimizer steps this rank's shards; its states are made in the first step. Then gradients are dropped."""
-    local = {parameter.fqn: parameter.local for group in groups.values() for parameter in group.parameters}
-    numels = [local[parameter.fqn] for parameter in named_parameters(step.training.model)]
+    local = {parameter.fqn: parameter.local for group in groups.values() for parameter in group.trained}
+    numels = [local[parameter.fqn] for parameter in named_parameters(step.training.model) if parameter.fqn in local]
     settings = step.training.optimizer
     memory = optimizers.memory(
         numels, optimizer=settings, dtype=ORIGINAL, device=step.training.device, owner="optimizer", first=first

@@ -19,6 +19,7 @@ from zsim.strategies.building import (
     forward_memory,
     late_weights,
     named_parameters,
+    trained_parameters,
     until_recomputed,
 )
 from zsim.training import DTYPE_NBYTES, LoweredModule, ParameterGradient, Recomputed, TapeEvent, Training
@@ -65,10 +66,20 @@ class ReplicatedModel:
         """Whether the optimizer steps a float32 copy of the parameters."""
         return self.dtype != MASTER_DTYPE
 
+    @cached_property
+    def trained(self) -> Bucket:
+        """The parameters that get gradients: frozen ones are in no bucket, and no optimizer steps them."""
+        return trained_parameters(self.training.model)
+
+    @property
+    def numel(self) -> int:
+        """Elements of all gradients."""
+        return sum([parameter.numel for parameter in self.trained])
+
     @property
     def nbytes(self) -> int:
-        """Bytes of all parameters, and so of all gradients and of all buckets."""
-        return self.training.model.num_parameters * DTYPE_NBYTES[self.dtype]
+        """Bytes of all gradients, and so of all buckets."""
+        return self.numel * DTYPE_NBYTES[self.dtype]
 
     @cached_property
     def uses(self) -> Counter[str]:
@@ -123,20 +134,22 @@ def construction(model: ReplicatedModel, *, has_master: bool) -> Step:
     """Build the model, check and broadcast its parameters, make the first bucket.
 
     A model that computes in two bytes is built in float32 and cast parameter by parameter; what was built is the master copy,
-    or goes.
+    or goes, as it does where a parameter is frozen.
     """
     step, element = Step(), DTYPE_NBYTES[model.dtype]
     units = model.training.model.units
+    mastered = {parameter.fqn for parameter in model.trained} if has_master else set[str]()
     if model.dtype != MASTER_DTYPE:
-        kind: MemoryKind = "optimizer_states" if has_master else "parameters"
+        kinds: dict[bool, MemoryKind] = {True: "optimizer_states", False: "parameters"}
         for unit in units:
-            built = [Alloc(f"{p.fqn}:master", kind, p.numel * MASTER_NBYTES) for p in unit.parameters]
+            built = [Alloc(f"{p.fqn}:master", kinds[p.fqn in mastered], p.numel * MASTER_NBYTES) for p in unit.parameters]
             step.issue("alloc", unit.fqn, stream="host", memory=built)
     for unit in sorted(units, key=lambda unit: unit.fqn == ROOT):  # the order of named_parameters()
         memory: list[MemoryEvent] = []
         for parameter in unit.parameters:
             memory.append(Alloc(parameter.fqn, "parameters", parameter.numel * element))
-            memory += [Free(f"{parameter.fqn}:master")] if model.dtype != MASTER_DTYPE and not has_master else []
+            goes = model.dtype != MASTER_DTYPE and parameter.fqn not in mastered
+            memory += [Free(f"{parameter.fqn}:master")] if goes else []
         step.issue("alloc", unit.fqn, stream="host", memory=memory)
     _check_shapes(step, model)
     _broadcast_parameters(step, model)
@@ -149,7 +162,7 @@ def _check_shapes(step: Step, model: ReplicatedModel) -> None:
 
     All of these live until the check is over, also on one rank, which communicates nothing.
     """
-    count, shapes = DTYPE_NBYTES["int64"], 2 * DTYPE_NBYTES["int64"] * sum(len(p.shape) for p in model.training.model.parameters)
+    count, shapes = DTYPE_NBYTES["int64"], 2 * DTYPE_NBYTES["int64"] * sum(len(p.shape) for p in model.trained)
     counts = (Alloc("shapes:count", "communication", count), Alloc("shapes:counts", "communication", count * model.num_replicas))
     sizes = (Alloc("shapes:sizes", "communication", shapes), Alloc("shapes:expected", "communication", shapes))
     _collective(step, model, "all_gather", "shapes", counts[1].nbytes, dtype="int64", memory=counts)
@@ -222,7 +235,7 @@ class ReplicatedStep:
         written on the host and copied, and both live until all is sent. torch/csrc/distributed/c10d/reducer.cpp.
         """
         self.buckets, self._in_one_bucket = self.model.rebuilt, False
-        order = len(self.model.training.model.parameters) + 1
+        order = len(self.model.trained) + 1
         sent: list[MemoryEvent] = []
         for unit, count in (("bucket_order", order), ("bucket_sizes", len(self.buckets))):
             copies = ("host", "device") if self.model.training.device == "cpu" else ("device",)
@@ -282,6 +295,11 @@ class ReplicatedStep:
                 yield made
                 turn = late if event.fqn in self.model.late else last if event.fqn in self.model.unbiased else early
                 turn += rest
+                if event.ends_node:
+                    yield from (*early, *late)
+                    early.clear()
+                    late.clear()
+                    is_over = True
             else:
                 yield event
         yield from (*early, *late, *last)
@@ -355,7 +373,7 @@ class ReplicatedStep:
     def copy_back(self) -> None:
         """The end of a synchronised backward: wait for all buckets and, unless they are views, fill the gradients."""
         self._viewed = self.model.views
-        numel = 0 if self.model.views else self.model.training.model.num_parameters
+        numel = 0 if self.model.views else self.model.numel
         copied = self.step.issue(
             "copy",
             "buckets",
@@ -382,7 +400,7 @@ class ReplicatedStep:
 
     def _clip(self) -> list[int]:
         """Clip whole gradients, which every rank has, by their norm."""
-        numels = [parameter.numel for parameter in self.model.training.model.parameters]
+        numels = [parameter.numel for parameter in self.model.trained]
         memory = (
             *clipping.norms_memory(len(numels), dtype=self.model.dtype, sharded=False),
             *clipping.clip_memory(len(numels), dtype=self.model.dtype, sharded=False),

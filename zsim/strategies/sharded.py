@@ -137,7 +137,7 @@ class ShardedStep(Step):
         memory: list[MemoryEvent] = []
         for parameter in group.parameters:
             memory += self._onloaded(parameter)
-        return memory, self._transfer("to_device", group)
+        return memory, self._transfer("to_device", group.totals["shard"])
 
     def _onloaded(self, parameter: Sharded) -> list[MemoryEvent]:
         """One shard as the device reads it: from the host where it is there, in the dtype of compute."""
@@ -158,9 +158,9 @@ class ShardedStep(Step):
         """Whether host memory is not the device's own."""
         return self.offload and self.training.device != "cpu"
 
-    def _transfer(self, name: str, group: Group) -> tuple[Kernel, ...]:
-        """One crossing of the link by this rank's shard of a group, in the dtype it is kept in."""
-        nbytes = self.nbytes(group.totals["shard"], ORIGINAL)
+    def _transfer(self, name: str, numel: int) -> tuple[Kernel, ...]:
+        """One crossing of the link by `numel` elements of this rank's shards, in the dtype they are kept in."""
+        nbytes = self.nbytes(numel, ORIGINAL)
         return (Kernel(name, 0, nbytes, ORIGINAL, place="link"),) if self.elsewhere else ()
 
     def unshard_each(self, groups: Iterable[Group]) -> None:
@@ -187,7 +187,7 @@ class ShardedStep(Step):
         if group.resharded_to:
             for parameter in group.parameters:
                 memory += self.drop(f"{parameter.fqn}.resharded")
-        transfers = self._transfer("to_device", group) if self.mesh.dp_shard == 1 else ()
+        transfers = self._transfer("to_device", group.totals["shard"]) if self.mesh.dp_shard == 1 else ()
         group.resharded_to = 0
         gathered = self.outputs.get(group.fqn, "")
         if forward:
@@ -247,7 +247,7 @@ class ShardedStep(Step):
         if module is self.training.modules[-1]:
             seed, _ = loss_buffers(self.training.model)
             tape = [event for event in tape if not (isinstance(event, Alloc) and event.buffer == seed)]
-        if module is self.training.modules[0]:
+        if module is self.training.last_of_backward:
             kept = [Free(buffer) for buffer in loss_buffers(self.training.model)]
             self.loss += [event for event in kept if event in tape]
             tape = [event for event in tape if event not in kept]
@@ -279,7 +279,7 @@ class ShardedStep(Step):
         if precision.reduce == precision.parameters:
             return
         memory: list[MemoryEvent] = []
-        for parameter in group.parameters:
+        for parameter in group.trained:
             accumulated = f"{parameter.fqn}.accumulated_gradient"
             if accumulated not in self.live and f"{parameter.fqn}.unsharded_gradient" in self.live:
                 nbytes = self.nbytes(parameter.numel, precision.reduce)
@@ -287,23 +287,23 @@ class ShardedStep(Step):
             memory += self.drop(f"{parameter.fqn}.unsharded_gradient")
         if not self.has_gradients(group):
             return
-        kernel = copy_kernel(group.totals["numel"], source=precision.parameters, target=precision.reduce)
+        kernel = copy_kernel(group.reduces["numel"], source=precision.parameters, target=precision.reduce)
         self.issue("copy", group.fqn, micro_batch=self.micro_batch, kernels=(kernel,), memory=memory)
 
     def add_accumulated(self, group: Group) -> None:
         """Add this micro-batch's gradients to those accumulated in the reduce dtype."""
         memory: list[MemoryEvent] = []
-        for parameter in group.parameters:
+        for parameter in group.trained:
             if f"{parameter.fqn}.accumulated_gradient" in self.live:
                 memory += self.drop(f"{parameter.fqn}.unsharded_gradient")
         if memory:
             precision = self.training.precision
-            kernel = copy_kernel(group.totals["numel"], source=precision.parameters, target=precision.reduce)
+            kernel = copy_kernel(group.reduces["numel"], source=precision.parameters, target=precision.reduce)
             self.issue("copy", group.fqn, micro_batch=self.micro_batch, kernels=(kernel,), memory=memory)
 
     def _gradient_buffers(self, group: Group) -> list[str]:
         names = []
-        for parameter in group.parameters:
+        for parameter in group.trained:
             accumulated = f"{parameter.fqn}.accumulated_gradient"
             names.append(accumulated if accumulated in self.live else f"{parameter.fqn}.unsharded_gradient")
         return names
@@ -336,15 +336,15 @@ class ShardedStep(Step):
         source = f"{group.fqn}.reduce_input"
         gradients = self._gradient_buffers(group)
         held = gradients[-1:] if self.mesh.dp_shard > 1 else []  # by torch's loop over shards, until it returns
-        memory += self.alloc(source, "communication", self.nbytes(group.totals["padded"], dtype))
+        memory += self.alloc(source, "communication", self.nbytes(group.reduces["padded"], dtype))
         memory += [event for name in gradients if name not in held for event in self.drop(name)]
-        made = self.alloc(output, "gradients", self.nbytes(group.totals["shard"], dtype))  # on the reduction's stream
+        made = self.alloc(output, "gradients", self.nbytes(group.reduces["shard"], dtype))  # on the reduction's stream
         copy = self.issue(
             "copy",
             group.fqn,
             waits=waits,
             micro_batch=self.micro_batch,
-            kernels=(copy_kernel(group.totals["padded"], source=self.training.precision.parameters, target=dtype),),
+            kernels=(copy_kernel(group.reduces["padded"], source=self.training.precision.parameters, target=dtype),),
             memory=memory,
         )
         done = self._reduce_over_shards(group, after=copy, memory=made)
@@ -371,7 +371,7 @@ class ShardedStep(Step):
                 stream="reduce_scatter",
                 waits=(after,),
                 micro_batch=self.micro_batch,
-                kernels=(copy_kernel(group.totals["shard"], source=dtype, target=dtype),),
+                kernels=(copy_kernel(group.reduces["shard"], source=dtype, target=dtype),),
                 memory=memory,
             )
         return self.issue(
@@ -380,7 +380,7 @@ class ShardedStep(Step):
             stream="reduce_scatter",
             waits=(after,),
             group="dp_shard",
-            nbytes=self.nbytes(group.totals["padded"], dtype),
+            nbytes=self.nbytes(group.reduces["padded"], dtype),
             dtype=dtype,
             micro_batch=self.micro_batch,
             memory=memory,
@@ -394,7 +394,7 @@ class ShardedStep(Step):
             stream="all_reduce",
             waits=(after,),
             group="dp_replicate",
-            nbytes=self.nbytes(group.totals["shard"], dtype),
+            nbytes=self.nbytes(group.reduces["shard"], dtype),
             dtype=dtype,
             micro_batch=self.micro_batch,
         )
@@ -408,7 +408,7 @@ class ShardedStep(Step):
         return f"{group.fqn}.gradient" if stays else f"{group.fqn}.reduced"
 
     def _add_kernel(self, group: Group, dtype: str) -> Kernel:
-        shard = group.totals["shard"]
+        shard = group.reduces["shard"]
         return Kernel("add", shard, 3 * self.nbytes(shard, dtype), dtype)
 
     def _keep_partial(self, group: Group, output: str, done: int, last: list[str]) -> int:
@@ -442,7 +442,7 @@ class ShardedStep(Step):
 
         Offloaded, the gradient goes to the host instead, and what the device has of it goes too.
         """
-        dtype, shard = self.training.precision.reduce, group.totals["shard"]
+        dtype, shard = self.training.precision.reduce, group.reduces["shard"]
         held = self.mesh.dp_replicate > 1  # torch holds the all-reduce's buffer until the end of backward
         memory: list[MemoryEvent] = []
         kernels: tuple[Kernel, ...] = ()
@@ -453,7 +453,7 @@ class ShardedStep(Step):
             kernels += (copy_kernel(shard, source=dtype, target=ORIGINAL),)
             memory += [] if held else self.drop(output)
         if not fresh or self.elsewhere:
-            kernels += self._transfer("to_host", group) or (self._add_kernel(group, ORIGINAL),)
+            kernels += self._transfer("to_host", group.reduces["shard"]) or (self._add_kernel(group, ORIGINAL),)
             memory += [] if held and result == output else self.drop(result)
         memory += [event for name in (*last, f"{group.fqn}.partial_gradient") for event in self.drop(name)]
         return self.issue(

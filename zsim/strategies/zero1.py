@@ -2,6 +2,7 @@
 
 Two forms. "all_reduce" averages whole gradients and uses a slice of them: 50 % more traffic than DDP. "reduce_scatter"
 averages only the slice that is used: as much traffic as DDP. Both all-gather the stepped parameters.
+Parameters that get no gradient lie in flat buffers of their own, which are not reduced, stepped or gathered.
 Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", arXiv 1910.02054, §5.1.
 """
 
@@ -51,7 +52,7 @@ def _step(model: FlatModel, reduce: Callable[[FlatStep, FlatGroup], None], *, fi
 def forward_backward(step: FlatStep, reduce: Callable[[FlatStep, FlatGroup], None]) -> None:
     """Every micro-batch; a group's gradients are reduced as soon as the last module that reads it has run backward."""
     training = step.model.training
-    backward = training.modules[::-1]
+    backward = training.backward_modules
     ready = step.model.last_users(backward)
     for step.micro_batch in range(training.batch.accumulation):
         for module in training.modules:
@@ -60,7 +61,8 @@ def forward_backward(step: FlatStep, reduce: Callable[[FlatStep, FlatGroup], Non
             step.backward(module)
             if synchronises(step):
                 for group in ready[module.fqn]:
-                    reduce(step, group)
+                    if group.trained:
+                        reduce(step, group)
 
 
 def synchronises(step: FlatStep) -> bool:
@@ -74,6 +76,6 @@ def finish(step: FlatStep, *, first: bool) -> None:
     """Step the shards and all-gather the parameters."""
     stepped = step.optimizer(first=first)
     if step.model.num_shards > 1:
-        for group in step.model.groups:
+        for group in step.model.trained:
             step.all_gather_parameters(group, after=stepped)
     step.zero_grad()

@@ -3,6 +3,8 @@
 Forward: gather, compute, free. Backward: gather, compute, free, reduce-scatter. `lookahead` gathers that many modules
 ahead of the one that computes. Rajbhandari et al., arXiv 1910.02054, §5.3. A group that several modules read (the
 root's, tied weights, buckets that cross units) stays gathered from its first to its last reader of a pass.
+Parameters that get no gradient are sharded too, in flat buffers of their own: gathered beside the trained ones of their unit
+wherever a module reads them, in backward for the gradient of its input, and never reduced or stepped.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ def _step(model: FlatModel, *, lookahead: int, first: bool) -> Step:
     modules = model.training.modules
     for step.micro_batch in range(model.training.batch.accumulation):
         forward(step, modules, lookahead=lookahead)
-        backward(step, modules[::-1], lookahead=lookahead)
+        backward(step, model.training.backward_modules, lookahead=lookahead)
     step.optimizer(first=first)
     step.zero_grad()
     return step.step
@@ -68,7 +70,7 @@ def backward(step: FlatStep, modules: tuple[LoweredModule, ...], *, lookahead: i
         step.backward(module)
         step.reshard(*done[module.fqn])
         if zero1.synchronises(step):
-            for group in ready[module.fqn]:
+            for group in [group for group in ready[module.fqn] if group.trained]:
                 step.reduce_scatter_gradients(group)
 
 

@@ -22,7 +22,7 @@ __all__ = ["Options", "owned_parameters", "plan"]
 
 def owned_parameters(training: Training, *, num_ranks: int) -> tuple[tuple[Parameter, ...], ...]:
     """By rank: the parameters that it owns, largest first, as the optimizer keeps them."""
-    parameters = building.named_parameters(training.model)
+    parameters = building.trained_parameters(training.model)
     owners = greedy_owners([parameter.numel for parameter in parameters], num_ranks=num_ranks)
     owned: list[list[Parameter]] = [[] for _ in range(num_ranks)]
     for parameter, owner in sorted(zip(parameters, owners, strict=True), key=lambda pair: -pair[0].numel):

@@ -1,0 +1,103 @@
+"""Frozen patterns and unused blocks in a scenario: what is refused, and what is left to train."""
+
+from __future__ import annotations
+
+import pytest
+
+from zsim.errors import ScenarioError
+from zsim.fit import ways
+from zsim.plan import plan
+from zsim.scenario import Scenario, parse
+
+
+def scenario(more: str, *, model: str = 'preset = "gpt-tiny"', strategy: str = "fsdp2", rest: str = "") -> Scenario:
+    text = f"""
+frozen = {more}
+model = {{ {model} }}
+batch = {{ micro_batch = 2, sequence_length = {1 if "mlp" in model else 8}, accumulation = 2 }}
+cluster = {{ preset = "cpu-gloo", ranks = 2 }}
+strategy = {{ name = "{strategy}" {rest} }}
+precision = {{ parameters = "bf16", reduce = "fp32" }}
+"""
+    return parse(text.encode(), where="part.toml")
+
+
+def test_patterns_freeze_what_they_match_and_unused_blocks_are_not_trained() -> None:
+    model = scenario('["blocks.*.weight", "w?e.*", "ln_f.*"]', model='preset = "gpt-tiny", unused = ["blocks.1"]').model
+    assert {p.fqn for p in model.parameters if p.fqn.endswith("weight")} <= model.frozen
+    assert model.unused == {"blocks.1"}
+    assert model.trained == {p.fqn for p in model.parameters if p.fqn not in model.frozen and "blocks.1." not in p.fqn}
+    assert [module.fqn for module in model.modules] == ["embed", "blocks.0", "blocks.2", "blocks.3", "head"]
+
+
+@pytest.mark.parametrize(
+    ("frozen", "more", "complaint"),
+    [
+        ('["embeding.*"]', {}, "frozen: 'embeding.*' matches no parameter"),
+        ('["blocks.0.atn.q.weight"]', {}, "did you mean blocks.0.attn.q.weight?"),
+        ('["*"]', {}, "frozen: nothing is left to train; leave a parameter out of it"),
+        ("[]", {"model": 'preset = "gpt-tiny", unused = ["blocks.9"]'}, "model.unused: the model has no block 'blocks.9'"),
+        ("[]", {"model": 'preset = "mlp-uneven", unused = ["blocks.0"]'}, "blocks.0 changes the width"),
+        ("[]", {"model": 'preset = "gpt-tiny", unused = ["blocks.1"]', "strategy": "ddp"}, 'frozen = ["blocks.1.*"]'),
+        (
+            "[]",
+            {"model": 'preset = "gpt-tiny", unused = ["blocks.1"]', "rest": ', sync = "last"'},
+            "torch 2.13 looks for the gradient of a block that never ran",
+        ),
+    ],
+)
+def test_what_matches_nothing_or_cannot_be_trained_is_refused(frozen: str, more: dict[str, str], complaint: str) -> None:
+    with pytest.raises(ScenarioError) as caught:
+        scenario(frozen, **more)
+    assert complaint in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("part", "other", "complaint"),
+    [
+        ({"frozen": "wte.*"}, ("model", "uses = 2"), "model.uses: expected 1 with frozen, found 2: the two together are not modelled"),
+        ({"frozen": "wte.*"}, ("batch", "forwards = 3"), "batch.forwards: expected 1 with frozen, found 3"),
+        ({"frozen": "wte.*"}, ("precision", 'autocast = "bf16"'), "precision.autocast: expected none with frozen, found bf16"),
+        ({"unused": "blocks.1"}, ("wrapping", "every = 2"), "wrapping.every: expected 1 with model.unused, found 2"),
+        ({"unused": "blocks.1"}, ("wrapping", 'ends = "apart"'), "wrapping.ends: expected root with model.unused, found apart"),
+    ],
+)
+def test_what_is_not_modelled_together_is_refused(part: dict[str, str], other: tuple[str, str], complaint: str) -> None:
+    tables = {
+        "model": f'family = "gpt", sizes = {{ num_layers = 3, hidden_size = 8, num_heads = 2, vocabulary = 13, tied = false }}, '
+        f"unused = {[*part.values()] if 'unused' in part else []}",
+        "batch": "micro_batch = 2, sequence_length = 8",
+        "cluster": 'preset = "cpu-gloo", ranks = 2',
+        "strategy": 'name = "fsdp2"',
+        "precision": 'parameters = "fp32"',
+        "wrapping": "",
+    }
+    key, more = other
+    tables[key] = f"{tables[key]}, {more}" if tables[key] else more
+    text = "".join(f"{name} = {{ {table} }}\n" for name, table in tables.items())
+    text += f"frozen = {[*part.values()] if 'frozen' in part else []}\n"
+    with pytest.raises(ScenarioError) as caught:
+        parse(text.encode(), where="part.toml")
+    assert str(caught.value).startswith(f"part.toml: {complaint}")
+
+
+def test_frozen_parts_are_those_of_the_units_that_wrapping_makes() -> None:
+    text = scenario('["blocks.[01].*", "wte.*"]').text + "wrapping = { every = 2 }\n"
+    model = parse(text.encode(), where="part.toml").model
+    assert [unit.fqn for unit in model.units] == ["root", "blocks.0..blocks.1", "blocks.2..blocks.3"]
+    assert model.unused == frozenset()
+    assert model.trained == {p.fqn for p in model.parameters} - model.frozen
+
+
+def test_fit_leaves_out_the_stages_that_cannot_pass_a_block_by() -> None:
+    case = scenario("[]", model='preset = "gpt-tiny", unused = ["blocks.1"]')
+    assert "ddp" in {name for name, _ in ways(scenario("[]"))}
+    assert {other.strategy for _, other in ways(case)} == {"zero1", "zero2", "zero3", "fsdp2"}
+
+
+def test_parts_kept_after_forward_are_refused_for_blocks_that_have_no_backward() -> None:
+    case = scenario('["w?e.*", "blocks.0.*"]', rest=", reshard_after_forward = 2")
+    assert plan(case, device="cpu").ranks  # two of two ranks: true
+    text = case.text.replace("ranks = 2", "ranks = 4")
+    with pytest.raises(ScenarioError, match="a number of ranks is not modelled where blocks.0 has no backward"):
+        plan(parse(text.encode(), where="part.toml"), device="cpu")
