@@ -46,6 +46,8 @@ class Execution:
     run: RankRun
     losses: list[float]
     parameters: dict[str, Tensor]
+    gradients: dict[str, Tensor]
+    """What the optimizer was handed in one step more, if that was asked for."""
 
 
 def execute(
@@ -58,16 +60,18 @@ def execute(
     device: str = "cpu",
     progress: Callable[[str], None] = lambda _: None,
     keep: Callable[[RankRun], None] = lambda _: None,
+    gradients: bool = False,
 ) -> Execution:
     """Train `steps` steps (at least 2) by `program` on this rank. The process group must exist.
 
     The steady step is the one of the last `samples` whose peak is lowest.
     `progress` hears of each collective before it is entered, `keep` of the record so far after each phase.
+    With `gradients`, one more step is taken, which nothing measures, for what the optimizer is handed in it.
     """
     mesh, groups = device_mesh(scenario, device=device)
     recorder = CollectiveRecorder(groups, world_size=scenario.world_size, progress=progress)
     meter = MemoryMeter()
-    ops = program.of_rank(rank)
+    ops, dtype = program.of_rank(rank), scenario.precision.parameters
     phases: dict[str, PhaseRecord] = {}
     losses: list[float] = []
     # Built out of the meter's sight: the random numbers of initial values are not the strategy's.
@@ -79,7 +83,6 @@ def execute(
         keep(RankRun(rank=rank, phases=dict(phases)))
         for step in range(steps):
             with meter.looking_away():
-                dtype = scenario.precision.parameters
                 batches = modules.micro_batches(scenario, rank=rank, step=step, dtype=dtype, device=device)
             with meter.span() as span:
                 trainer.rank.begin(first=step == 0)
@@ -90,7 +93,14 @@ def execute(
             elif step >= steps - samples:
                 phases["steady"] = lower(phases.get("steady"), phase)
             keep(RankRun(rank=rank, phases=dict(phases)))
-    return Execution(RankRun(rank=rank, phases=phases), losses, trainer.rank.parameters())
+    parameters = trainer.rank.parameters()
+    if gradients:
+        batches = modules.micro_batches(scenario, rank=rank, step=steps, dtype=dtype, device=device)
+        trainer.gradients = {}
+        with recorder:
+            trainer.rank.begin(first=False)
+            trainer.step(ops.steady, batches)
+    return Execution(RankRun(rank=rank, phases=phases), losses, parameters, trainer.gradients or {})
 
 
 def _construct(
@@ -112,6 +122,8 @@ class Trainer:
     rank: Rank
     holds: Mapping[str, int] = field(default_factory=dict)
     """What the rank held when the optimizer had stepped, by kind."""
+    gradients: dict[str, Tensor] | None = None
+    """Whole gradients as the optimizer is handed them, kept where this is not None."""
     _ops: tuple[Op, ...] = ()
     _cursor: int = 0
     _forwards: int = 0
@@ -142,9 +154,12 @@ class Trainer:
 
     def _perform(self, op: Op) -> None:
         last = op.micro_batch == self.scenario.batch.accumulation - 1
+        steps = op.kind == "optimizer" and op.unit == ROOT  # not those of clipping, which come before
         with torch.no_grad():
+            if steps and self.gradients is not None:
+                self.gradients = self.rank.gradients()
             self.rank.perform(op, last_micro_batch=last)
-            if op.kind == "optimizer" and op.unit == ROOT:  # not those of clipping, which come before
+            if steps:
                 self.holds = self.rank.held()
 
     def _forward(self, op: Op, batches: list[modules.MicroBatch]) -> None:

@@ -248,9 +248,16 @@ class FlatRank:
 
     def parameters(self) -> dict[str, Tensor]:
         """Every parameter whole, in the dtype that is stepped if it is, gathered from the ranks; for parity."""
+        return self._gathered({unit: self._stepped.get(unit, self._shard(unit)) for unit in self._groups})
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Every gradient whole, gathered from the ranks before the optimizer's step; for parity."""
+        return self._gathered({unit: self._gradient(unit) for unit in self._stepped})
+
+    def _gathered(self, shards: Mapping[str, Tensor]) -> dict[str, Tensor]:
         whole: dict[str, Tensor] = {}
-        for unit, group in self._groups.items():
-            shard = self._stepped[unit] if group.trained else self._shard(unit)
+        for unit, shard in shards.items():
+            group = self._groups[unit]
             full = shard.new_empty(group.layout.padded_numel)
             torch_private.all_gather(full, shard, group=self.process_group)
             whole |= {

@@ -39,20 +39,11 @@ def reference(scenario: Scenario, *, steps: int, stepped_in: torch.dtype = torch
     """
     master = modules.build(scenario.model, seed=scenario.seed).to(stepped_in)
     initial = _copies(master)
-    dtype = scenario.precision.parameters
     optimizer = make_optimizer(scenario.optimizer, trained(master))
     noise = _Noise(scenario) if scenario.optimizer.name == "adamw" else None
     losses = []
     for step in range(steps):
-        compute = master if modules.DTYPES[dtype] == stepped_in else _rounded(scenario, master, dtype)
-        total = _accumulate(scenario, compute, step=step, dtype=dtype)
-        if noise is not None and (step == 0 or dtype != "float32"):
-            noise.look(compute, step=step)
-        if compute is not master:
-            for mine, theirs in zip(master.parameters(), compute.parameters(), strict=True):
-                mine.grad = None if theirs.grad is None else theirs.grad.float()
-        if scenario.optimizer.clip_norm:
-            clip_grad_norm_(master.parameters(), scenario.optimizer.clip_norm)
+        total = _backward(scenario, master, step=step, noise=noise)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         losses.append(total / (scenario.world_size * scenario.batch.accumulation))
@@ -63,6 +54,31 @@ def reference(scenario: Scenario, *, steps: int, stepped_in: torch.dtype = torch
         directionless=noise.elements if noise is not None else {},
         untrained={name: parameter.detach() for name, parameter in master.named_parameters() if name not in initial},
     )
+
+
+def gradients_at(scenario: Scenario, parameters: Mapping[str, Tensor], *, step: int) -> dict[str, Tensor]:
+    """What an optimizer of one process is handed in `step` if every parameter of the model is as given; those without one are left out."""
+    model = modules.build(scenario.model, seed=scenario.seed).to(next(iter(parameters.values())).dtype)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(parameters[name].reshape(parameter.shape))
+    _backward(scenario, model, step=step)
+    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+def _backward(scenario: Scenario, master: modules.Model, *, step: int, noise: _Noise | None = None) -> float:
+    """Leave in `master` the gradients of one step of all ranks, clipped if the scenario says so; returns the sum of the losses."""
+    dtype = scenario.precision.parameters
+    compute = master if modules.DTYPES[dtype] == next(master.parameters()).dtype else _rounded(scenario, master, dtype)
+    total = _accumulate(scenario, compute, step=step, dtype=dtype)
+    if noise is not None and (step == 0 or dtype != "float32"):
+        noise.look(compute, step=step)
+    if compute is not master:
+        for mine, theirs in zip(master.parameters(), compute.parameters(), strict=True):
+            mine.grad = None if theirs.grad is None else theirs.grad.float()
+    if scenario.optimizer.clip_norm:
+        clip_grad_norm_(master.parameters(), scenario.optimizer.clip_norm)
+    return total
 
 
 def _accumulate(scenario: Scenario, model: modules.Model, *, step: int, dtype: str) -> float:
@@ -126,7 +142,9 @@ def largest_relative_difference(found: Mapping[str, Tensor], reference: Referenc
     expected, untrained = reference.parameters, reference.untrained
     if set(found) != {*expected, *untrained}:
         return math.inf
-    if not all(torch.equal(found[name].cpu().reshape(was.shape), was.to(found[name].dtype)) for name, was in untrained.items()):
+    if not all(
+        torch.equal(found[name].cpu().reshape(was.shape), was.to(found[name].dtype)) for name, was in untrained.items()
+    ):
         return math.inf
     moved = {name: float((want - reference.initial[name]).norm()) for name, want in expected.items()}
     average = math.sqrt(sum(one**2 for one in moved.values()) / sum(want.numel() for want in expected.values()))
@@ -139,6 +157,28 @@ def largest_relative_difference(found: Mapping[str, Tensor], reference: Referenc
             difference = difference.masked_fill(random & (difference.abs() <= 2 * farthest), 0.0)
         apart = float(difference.norm())
         scale = max(moved[name], average * math.sqrt(want.numel()))
+        relative = apart / scale if scale else math.inf if apart else 0.0
+        largest = max(largest, relative) if math.isfinite(relative) else math.inf
+    return largest
+
+
+def largest_gradient_difference(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
+    """The largest over parameters of ‖found − expected‖ relative to ‖expected‖; where there is no gradient, it is zero.
+
+    A gradient smaller than that of an average element of the model, as the bias of keys has, is measured by that average.
+    """
+    norms = {name: float(want.double().norm()) for name, want in expected.items()}
+    numel = sum(want.numel() for want in expected.values())
+    average = math.sqrt(sum(norm**2 for norm in norms.values()) / numel) if numel else 0.0
+    largest = 0.0
+    for name in found.keys() | expected.keys():
+        mine, want = found.get(name), expected.get(name)
+        known = mine if mine is not None else want
+        assert known is not None
+        zero = torch.zeros(known.numel(), dtype=torch.float64)
+        mine, want = (zero if one is None else one.detach().cpu().double().flatten() for one in (mine, want))
+        apart = float((mine - want).norm())
+        scale = max(norms.get(name, 0.0), average * math.sqrt(known.numel()))
         relative = apart / scale if scale else math.inf if apart else 0.0
         largest = max(largest, relative) if math.isfinite(relative) else math.inf
     return largest

@@ -59,11 +59,13 @@ def observe(
     device: str = "cpu",
     progress: Callable[[str], None] = lambda _: None,
     keep: Callable[[RankRun], None] = lambda _: None,
+    gradients: bool = False,
 ) -> Observation:
     """Train `steps` steps (at least 3) of the real subject on this rank. The process group must exist.
 
     The steady step is the one of the last `samples` whose peak is lowest.
     `progress` hears of each collective before it is entered, `keep` of the record so far after each phase.
+    With `gradients`, the module is left with those that the optimizer would be handed in the next step; nothing measures them.
     """
     mesh, groups = device_mesh(scenario, device=device)
     recorder = CollectiveRecorder(groups, world_size=scenario.world_size, progress=progress)
@@ -93,6 +95,10 @@ def observe(
         raise ZsimError(
             where=f"rank {rank}", expected="collectives in the steady step", found="none", remedy="report this"
         )
+    if gradients:
+        batches = modules.micro_batches(scenario, rank=rank, step=steps, dtype=subject.dtype, device=device)
+        with recorder:
+            _gradients(scenario, subject, batches)
     return Observation(run=RankRun(rank=rank, phases=phases), losses=losses, subject=subject)
 
 
@@ -107,6 +113,18 @@ def _train_step(
     scenario: Scenario, subject: Subject, batches: list[modules.MicroBatch]
 ) -> tuple[float, Mapping[str, int]]:
     """Micro-batches, the optimizer's step, gradients to None. Returns this rank's mean loss of them, and what it held after the step."""
+    loss = _gradients(scenario, subject, batches)
+    subject.optimizer.step()
+    parameters = list(subject.module.parameters())
+    gradients = [parameter.grad for parameter in parameters if subject.owns_gradients]
+    holds = held(parameters=parameters, gradients=gradients, states=subject.states())
+    del gradients
+    subject.optimizer.zero_grad(set_to_none=True)
+    return loss, holds
+
+
+def _gradients(scenario: Scenario, subject: Subject, batches: list[modules.MicroBatch]) -> float:
+    """Forward and backward of the micro-batches, and clipping; returns their mean loss."""
     total = 0.0
     of_micro_batch = modules.forwards_of(scenario, batches)
     for i, forwards in enumerate(of_micro_batch):
@@ -118,10 +136,4 @@ def _train_step(
             del loss
     if scenario.optimizer.clip_norm:
         clip_grad_norm_(subject.module.parameters(), scenario.optimizer.clip_norm)
-    subject.optimizer.step()
-    parameters = list(subject.module.parameters())
-    gradients = [parameter.grad for parameter in parameters if subject.owns_gradients]
-    holds = held(parameters=parameters, gradients=gradients, states=subject.states())
-    del gradients
-    subject.optimizer.zero_grad(set_to_none=True)
-    return total / len(of_micro_batch), holds
+    return total / len(of_micro_batch)

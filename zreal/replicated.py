@@ -199,6 +199,11 @@ class ReplicatedRank:
         states = [*self._stepped.values(), *state_tensors(self._optimizer)]
         return held(parameters=parameters, gradients=gradients, states=states)
 
+    def gradients(self) -> dict[str, Tensor]:
+        """Every gradient, before the optimizer's step frees it; for parity."""
+        named = self.model.named_parameters()
+        return {fqn: p.grad.clone() for fqn, p in named if p.grad is not None}
+
     def parameters(self) -> dict[str, Tensor]:
         """Every parameter, in the dtype that is stepped if it is."""
         kept = {fqn: p.detach() for fqn, p in self.model.named_parameters() if fqn not in self._stepped}

@@ -59,7 +59,9 @@ def interpreter_of(scenario: Scenario, asked: str | None) -> str:
     if asked is None:
         return can[0]
     if asked not in can:
-        raise InterpreterError(where="--interpreter", expected=f"{' or '.join(can)} for {scenario.strategy}", found=asked)
+        raise InterpreterError(
+            where="--interpreter", expected=f"{' or '.join(can)} for {scenario.strategy}", found=asked
+        )
     return asked
 
 
@@ -78,17 +80,35 @@ def run_rank(
     steps = max(3, scenario.steps, 2 + samples)
     if interpreter == "observer":
         seen = observe(
-            scenario, rank=rank, steps=steps, samples=samples, device=device, progress=progress, keep=keep
+            scenario,
+            rank=rank,
+            steps=steps,
+            samples=samples,
+            device=device,
+            progress=progress,
+            keep=keep,
+            gradients=parity,
         )
         run, losses = seen.run, seen.losses
         assert seen.subject is not None
         parameters = _whole(_stepped(seen.subject)) if parity else {}
+        gradients = _whole(
+            {name: p.grad for name, p in seen.subject.module.named_parameters() if p.grad is not None} if parity else {}
+        )
     else:
         program = plan(scenario, device=device)
         done = execute(
-            scenario, program, rank=rank, steps=steps, samples=samples, device=device, progress=progress, keep=keep
+            scenario,
+            program,
+            rank=rank,
+            steps=steps,
+            samples=samples,
+            device=device,
+            progress=progress,
+            keep=keep,
+            gradients=parity,
         )
-        run, losses, parameters = done.run, done.losses, done.parameters
+        run, losses, parameters, gradients = done.run, done.losses, done.parameters, done.gradients
     if not parity:
         return run
     reference = numerics.reference(scenario, steps=steps, stepped_in=next(iter(parameters.values())).dtype)
@@ -98,6 +118,9 @@ def run_rank(
     numbers = Numerics(
         losses=tuple(losses),
         largest_relative_difference=difference,
+        largest_gradient_difference=numerics.largest_gradient_difference(
+            gradients, numerics.gradients_at(scenario, parameters, step=steps)
+        ),
         steps=steps,
         dtype=dtype,
         reference_losses=reference.losses,
@@ -215,7 +238,9 @@ def _rank_under_torchrun(scenario: Scenario) -> int:
         raise LauncherError(where="zreal.worker", expected=expected, found="none", remedy=remedy)
     if int(started) != scenario.world_size:
         expected = f"{scenario.world_size} ranks, as the scenario's mesh has"
-        raise LauncherError(where=scenario.name, expected=expected, found=started, remedy="start as many, or change the mesh")
+        raise LauncherError(
+            where=scenario.name, expected=expected, found=started, remedy="start as many, or change the mesh"
+        )
     rank = int(os.environ["RANK"])
     if rank >= scenario.world_size:
         raise LauncherError(where="zreal.worker", expected=f"a RANK below {scenario.world_size}", found=str(rank))

@@ -69,10 +69,13 @@ class Numerics:
     """Loss per step, and how far parameters end up from the single-process reference, computing in `dtype`.
 
     `largest_relative_difference` is that distance relative to how far training moved the reference: 1 is an untrained parameter.
+    `largest_gradient_difference` is how far the optimizer's gradients of one more step are from those of one process with the very
+    same parameters, relative to their size: 1 is a gradient that is not there.
     """
 
     losses: tuple[float, ...]
     largest_relative_difference: float
+    largest_gradient_difference: float
     steps: int
     dtype: str = "float32"
     reference_losses: tuple[float, ...] = ()

@@ -103,7 +103,7 @@ def _require_sense(run: Run) -> None:
     if len(set(shown)) < len(shown) or not all(0 <= rank < run.world_size for rank in shown):
         raise ValueError("ranks that are there twice or outside the world")
     told = [rank.numerics for rank in run.ranks if rank.numerics is not None]
-    if any(one.steps < 1 or one.largest_relative_difference < 0 for one in told):
+    if any(one.steps < 1 or min(one.largest_relative_difference, one.largest_gradient_difference) < 0 for one in told):
         raise ValueError("numerics of no steps, or a negative difference")
     if run.stand_ins and (len(run.stand_ins) != run.world_size or not set(run.stand_ins) <= set(shown)):
         raise ValueError("stand_ins that are not among its ranks")

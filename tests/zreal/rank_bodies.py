@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from zreal import torch_private, worker
 from zreal.meters import MemoryMeter
+from zreal.replicated import ReplicatedRank
 
 Say = Callable[[str], None]
 Keep = Callable[[dict[str, Any]], None]
@@ -68,6 +69,14 @@ def fail(how: str) -> None:
     if how == "raised":
         raise ValueError("a wrong shard")
     time.sleep(60)
+
+
+def with_half_gradients(
+    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
+) -> dict[str, Any]:
+    """A real gloo rank of our ddp whose backward begins with half of what it should."""
+    ReplicatedRank.gradient_scale = property(lambda _: 0.5)
+    return worker.gloo_rank(arguments, rank=rank, world_size=world_size, port=port, progress=progress, keep=keep)
 
 
 def reduced_both_ways(

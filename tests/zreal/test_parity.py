@@ -12,7 +12,7 @@ import torch
 
 from zreal.executor import RANKS
 from zreal.launch import launch
-from zreal.numerics import Reference, largest_relative_difference, reference
+from zreal.numerics import Reference, gradients_at, largest_gradient_difference, largest_relative_difference, reference
 from zreal.subjects.table import SUBJECTS
 from zsim.backends import find
 from zsim.cli import main
@@ -120,6 +120,48 @@ def test_one_changed_element_is_a_difference(place):
     reference = reference_of(whole, moved=1e-3)
     assert largest_relative_difference(whole, reference) == 0.0
     assert largest_relative_difference(changed, reference) == pytest.approx(12**-0.5, rel=1e-3)
+
+
+@pytest.mark.quality
+def test_a_gradient_that_is_half_or_missing_or_not_finite_is_as_far_away():
+    want = {"weight": torch.linspace(1, 2, 12).view(3, 4), "bias": torch.full((4,), 1e-6)}
+    assert largest_gradient_difference(want, want) == 0.0
+    assert largest_gradient_difference({name: one / 2 for name, one in want.items()}, want) == pytest.approx(0.5)
+    assert largest_gradient_difference({"bias": want["bias"]}, want) == pytest.approx(1.0)
+    assert largest_gradient_difference(want | {"frozen": torch.ones(4)}, want) > 0.5
+    assert largest_gradient_difference(want | {"bias": torch.zeros(4)}, want) < 1e-5, "measured by what is average"
+    assert largest_gradient_difference(want | {"bias": torch.full((4,), torch.nan)}, want) == float("inf")
+    assert largest_gradient_difference({}, {}) == 0.0
+
+
+@pytest.mark.quality
+@pytest.mark.parametrize("clip_norm", [0.0, 0.1])
+def test_the_reference_gradient_is_that_of_all_ranks_and_micro_batches_clipped(clip_norm):
+    """Twice the ranks on the same data per rank would halve nothing: means over ranks, sums over micro-batches."""
+    clip = f", clip_norm = {clip_norm}" if clip_norm else ""
+    case = scenario("ddp", model="mlp-tiny", optimizer=f'name = "sgd", learning_rate = 0.1, weight_decay = 0.0{clip}', ranks=2)
+    done = reference(case, steps=1)
+    gradients = gradients_at(case, done.initial, step=0)
+    assert set(gradients) == set(done.parameters)
+    for name, before in done.initial.items():
+        torch.testing.assert_close(before - 0.1 * gradients[name], done.parameters[name])
+
+
+@pytest.mark.quality
+def test_half_of_every_gradient_is_seen_even_in_two_bytes_under_adamw(monkeypatch, capsys):
+    """AdamW divides the scale of gradients out: parameters end up within the bound of two bytes all the same."""
+
+    def halved(target: str, arguments: dict[str, Any], **more: Any) -> list[Any]:
+        assert target == "zreal.worker:gloo_rank"
+        return launch("tests.zreal.rank_bodies:with_half_gradients", arguments, **more)
+
+    monkeypatch.setattr("zreal.launch.launch", halved)
+    assert main(["validate", str(SCENARIOS / "ddp-llama-2-bf16.toml"), "--interpreter", "executor", "--json"]) == 1
+
+    check = next(one for one in json.loads(capsys.readouterr().out)["checks"] if one["name"] == "numerics")
+    assert check["status"] == "failed"
+    assert check["measured"] < 0.2
+    assert "gradients 0.5 of their size, at most 0.05" in check["detail"]
 
 
 @pytest.mark.quality

@@ -57,7 +57,13 @@ class Echo:
         steady = rank.phases["steady"]
         memory = replace(steady.memory, peak_bytes=steady.memory.peak_bytes + self.extra, by_kind={})
         losses = (1.0, 0.9, 0.8)
-        numerics = Numerics(losses=losses, largest_relative_difference=0.0, steps=3, reference_losses=losses)
+        numerics = Numerics(
+            losses=losses,
+            largest_relative_difference=0.0,
+            largest_gradient_difference=0.0,
+            steps=3,
+            reference_losses=losses,
+        )
         return replace(rank, phases={**rank.phases, "steady": replace(steady, memory=memory)}, numerics=numerics)
 
 
@@ -259,7 +265,9 @@ def test_help_takes_less_than_200_ms_of_the_processor():
     assert min(times) < 0.2
 
 
-@pytest.mark.parametrize(("backend", "found"), [("broken", "found KeyError: 'flurb' ("), ("talkative", "expected a Run, found str")])
+@pytest.mark.parametrize(
+    ("backend", "found"), [("broken", "found KeyError: 'flurb' ("), ("talkative", "expected a Run, found str")]
+)
 def test_a_backend_that_breaks_down_is_named_and_not_a_traceback(backend, found, capsys):
     assert main(["run", FSDP2, "--backend", backend]) == 1
     error = capsys.readouterr().err
@@ -278,7 +286,9 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_run(tmp_path, caps
 def test_every_scenario_of_the_project_keeps_what_it_expects(file, capsys):
     assert main(["run", str(file), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [one["ok"] for one in found["expectations"]] == [True] * max(1, len(found["expectations"])), found["expectations"]
+    assert [one["ok"] for one in found["expectations"]] == [True] * max(1, len(found["expectations"])), found[
+        "expectations"
+    ]
 
 
 def test_scenarios_of_one_name_cannot_share_a_folder_of_results(tmp_path, capsys):

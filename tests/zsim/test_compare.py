@@ -40,7 +40,13 @@ def named(checks, name):
     return next(check for check in checks if check.name == name)
 
 
-PARITY = Numerics(losses=(1.0, 0.5), largest_relative_difference=3e-7, steps=2, reference_losses=(1.0, 0.5))
+PARITY = Numerics(
+    losses=(1.0, 0.5),
+    largest_relative_difference=3e-7,
+    largest_gradient_difference=0.0,
+    steps=2,
+    reference_losses=(1.0, 0.5),
+)
 
 
 def test_a_run_agrees_with_itself_in_every_check():
@@ -61,6 +67,7 @@ def test_a_run_agrees_with_itself_in_every_check():
     )
     assert named(checks, "numerics").detail == (
         "parameters after 2 steps: 3e-07 of their way apart from the reference, at most 0.001 allowed"
+        "; gradients 0 of their size, at most 1e-05"
     )
     assert agrees(checks)
 
@@ -127,9 +134,11 @@ def test_a_backend_that_cannot_see_memory_says_unsupported():
 @pytest.mark.parametrize(
     "numerics",
     [
-        Numerics(losses=(1.0,), largest_relative_difference=0.5, steps=1),
-        Numerics(losses=(1.0,), largest_relative_difference=float("nan"), steps=1),
-        Numerics(losses=(float("nan"),), largest_relative_difference=0.0, steps=1),
+        Numerics(losses=(1.0,), largest_relative_difference=0.5, largest_gradient_difference=0.0, steps=1),
+        Numerics(losses=(1.0,), largest_relative_difference=float("nan"), largest_gradient_difference=0.0, steps=1),
+        Numerics(losses=(1.0,), largest_relative_difference=0.0, largest_gradient_difference=0.5, steps=1),
+        Numerics(losses=(1.0,), largest_relative_difference=0.0, largest_gradient_difference=float("nan"), steps=1),
+        Numerics(losses=(float("nan"),), largest_relative_difference=0.0, largest_gradient_difference=0.0, steps=1),
     ],
 )
 def test_numbers_that_differ_or_are_none_fail(numerics):
@@ -364,7 +373,7 @@ def test_ranks_that_are_folded_are_compared_with_the_one_that_stands_for_them():
     assert not agrees(checks)
 
 
-NUMERICS = {"losses": [1.0], "largest_relative_difference": 0.0, "steps": 1}
+NUMERICS = {"losses": [1.0], "largest_relative_difference": 0.0, "largest_gradient_difference": 0.0, "steps": 1}
 
 
 @pytest.mark.parametrize(
@@ -401,7 +410,13 @@ def test_control_characters_of_a_saved_run_do_not_reach_the_terminal(tmp_path):
 def test_a_loss_that_is_not_the_references_does_not_agree():
     """Ranks have losses of their own; their mean is the reference's."""
     fine = [
-        Numerics(losses=(one, 0.5), largest_relative_difference=0.0, steps=2, reference_losses=(1.0, 0.5))
+        Numerics(
+            losses=(one, 0.5),
+            largest_relative_difference=0.0,
+            largest_gradient_difference=0.0,
+            steps=2,
+            reference_losses=(1.0, 0.5),
+        )
         for one in (0.9, 1.1)
     ]
     run = a_run()
@@ -442,7 +457,13 @@ def test_a_kind_that_was_predicted_and_is_not_told_is_a_difference():
 def test_ranks_that_tell_losses_of_different_numbers_of_steps_do_not_agree():
     run = a_run()
     numerics = [
-        Numerics(losses=losses, largest_relative_difference=0.0, steps=2, reference_losses=losses)
+        Numerics(
+            losses=losses,
+            largest_relative_difference=0.0,
+            largest_gradient_difference=0.0,
+            steps=2,
+            reference_losses=losses,
+        )
         for losses in ((1.0,), (1.0, 0.5))
     ]
     ranks = tuple(replace(rank, numerics=one) for rank, one in zip(run.ranks, numerics, strict=True))
