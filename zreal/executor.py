@@ -80,7 +80,7 @@ def execute(
         with meter.span() as span:
             trainer = _construct(scenario, model, ops, mesh.get_group(), meter)
         phases["construction"] = PhaseRecord(collectives=recorder.take(), memory=as_record(span))
-        keep(RankRun(rank=rank, phases=dict(phases)))
+        keep(RankRun(rank=rank, phases=dict(phases), groups=dict(recorder.group_ranks)))
         for step in range(steps):
             with meter.looking_away():
                 batches = modules.micro_batches(scenario, rank=rank, step=step, dtype=dtype, device=device)
@@ -92,7 +92,7 @@ def execute(
                 phases["first"] = phase
             elif step >= steps - samples:
                 phases["steady"] = lower(phases.get("steady"), phase)
-            keep(RankRun(rank=rank, phases=dict(phases)))
+            keep(RankRun(rank=rank, phases=dict(phases), groups=dict(recorder.group_ranks)))
     parameters = trainer.rank.parameters()
     if gradients:
         batches = modules.micro_batches(scenario, rank=rank, step=steps, dtype=dtype, device=device)
@@ -100,7 +100,7 @@ def execute(
         with recorder:
             trainer.rank.begin(first=False)
             trainer.step(ops.steady, batches)
-    return Execution(RankRun(rank=rank, phases=phases), losses, parameters, trainer.gradients or {})
+    return Execution(RankRun(rank=rank, phases=phases, groups=recorder.group_ranks), losses, parameters, trainer.gradients or {})
 
 
 def _construct(

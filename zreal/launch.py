@@ -200,7 +200,12 @@ def _cause(rank: _Rank) -> str:
 
 
 def _hang(ranks: list[_Rank], timeout_s: float, results: dict[int, Any]) -> LaunchError:
-    """A roll-call: ranks grouped by their last collective, those furthest behind first: the others wait for them."""
+    """A roll-call: ranks grouped by their last collective, those furthest behind first: the others wait for them.
+
+    A rank says which collective it enters before it is in it, so one that stops in between looks like those that wait for it. One that
+    the system shows as stopped is named; where all that are left stand at the same place, nobody can tell which it was, and none is.
+    """
+    stopped = [rank for rank in ranks if not rank.done and _is_stopped(rank.process.pid)]
     groups: dict[str, list[int]] = {}
     for rank in ranks:
         groups.setdefault("finished" if rank.done else rank.last, []).append(rank.rank)
@@ -210,13 +215,25 @@ def _hang(ranks: list[_Rank], timeout_s: float, results: dict[int, Any]) -> Laun
     roll = "; ".join(
         f"ranks {members} at {last}" for last, members in [*stuck, *(i for i in groups.items() if i[0] == "finished")]
     )
+    first = stuck[0][1]
+    where = f"rank {stopped[0].rank}" if stopped else f"rank {first[0]}" if len(stuck) > 1 or len(first) == 1 else f"ranks {first}"
+    cause = f"it is stopped (as by SIGSTOP or a debugger), last collective: {stopped[0].last}; " if stopped else ""
+    unknown = "; which of them did not arrive cannot be told" if where.startswith("ranks") else ""
     return LaunchError(
-        where=f"rank {stuck[0][1][0]}",
+        where=where,
         expected=f"every rank to finish within {timeout_s:g} s",
-        found=f"a hang: {roll}",
+        found=f"a hang: {cause}{roll}{unknown}",
         remedy="raise --timeout if the run is only slow",
         results=results,
     )
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether the system shows the process as stopped; False where it does not tell."""
+    with suppress(OSError, IndexError):
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
+            return stat.read().rpartition(")")[2].split()[0] in ("T", "t")
+    return False
 
 
 def _place(last: str) -> int:

@@ -29,6 +29,8 @@ class Reference:
     parameters: Mapping[str, Tensor]
     directionless: Mapping[str, Tensor] = field(default_factory=dict)
     untrained: Mapping[str, Tensor] = field(default_factory=dict)
+    rounding: float = 0.0
+    """What share of its size a parameter may have been rounded by in all steps together: the spacing of the stepped dtype, per step."""
 
 
 def reference(scenario: Scenario, *, steps: int, stepped_in: torch.dtype = torch.float32) -> Reference:
@@ -53,6 +55,7 @@ def reference(scenario: Scenario, *, steps: int, stepped_in: torch.dtype = torch
         parameters=_copies(master),
         directionless=noise.elements if noise is not None else {},
         untrained={name: parameter.detach() for name, parameter in master.named_parameters() if name not in initial},
+        rounding=steps * torch.finfo(stepped_in).eps,
     )
 
 
@@ -135,7 +138,8 @@ def largest_relative_difference(found: Mapping[str, Tensor], reference: Referenc
     """The largest over parameters of ‖found − reference‖ relative to how far training moved the reference.
 
     An untrained parameter is thus 1 away. One that the reference hardly moves is measured by what an average element of the model
-    moves instead. A directionless element may end up wherever random steps take it, thus no farther from the reference than twice the
+    moves instead, and one that moves by less than its dtype rounds, as with small steps without a master copy, by that rounding. A
+    directionless element may end up wherever random steps take it, thus no farther from the reference than twice the
     farthest that any element moved. Where nothing moves, as with a learning rate of 0, equal is 0 and anything else infinite; so
     is a parameter that is missing or not finite, or an untrained one that is not bit by bit what it was.
     """
@@ -157,6 +161,8 @@ def largest_relative_difference(found: Mapping[str, Tensor], reference: Referenc
             difference = difference.masked_fill(random & (difference.abs() <= 2 * farthest), 0.0)
         apart = float(difference.norm())
         scale = max(moved[name], average * math.sqrt(want.numel()))
+        if scale:
+            scale = max(scale, reference.rounding * float(want.norm()))
         relative = apart / scale if scale else math.inf if apart else 0.0
         largest = max(largest, relative) if math.isfinite(relative) else math.inf
     return largest

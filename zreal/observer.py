@@ -46,7 +46,7 @@ def device_mesh(scenario: Scenario, *, device: str) -> tuple[DeviceMesh, dict[st
     groups = {}
     for axis, size in used:
         group = torch_mesh.get_group(axis)
-        groups[str(group.group_name)] = GroupName(axis, size, frozenset(dist.get_process_group_ranks(group)))
+        groups[str(group.group_name)] = GroupName(axis, size, tuple(dist.get_process_group_ranks(group)))
     return torch_mesh, groups
 
 
@@ -78,7 +78,7 @@ def observe(
             meter.watch(*model.parameters())
             subject = SUBJECTS[scenario.strategy](scenario, model, mesh)
         phases["construction"] = PhaseRecord(collectives=recorder.take(), memory=as_record(span))
-        keep(RankRun(rank=rank, phases=dict(phases)))
+        keep(RankRun(rank=rank, phases=dict(phases), groups=dict(recorder.group_ranks)))
         for step in range(steps):
             with meter.looking_away():  # inputs are the user's, not the strategy's
                 batches = modules.micro_batches(scenario, rank=rank, step=step, dtype=subject.dtype, device=device)
@@ -90,7 +90,7 @@ def observe(
                 phases["first"] = phase
             elif step >= steps - samples:
                 phases["steady"] = lower(phases.get("steady"), phase)
-            keep(RankRun(rank=rank, phases=dict(phases)))
+            keep(RankRun(rank=rank, phases=dict(phases), groups=dict(recorder.group_ranks)))
     if scenario.world_size > 1 and not phases["steady"].collectives:
         raise ZsimError(
             where=f"rank {rank}", expected="collectives in the steady step", found="none", remedy="report this"
@@ -99,7 +99,7 @@ def observe(
         batches = modules.micro_batches(scenario, rank=rank, step=steps, dtype=subject.dtype, device=device)
         with recorder:
             _gradients(scenario, subject, batches)
-    return Observation(run=RankRun(rank=rank, phases=phases), losses=losses, subject=subject)
+    return Observation(run=RankRun(rank=rank, phases=phases, groups=recorder.group_ranks), losses=losses, subject=subject)
 
 
 def lower(before: PhaseRecord | None, now: PhaseRecord) -> PhaseRecord:

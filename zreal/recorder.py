@@ -33,6 +33,9 @@ _OPS: dict[str, tuple[str, int]] = {
 }
 """Dispatcher name to our word, and which argument is the payload."""
 
+_ROOT = 2
+"""Which argument of a broadcast is its root's place in the group."""
+
 SETTLE_S = 0.003
 """After a collective gloo's worker thread holds its tensors a moment longer than the caller. It is waited for, so that bytes follow the
 host's order, as they do where a stream orders the frees. No time is measured on such runs."""
@@ -49,11 +52,17 @@ _SILENT = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class GroupName:
-    """A process group as a mesh axis. `ranks` are its global ranks; with them a part of it can be recognised."""
+    """A process group as a mesh axis. `ranks` are its global ranks in group order; with them a part of it can be recognised."""
 
     axis: str
     size: int
-    ranks: frozenset[int] = frozenset()
+    ranks: tuple[int, ...] = ()
+    part: bool = False
+
+    @property
+    def name(self) -> str:
+        """As the mesh names it: an axis, or a part of one as "axis:size"."""
+        return f"{self.axis}:{self.size}" if self.part else self.axis
 
 
 class CollectiveRecorder(TorchDispatchMode):
@@ -71,11 +80,13 @@ class CollectiveRecorder(TorchDispatchMode):
     ) -> None:
         super().__init__()
         self.records: list[CollectiveRecord] = []
+        self.group_ranks: dict[str, tuple[int, ...]] = {}
+        """By name: the ranks of each group that a collective ran over."""
         self._groups = groups
         self._progress = progress
         self._issued = 0
         self._settle_s = SETTLE_S if dist.is_initialized() and dist.get_backend() == "gloo" else 0.0
-        self._world = GroupName("world", world_size)
+        self._world = GroupName("world", world_size, tuple(range(world_size)))
 
     def take(self) -> tuple[CollectiveRecord, ...]:
         """What was recorded since the last call."""
@@ -107,10 +118,11 @@ class CollectiveRecorder(TorchDispatchMode):
         group = self._group(arguments)
         if group.size == 1:  # torch calls c10d all the same, which communicates nothing
             return
-        nbytes = _nbytes(arguments[place])
+        nbytes, root = _nbytes(arguments[place]), int(arguments[_ROOT]) if op == "broadcast" else 0
+        self.group_ranks.setdefault(group.name, group.ranks)
         self._progress(f"{op} #{self._issued} of {nbytes:,} B over {group.axis}")
         self._issued += 1
-        self.records.append(CollectiveRecord(op=op, nbytes=nbytes, group=group.axis, group_size=group.size))
+        self.records.append(CollectiveRecord(op=op, nbytes=nbytes, group=group.axis, group_size=group.size, root=root))
 
     def _group(self, arguments: tuple[Any, ...]) -> GroupName:
         """A known group, a part of one (which fully_shard makes for an int reshard_after_forward), or the world."""
@@ -119,9 +131,10 @@ class CollectiveRecorder(TorchDispatchMode):
             return self._world
         if group.group_name in self._groups:
             return self._groups[group.group_name]
-        ranks = frozenset(dist.get_process_group_ranks(group))
-        whole = next((known for known in self._groups.values() if ranks < known.ranks), self._world)
-        return GroupName(whole.axis, len(ranks), ranks)
+        ranks = tuple(dist.get_process_group_ranks(group))
+        wholes = (known for known in self._groups.values() if set(ranks) < set(known.ranks))
+        whole = next(wholes, self._world)
+        return GroupName(whole.axis, len(ranks), ranks, part=len(ranks) < whole.size)
 
 
 def _nbytes(value: Any) -> int:

@@ -121,3 +121,7 @@ def _say(error: ZsimError, *, as_json: bool) -> int:
     if as_json:
         sys.stdout.write(json.dumps({"error": problems, "exit_code": error.exit_code}) + "\n")
     return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

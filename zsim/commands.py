@@ -83,6 +83,11 @@ def run(options: argparse.Namespace) -> int:
     backend = backends.find(options.backend)
     how, several = _how(options), len(scenarios) > 1
     capabilities = backend.capabilities()
+    if options.trace and not capabilities.time:
+        expected = "a backend that sees time, as sim does"
+        raise UsageError(where="--trace", expected=expected, found=f"{backend.name}, whose trace would be empty")
+    if backend.name == backends.SimBackend.name and options.interpreter:
+        raise UsageError(where="--interpreter", expected="a real backend", found=backend.name)
     reports = []
     for scenario in scenarios:
         place = _place(options.save, scenario, several, ".json") if options.save else None
@@ -158,8 +163,8 @@ def keeping_what_there_is(place: Path | None) -> Iterator[None]:
     try:
         yield
     except IncompleteRunError as error:
-        ended = sum("steady" in rank.phases for rank in error.run.ranks)
-        error.remedy = f"{ended} of {error.run.world_size} ranks had ended their last step; --save keeps what there is"
+        ended = sum("first" in rank.phases for rank in error.run.ranks)
+        error.remedy = f"{ended} of {error.run.world_size} ranks had ended their first step; --save keeps what there is"
         if place:
             try:
                 saved.save(error.run, place)
@@ -283,7 +288,11 @@ def least(options: argparse.Namespace) -> int:
 
 def listing(options: argparse.Namespace) -> int:
     """`zsim list`: names, one per line, with a word on each."""
-    report.print_list(options.what, list(LISTINGS[options.what]()), as_json=options.json)
+    rows = list(LISTINGS[options.what]())
+    if not rows:
+        expected = "a folder called scenarios with .toml files in this directory"
+        raise UsageError(where="zsim list scenarios", expected=expected, found="none", remedy="the project's checkout has one")
+    report.print_list(options.what, rows, as_json=options.json)
     return 0
 
 

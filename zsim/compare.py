@@ -53,6 +53,7 @@ def compare(predicted: Run, measured: Run, *, bounds: Bounds | None = None) -> t
         *whole,
         _order(pairs, predicted.world_size),
         _bytes(pairs, predicted.world_size),
+        _groups(predicted, measured),
         *_memory(pairs, predicted, measured, limits.memory),
         numerics(predicted, measured),
         _time(predicted, measured, limits.time),
@@ -116,9 +117,9 @@ def _partners(run: Run) -> dict[int, RankRun]:
     return {rank: shown[like] for rank, like in enumerate(run.stand_ins) if like in shown} or shown
 
 
-def _key(record: CollectiveRecord, world_size: int) -> tuple[str, str, int]:
+def _key(record: CollectiveRecord, world_size: int) -> tuple[str, str, int, int]:
     group = "world" if record.group_size == world_size else record.group.partition(":")[0]
-    return (record.op, group, record.group_size)
+    return (record.op, group, record.group_size, record.root)
 
 
 def _nothing_seen(pairs: tuple[_Pair, ...], world_size: int) -> str:
@@ -163,7 +164,8 @@ def _line(records: tuple[CollectiveRecord, ...], i: int) -> str:
     if i >= len(records):
         return ""
     record = records[i]
-    return f"{record.op} {record.nbytes:,} B {record.group}({record.group_size})"
+    root = f" from {record.root}" if record.op == "broadcast" else ""
+    return f"{record.op} {record.nbytes:,} B {record.group}({record.group_size}){root}"
 
 
 def _bytes(pairs: tuple[_Pair, ...], world_size: int) -> Check:
@@ -188,6 +190,29 @@ def _bytes_difference(pair: _Pair) -> str:
         return ""
     length = min(len(left), len(right))
     return _context(pair, next((i for i in range(length) if left[i] != right[i]), length))
+
+
+def _groups(predicted: Run, measured: Run) -> Check:
+    """The ranks of each group that real ranks communicated in, against those of the mesh that the Program was planned for."""
+    seen = [(rank.rank, name, ranks) for rank in measured.ranks for name, ranks in rank.groups.items()]
+    if not seen and measured.world_size > 1:
+        detail = "unsupported: the measured Run does not tell the ranks of its groups"
+        return Check(name="groups", status="unsupported", detail=detail)
+    for rank, name, ranks in seen:
+        try:
+            wanted = predicted.mesh.group(name, rank)
+        except KeyError:
+            wanted = ()
+        if ranks != wanted:
+            where = f"rank {rank}, {name}: predicted {_some(wanted)}, measured {_some(ranks)}"
+            return Check(name="groups", status="failed", predicted=len(wanted), measured=len(ranks), detail=where)
+    sizes = dict.fromkeys(f"{name}({len(ranks)})" for _, name, ranks in seen)
+    detail = f"exact    {len(seen)} of {len(seen)}: {', '.join(sizes)}" if seen else "exact    one rank, no group"
+    return Check(name="groups", status="ok", predicted=len(seen), measured=len(seen), detail=detail)
+
+
+def _some(ranks: tuple[int, ...]) -> str:
+    return f"ranks {list(ranks[:8])}{' …' if len(ranks) > 8 else ''}"
 
 
 def _relative(predicted: Number, measured: Number) -> float:

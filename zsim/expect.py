@@ -6,12 +6,14 @@ It knows how each figure is written (bytes, time, share, count) and nothing of h
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from zsim.errors import ScenarioError
 from zsim.units import (
     OPERATORS,
+    WHOLE,
     UnitError,
     format_bytes,
     format_time,
@@ -27,7 +29,7 @@ Number = int | float
 
 def _parse_count(text: str) -> int:
     digits = text.replace(",", "").replace("_", "").strip()
-    if not (digits.isascii() and digits.isdigit() and len(digits) <= 18):
+    if not re.fullmatch(WHOLE, text.strip(), flags=re.ASCII) or len(digits) > 18:
         raise UnitError(where="quantity", expected='a whole number (as "<= 9")', found=f'"{text[:40]}"')
     return int(digits)
 

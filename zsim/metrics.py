@@ -42,7 +42,7 @@ class Figures:
     collectives: Mapping[str, Traffic]
     peak_memory_bytes: int
     peak_first_step_bytes: int
-    peak_memory_by_kind: Mapping[str, int] = field(default_factory=dict)
+    peak_memory_by_kind: Mapping[str, int | None] = field(default_factory=dict)
     device_memory_bytes: int | None = None
     """What the scenario's device has; None where the Run was on another kind of device."""
 
@@ -80,7 +80,7 @@ def figures(run: Run, scenario: Scenario) -> Figures:
         collectives=traffic(run.ranks[0]),
         peak_memory_bytes=memory.peak_bytes,
         peak_first_step_bytes=max(rank.phases["first"].memory.peak_bytes for rank in run.ranks),
-        peak_memory_by_kind={kind: memory.by_kind.get(kind, 0) for kind in MEMORY_KINDS},
+        peak_memory_by_kind={kind: memory.by_kind.get(kind, 0) if memory.by_kind else None for kind in MEMORY_KINDS},
         device_memory_bytes=scenario.cluster.device.memory if _on_own_device(run, scenario) else None,
     )
 

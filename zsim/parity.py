@@ -51,6 +51,8 @@ def numerics(predicted: Run, measured: Run) -> Check:
         f"; gradients {gradients:.2g} of their size, at most {gradients_bound:g}"
     )
     detail += f"; losses {losses:.1g} apart, at most {LOSS_SHARE * bound:g}" if losses > LOSS_SHARE * bound else ""
+    if worst > bound and gradients <= gradients_bound:
+        detail += "; gradients agree, so look at the optimizer, or at a learning rate that makes rounding grow from step to step"
     return Check(name="numerics", status="ok" if good else "failed", measured=worst, detail=detail)
 
 

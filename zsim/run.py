@@ -17,12 +17,13 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveRecord:
-    """One collective as issued: c10d payload bytes, mesh axis it ran over ("world" for all), group size."""
+    """One collective as issued: c10d payload bytes, mesh axis it ran over ("world" for all), group size, a broadcast's group-local root."""
 
     op: str
     nbytes: int
     group: str
     group_size: int
+    root: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +93,8 @@ class RankRun:
     spans: tuple[Span, ...] = ()
     bytes_sent: int = 0
     numerics: Numerics | None = None
+    groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """By name, as the mesh names groups: the global ranks of each group that this rank was seen to communicate in, in group order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

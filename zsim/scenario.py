@@ -76,6 +76,8 @@ class Scenario:
         """Twelve hexadecimal digits that depend on what is trained and how, as the file says it, and not on where or what is expected."""
         table = {key: value for key, value in tomllib.loads(self.text).items() if key not in OUTSIDE_THE_TRAINING}
         said = json.dumps([table, self.mesh.shape], sort_keys=True, default=str)
+        if {"huggingface", "traced"} & set(table.get("model", {})):
+            said += repr(self.model)  # the text names only the file that says it
         return hashlib.sha256(said.encode()).hexdigest()[:12]
 
     @property

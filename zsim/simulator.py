@@ -156,7 +156,7 @@ def _phases(program: RankProgram, mesh: Mesh, *, with_timeline: bool) -> Phases:
 
 
 def _record(op: Op, mesh: Mesh) -> CollectiveRecord:
-    return CollectiveRecord(op=op.kind, nbytes=op.nbytes, group=op.group, group_size=mesh.size(op.group))
+    return CollectiveRecord(op=op.kind, nbytes=op.nbytes, group=op.group, group_size=mesh.size(op.group), root=op.root)
 
 
 def _spans(ops: tuple[Op, ...], times: Times) -> tuple[Span, ...]:

@@ -27,7 +27,9 @@ FLOP_RATES: dict[str, Decimal] = {
     f"{prefix}FLOP/s": Decimal(10**power) for prefix, power in zip("MGTP", (6, 9, 12, 15), strict=True)
 }
 FRACTIONS: dict[str, Decimal] = {"%": Decimal("0.01"), "": Decimal(1)}
-_QUANTITY = re.compile(r"\s*([0-9][0-9,_]{0,30}(?:\.[0-9]{1,12})?)\s*([A-Za-zµ/%]{0,8})\s*")
+WHOLE = r"[0-9]{1,3}(?:,[0-9]{3}){1,7}|[0-9]{1,24}(?:_[0-9]{1,3}){0,7}"
+"""A whole number, its thousands perhaps set apart by commas, or groups by underscores as in Python."""
+_QUANTITY = re.compile(rf"\s*((?:{WHOLE})(?:\.[0-9]{{1,12}})?)\s*([A-Za-zµ/%]{{0,8}})\s*")
 OPERATORS: tuple[str, ...] = ("<=", ">=", "==", "<", ">")
 
 
@@ -74,8 +76,11 @@ def parse_time(text: str) -> int:
 
 
 def parse_fraction(text: str) -> float:
-    """A share of one, of a text such as "10 %" or "0.1"."""
-    return float(_parse(text, FRACTIONS, example="10 %"))
+    """A share of one, of a text such as "10 %" or "0.1". Without a unit it must be below 1: "10" could mean ten times the whole."""
+    share = _parse(text, FRACTIONS, example="10 %")
+    if share >= 1 and not text.rstrip().endswith("%"):
+        raise UnitError(where="quantity", expected='a share with its unit (as "10 %"), or below 1', found=f'"{text[:40]}"')
+    return float(share)
 
 
 def split_comparison(text: str) -> tuple[str, str]:

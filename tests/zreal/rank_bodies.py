@@ -46,6 +46,20 @@ def absent(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, 
     time.sleep(60)
 
 
+def stopped(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep) -> None:
+    """Rank 2 announces the collective that the others are in, and is stopped before it enters it."""
+    progress("all_reduce #4 of 8 B over world")
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(60)
+
+
+def all_waiting(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep) -> None:
+    """Every rank announces the same collective, and nothing more happens."""
+    progress("all_reduce #4 of 8 B over world")
+    time.sleep(60)
+
+
 def failing_in_the_first_step(
     arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
 ) -> dict[str, Any]:

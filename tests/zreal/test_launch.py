@@ -62,6 +62,26 @@ def test_a_rank_that_never_arrives_is_the_minority_of_the_roll_call() -> None:
     assert multiprocessing.active_children() == []
 
 
+def test_a_stopped_rank_is_named_though_it_had_announced_the_collective_that_all_wait_in() -> None:
+    with pytest.raises(LaunchError) as error:
+        launch(f"{BODIES}:stopped", {}, world_size=3, timeout_s=4)
+
+    assert error.value.where == "rank 2"
+    assert error.value.found == (
+        "a hang: it is stopped (as by SIGSTOP or a debugger), last collective: all_reduce #4 of 8 B over world; "
+        "ranks [0, 1, 2] at all_reduce #4 of 8 B over world"
+    )
+    assert multiprocessing.active_children() == []
+
+
+def test_where_all_ranks_stand_at_one_place_none_is_blamed() -> None:
+    with pytest.raises(LaunchError) as error:
+        launch(f"{BODIES}:all_waiting", {}, world_size=3, timeout_s=3)
+
+    assert error.value.where == "ranks [0, 1, 2]"
+    assert error.value.found.endswith("which of them did not arrive cannot be told")
+
+
 def test_ranks_end_when_their_controller_is_killed(tmp_path: Path) -> None:
     marker = tmp_path / "controller.py"
     marker.write_text(

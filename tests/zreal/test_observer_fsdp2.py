@@ -111,12 +111,13 @@ def test_a_rank_that_recorded_nothing_is_an_error_and_not_a_pass(monkeypatch: py
 def test_a_part_of_an_axis_is_named_after_the_axis_and_any_other_group_is_called_world() -> None:
     with torch_private.fake_group(rank=0, world_size=4):
         part, whole = dist.new_group([0, 1]), dist.new_group([0, 1, 2])
-        groups = {str(whole.group_name): GroupName("dp_shard", 3, frozenset({0, 1, 2}))}
+        groups = {str(whole.group_name): GroupName("dp_shard", 3, (0, 1, 2))}
         with CollectiveRecorder(groups, world_size=4) as recorder:
             for group in (whole, part, dist.group.WORLD):
                 dist.all_reduce(torch.ones(5), group=group)
         records = recorder.take()
 
+    assert recorder.group_ranks == {"dp_shard": (0, 1, 2), "dp_shard:2": (0, 1), "world": (0, 1, 2, 3)}
     assert [(record.group, record.group_size, record.nbytes) for record in records] == [
         ("dp_shard", 3, 20),
         ("dp_shard", 2, 20),
@@ -130,6 +131,6 @@ def test_hsdp_has_a_two_dimensional_mesh_whose_axes_hold_this_rank() -> None:
         _, groups = observer.device_mesh(case, device="cpu")
 
     assert {group.axis: group.ranks for group in groups.values()} == {
-        "dp_replicate": frozenset({2, 6}),
-        "dp_shard": frozenset({4, 5, 6, 7}),
+        "dp_replicate": (2, 6),
+        "dp_shard": (4, 5, 6, 7),
     }

@@ -123,6 +123,18 @@ def test_one_changed_element_is_a_difference(place):
 
 
 @pytest.mark.quality
+def test_steps_that_the_dtype_rounds_away_are_measured_by_its_rounding():
+    """Without a master copy a bf16 weight of 1 does not move by 0.001; one that rounds up the other way is no error of training."""
+    whole = {"weight": torch.ones(4), "bias": torch.ones(4)}
+    reference = replace(reference_of(whole, moved=1e-5), rounding=5 * 2**-7)
+    rounded = whole | {"bias": torch.tensor([1.0, 1.0, 1.0, 1 + 2**-7])}
+    assert largest_relative_difference(rounded, reference) == pytest.approx(1 / 10)
+    assert largest_relative_difference(rounded, replace(reference, rounding=0.0)) > 100
+    still = replace(reference, initial=whole)
+    assert largest_relative_difference(rounded, still) == float("inf"), "where nothing moves, nothing may differ"
+
+
+@pytest.mark.quality
 def test_a_gradient_that_is_half_or_missing_or_not_finite_is_as_far_away():
     want = {"weight": torch.linspace(1, 2, 12).view(3, 4), "bias": torch.full((4,), 1e-6)}
     assert largest_gradient_difference(want, want) == 0.0

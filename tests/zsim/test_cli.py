@@ -146,6 +146,7 @@ def test_validate_compares_and_exits_0_when_all_agrees(capsys):
     assert [(check["name"], check["status"]) for check in found["checks"]] == [
         ("collective order", "ok"),
         ("bytes", "ok"),
+        ("groups", "unsupported"),
         ("peak memory, construction", "ok"),
         ("peak memory, first", "ok"),
         ("peak memory, steady", "ok"),
@@ -263,6 +264,25 @@ def test_help_takes_less_than_200_ms_of_the_processor():
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert min(times) < 0.2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--backend", "echo", "--trace", "t.json"], "--trace: expected a backend that sees time, as sim does, found echo"),
+        (["--interpreter", "executor"], "--interpreter: expected a real backend, found sim"),
+    ],
+)
+def test_what_a_backend_cannot_give_is_refused_before_the_run(arguments, words, capsys):
+    assert main(["run", FSDP2, *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_kinds_of_memory_that_a_backend_does_not_see_are_null_and_not_zero(capsys):
+    assert main(["run", FSDP2, "--backend", "echo", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["peak_memory_by_kind"].values()) == {None}
+    assert found["peak_memory_bytes"] > 0
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,7 @@ def test_a_run_agrees_with_itself_in_every_check():
     assert statuses(checks) == {
         "collective order": "ok",
         "bytes": "ok",
+        "groups": "unsupported",
         "peak memory, construction": "ok",
         "peak memory, first": "ok",
         "peak memory, steady": "ok",
@@ -452,6 +453,54 @@ def test_a_kind_that_was_predicted_and_is_not_told_is_a_difference():
     predicted = holding(a_run("sim"), held)
     assert named(compare(predicted, holding(a_run(), held)), "memory by kind").status == "ok"
     assert named(compare(predicted, holding(a_run(), {"parameters": 10})), "memory by kind").status == "failed"
+
+
+def test_a_kind_that_differs_in_the_first_step_alone_is_a_difference():
+    def holding(run, nbytes):
+        first = run.ranks[0].phases["first"]
+        phases = {**run.ranks[0].phases, "first": replace(first, memory=replace(first.memory, held={"gradients": nbytes}))}
+        return replace(run, ranks=(replace(run.ranks[0], phases=phases), *run.ranks[1:]))
+
+    assert named(compare(holding(a_run("sim"), 8), holding(a_run(), 8)), "memory by kind").status == "ok"
+    assert named(compare(holding(a_run("sim"), 8), holding(a_run(), 9)), "memory by kind").status == "failed"
+
+
+@pytest.mark.parametrize("change", [{"group_size": 1}, {"root": 1}, {"group": "dp_replicate", "group_size": 1}])
+def test_a_collective_over_another_group_or_from_another_root_is_another_collective(change):
+    other = a_run(order=(replace(GATHER, **change), SCATTER))
+    assert named(compare(a_run("sim"), other), "collective order").status == "failed"
+
+
+def seeing(run, *groups):
+    """`run` whose ranks, in order, were seen to communicate in these groups."""
+    return replace(run, ranks=tuple(replace(rank, groups=one) for rank, one in zip(run.ranks, groups, strict=True)))
+
+
+def test_the_ranks_of_every_group_are_those_of_the_mesh():
+    both = {"dp_shard": (0, 1)}
+    check = named(compare(a_run("sim"), seeing(a_run(), both, both)), "groups")
+    assert (check.status, check.detail) == ("ok", "exact    2 of 2: dp_shard(2)")
+
+
+@pytest.mark.quality
+@pytest.mark.parametrize(
+    ("group", "words"),
+    [
+        ({"dp_shard": (1, 0)}, "rank 1, dp_shard: predicted ranks [0, 1], measured ranks [1, 0]"),
+        ({"dp_shard": (1,)}, "rank 1, dp_shard: predicted ranks [0, 1], measured ranks [1]"),
+        ({"tp": (0, 1)}, "rank 1, tp: predicted ranks [], measured ranks [0, 1]"),
+    ],
+)
+def test_a_group_of_other_ranks_fails(group, words):
+    check = named(compare(a_run("sim"), seeing(a_run(), {"dp_shard": (0, 1)}, group)), "groups")
+    assert (check.status, check.detail) == ("failed", words)
+
+
+def test_parameters_that_end_up_elsewhere_by_the_right_gradients_are_called_that():
+    apart = replace(PARITY, largest_relative_difference=0.5)
+    check = named(compare(a_run("sim"), a_run(numerics=apart)), "numerics")
+    assert check.status == "failed"
+    assert "gradients agree, so look at the optimizer" in check.detail
 
 
 def test_ranks_that_tell_losses_of_different_numbers_of_steps_do_not_agree():

@@ -139,7 +139,7 @@ def test_a_file_that_is_no_config_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(ScenarioError) as caught:
         huggingface.load("config.json", folder=tmp_path, sequence_length=64)
-    assert caught.value.problems == ("model.huggingface: config.json: expected a config.json of at most 1 MiB",)
+    assert caught.value.problems == ("model.huggingface: config.json: expected a config.json: one JSON object of at most 1 MiB",)
 
 
 @pytest.mark.parametrize("path", ["none.json", ".", "a\0b"])

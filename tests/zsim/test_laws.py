@@ -225,6 +225,16 @@ def test_two_swapped_collectives_on_one_rank_make_the_program_invalid(name):
 
 
 @pytest.mark.quality
+@pytest.mark.parametrize("change", [{"dtype": "float16"}, {"root": 1}, {"nbytes": 4}])
+def test_ranks_that_differ_in_one_property_of_a_collective_make_the_program_invalid(change):
+    program = planned(STRATEGIES["fsdp2"], ranks=3)
+    assert len(program.ranks) > 1
+    op = next(op for op in program.ranks[0].steady if op.kind in COLLECTIVES)
+    with pytest.raises(ProgramError, match="expected the same collectives in the same order"):
+        validate(with_op(program, replace(op, **change)))
+
+
+@pytest.mark.quality
 @pytest.mark.parametrize(
     ("name", "layout"), [("fsdp2", "Dim0Layout"), ("zero2", "FlatLayout"), ("zero3", "FlatLayout")]
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -90,6 +92,15 @@ def test_a_record_says_where_the_peak_is_of_what_and_what_was_live_after_each_op
     assert steady.peak_at == "forward three"
     assert {k: v for k, v in steady.by_kind.items() if v} == {"parameters": 100, "activations": 4, "gradients": 5}
     assert steady.timeline == (("forward one", 104), ("forward two", 104), ("forward three", 100))
+
+
+def test_what_a_rank_holds_is_told_after_the_last_op_of_its_optimizer():
+    """Clipping comes before it and is the optimizer's work too."""
+    clip = replace(op(0, Alloc("n", "temporaries", 4)), kind="optimizer", unit="clip")
+    step = replace(op(1, Free("n"), Alloc("s", "optimizer_states", 8)), kind="optimizer")
+    zero_grad = op(2, Alloc("g", "gradients", 2))
+    held = replay(program(clip, step, zero_grad))["steady"].held
+    assert held == {"parameters": 0, "gradients": 0, "optimizer_states": 8}
 
 
 def test_a_phase_that_only_frees_peaks_at_its_start():

@@ -24,6 +24,7 @@ CASES = {
     "zero1_all_reduce": 'name = "zero1", form = "all_reduce"',
     "zero2": 'name = "zero2"',
     "zero3": 'name = "zero3", lookahead = 1',
+    "zero3_lookahead_2": 'name = "zero3", lookahead = 2',
     "fsdp2": 'name = "fsdp2"',
     "hsdp": 'name = "hsdp", dp_replicate = 2, dp_shard = 1',
     "zero_redundancy": 'name = "zero_redundancy"',

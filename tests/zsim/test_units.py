@@ -80,11 +80,21 @@ def test_a_bare_rate_could_be_bits_or_bytes() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "GiB", "80", "-1 GiB", "nan GiB", "inf B", "1e9 B", "80 gib", "80 GiB GiB", "80 GB/s", "٣ GiB", "9" * 99],
+    ["", "GiB", "80", "-1 GiB", "nan GiB", "inf B", "1e9 B", "80 gib", "80 GiB GiB", "80 GB/s", "٣ GiB", "9" * 99, "1,5 GiB", "1,,,5___0 B", "12,34 B", "1_ B", "1_,000 B"],
 )
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(UnitError):
         parse_bytes(text)
+
+
+def test_thousands_may_be_set_apart() -> None:
+    assert parse_bytes("1,234,567 B") == parse_bytes("1_234_567 B") == 1234567
+
+
+@pytest.mark.parametrize("text", ["10", "1", "1.5"])
+def test_a_share_without_a_unit_is_below_one(text: str) -> None:
+    with pytest.raises(UnitError, match="a share with its unit"):
+        parse_fraction(text)
 
 
 @given(st.text(max_size=40))

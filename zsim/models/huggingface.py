@@ -46,7 +46,7 @@ def _read(file: Path, path: str) -> Mapping[str, Any]:
     except (OSError, ValueError, RecursionError):
         config = None
     if not isinstance(config, dict):
-        raise ScenarioError((f"model.huggingface: {path[:200]}: expected a config.json of at most 1 MiB",))
+        raise ScenarioError((f"model.huggingface: {path[:200]}: expected a config.json: one JSON object of at most 1 MiB",))
     return config
 
 
