@@ -230,9 +230,8 @@ def _hang(ranks: list[_Rank], timeout_s: float, results: dict[int, Any]) -> Laun
 
 def _is_stopped(pid: int) -> bool:
     """Whether the system shows the process as stopped; False where it does not tell."""
-    with suppress(OSError, IndexError):
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
-            return stat.read().rpartition(")")[2].split()[0] in ("T", "t")
+    with suppress(OSError, IndexError), open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
+        return stat.read().rpartition(")")[2].split()[0] in ("T", "t")
     return False
 
 

@@ -6,10 +6,12 @@ autograd ends changes no byte in use at any allocation. What is left out on torc
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 
 import pytest
 
+from tests.quick import one_in
 from zreal import modules, torch_private
 from zreal.meters import MemoryMeter
 from zreal.observer import device_mesh
@@ -129,17 +131,17 @@ def deltas(ops: Iterable[Op], live: dict[str, int]) -> Iterator[int]:
                 yield -live.pop(event.buffer)
 
 
-@pytest.mark.parametrize("parameters", ["fp32", "bf16"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("model", "strategy", "parameters"), one_in(3, itertools.product(MODELS, STRATEGIES, ["fp32", "bf16"]))
+)
 def test_every_allocation_and_free_of_a_step_comes_in_torchs_order(model: str, strategy: str, parameters: str) -> None:
     case = scenario(model, strategy, parameters=parameters)
     assert of_program(case) == of_torch(case)
 
 
-@pytest.mark.parametrize("parameters", ["fp32", "bf16"])
-@pytest.mark.parametrize("again", [form for form in CHECKPOINTING if form not in ("none", "save every second")])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("model", "again", "parameters"), one_in(5, itertools.product(MODELS, ["full", "save", "recompute"], ["fp32", "bf16"]))
+)
 def test_recomputation_allocates_and_frees_in_torchs_order(model: str, again: str, parameters: str) -> None:
     case = scenario(model, "fsdp2", parameters=parameters, again=again)
     assert of_program(case) == of_torch(case)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.quick import one_in
 from tests.scenarios import scenario_texts
 from zreal import torch_private
 from zreal.observer import observe
@@ -70,7 +71,7 @@ def differences(case: Scenario, *, rank: int) -> list[str]:
 
 @pytest.mark.parametrize(
     ("keep", "precision", "accumulation"),
-    list(itertools.product(('"auto"', "true", "false", "2"), PRECISIONS, ACCUMULATIONS)),
+    one_in(5, itertools.product(('"auto"', "true", "false", "2"), PRECISIONS, ACCUMULATIONS)),
 )
 def test_fsdp2_of_uneven_mlp_on_four_ranks_is_exact(
     keep: str, precision: tuple[str, str], accumulation: tuple[int, str]
@@ -80,7 +81,7 @@ def test_fsdp2_of_uneven_mlp_on_four_ranks_is_exact(
     assert differences(case, rank=3) == []
 
 
-@pytest.mark.parametrize(("precision", "accumulation"), list(itertools.product(PRECISIONS, ACCUMULATIONS)))
+@pytest.mark.parametrize(("precision", "accumulation"), one_in(2, itertools.product(PRECISIONS, ACCUMULATIONS)))
 def test_hsdp_of_mlp_on_two_times_two_ranks_is_exact(precision: tuple[str, str], accumulation: tuple[int, str]) -> None:
     case = scenario("mlp-tiny", ranks=4, replicas=2, precision=precision, accumulation=accumulation)
 
@@ -92,9 +93,10 @@ def test_fsdp2_of_mlp_is_exact_on_the_last_rank_of_any_world(ranks: int) -> None
     assert differences(scenario("mlp-tiny", ranks=ranks), rank=ranks - 1) == []
 
 
-@pytest.mark.parametrize("model", ["gpt-tiny", "llama-tiny"])
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("accumulation", ACCUMULATIONS)
+@pytest.mark.parametrize(
+    ("model", "precision", "accumulation"),
+    one_in(5, itertools.product(["gpt-tiny", "llama-tiny"], PRECISIONS, ACCUMULATIONS)),
+)
 def test_fsdp2_of_transformers_is_exact(
     model: str, precision: tuple[str, str], accumulation: tuple[int, str]
 ) -> None:
@@ -109,7 +111,7 @@ def test_optimizer_implementations_are_exact_on_a_model_of_nothing_but_optimizer
 EXACT = scenario_texts(families=("mlp", "gpt"), strategies=("fsdp2", "hsdp"))
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(text=EXACT, data=st.data())
 def test_random_scenarios_of_fully_shard_are_exact(text: str, data: st.DataObject) -> None:
     """One rank and many, one shard or one replica, odd widths, every option: order, bytes, peaks and what is held by kind."""
@@ -118,12 +120,14 @@ def test_random_scenarios_of_fully_shard_are_exact(text: str, data: st.DataObjec
     assert differences(case, rank=data.draw(st.integers(0, case.world_size - 1))) == []
 
 
-@pytest.mark.parametrize("precision", [*PRECISIONS, ("fp32", "bf16")])
-@pytest.mark.parametrize("sync", ["every", "last"])
-@pytest.mark.parametrize(("replicas", "shards"), [(2, 1), (2, 2), (4, 3)])
+@pytest.mark.parametrize(
+    ("mesh", "sync", "precision"),
+    one_in(5, itertools.product([(2, 1), (2, 2), (4, 3)], ["every", "last"], [*PRECISIONS, ("fp32", "bf16")])),
+)
 def test_replicas_reduced_after_the_last_micro_batch_only_are_exact(
-    replicas: int, shards: int, sync: str, precision: tuple[str, str]
+    mesh: tuple[int, int], sync: str, precision: tuple[str, str]
 ) -> None:
+    replicas, shards = mesh
     text = f"""
 model = {{ preset = "mlp-uneven" }}
 batch = {{ micro_batch = 2, accumulation = 3 }}

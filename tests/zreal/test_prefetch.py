@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.quick import one_in
 from zsim.backends import find
 from zsim.compare import compare
 from zsim.ops import COLLECTIVES
@@ -27,19 +28,22 @@ precision = {{ parameters = "bf16", reduce = "fp32" }}
 
 @pytest.mark.parametrize(
     ("options", "more"),
-    [
-        ('name = "fsdp2", forward_prefetch = 1', {}),
-        ('name = "fsdp2", backward_prefetch = 1', {}),
-        ('name = "fsdp2", forward_prefetch = 2, backward_prefetch = 2, reshard_after_forward = true', {}),
-        ('name = "fsdp2", forward_prefetch = 3, backward_prefetch = 3, reshard_after_forward = false', {}),
-        ('name = "fsdp2", forward_prefetch = 1, backward_prefetch = 2, reshard_after_forward = 2', {}),
-        ('name = "fsdp2", forward_prefetch = 1, backward_prefetch = 1', {"ranks": 1}),
-        ('name = "fsdp2", forward_prefetch = 9, backward_prefetch = 9', {"model": "mlp-uneven"}),
-        (
-            'name = "hsdp", dp_replicate = 2, dp_shard = 2, forward_prefetch = 1, backward_prefetch = 2',
-            {"more": 'activation_checkpointing = { mode = "full" }'},
-        ),
-    ],
+    one_in(
+        2,
+        [
+            ('name = "fsdp2", forward_prefetch = 1', {}),
+            ('name = "fsdp2", backward_prefetch = 1', {}),
+            ('name = "fsdp2", forward_prefetch = 2, backward_prefetch = 2, reshard_after_forward = true', {}),
+            ('name = "fsdp2", forward_prefetch = 3, backward_prefetch = 3, reshard_after_forward = false', {}),
+            ('name = "fsdp2", forward_prefetch = 1, backward_prefetch = 2, reshard_after_forward = 2', {}),
+            ('name = "fsdp2", forward_prefetch = 1, backward_prefetch = 1', {"ranks": 1}),
+            ('name = "fsdp2", forward_prefetch = 9, backward_prefetch = 9', {"model": "mlp-uneven"}),
+            (
+                'name = "hsdp", dp_replicate = 2, dp_shard = 2, forward_prefetch = 1, backward_prefetch = 2',
+                {"more": 'activation_checkpointing = { mode = "full" }'},
+            ),
+        ],
+    ),
 )
 def test_prefetch_is_exact_in_order_bytes_and_memory(options: str, more: dict[str, object]) -> None:
     case = scenario(options, **more)  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from zreal.worker import LauncherError
 from zreal.worker import main as main_of_worker
 from zsim import saved
 from zsim.cli import main
+from zsim.errors import ZsimError
 
 pytestmark = pytest.mark.gloo
 
@@ -47,31 +48,32 @@ def test_a_run_under_torchrun_agrees_with_the_simulator(tmp_path, capsys):
     )
 
 
+def test_another_number_of_ranks_than_the_scenarios_is_refused_by_each():
+    done = worker(SCENARIO, "--save", "x.json", ranks=1)
+    assert done.returncode == 1  # torchrun itself answers 1 for any failed rank
+    assert "fsdp2-mlp-2: expected 2 ranks, as the scenario's mesh has, found 1" in done.stderr
+
+
+def test_a_start_without_a_launcher_is_words_and_no_traceback():
+    done = worker(SCENARIO, "--save", "x.json", ranks=0)
+    assert done.returncode == 2
+    assert "expected RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT from a launcher, found none" in done.stderr
+    assert "torchrun --nproc-per-node 2" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize(
-    ("arguments", "ranks", "words"),
+    ("arguments", "words"),
     [
-        (
-            (SCENARIO, "--save", "x.json"),
-            0,
-            "expected RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT from a launcher, found none; torchrun --nproc-per-node 2",
-        ),
-        ((SCENARIO, "--save", "x.json"), 1, "fsdp2-mlp-2: expected 2 ranks, as the scenario's mesh has, found 1"),
-        (("nowhere.toml", "--save", "x.json"), 0, "nowhere.toml: "),
-        ((SCENARIO,), 0, "the following arguments are required: --save"),
-        (
-            (SCENARIO, "--save", "x.json", "--interpreter", "executor"),
-            0,
-            "--interpreter: expected observer for fsdp2, found executor",
-        ),
+        (["nowhere.toml", "--save", "x.json"], "nowhere.toml: "),
+        ([SCENARIO, "--save", "x.json", "--interpreter", "executor"], "--interpreter: expected observer for fsdp2, found executor"),
     ],
 )
-def test_a_wrong_start_says_what_is_wrong(arguments, ranks, words):
-    done = worker(*arguments, ranks=ranks)
-
-    assert done.returncode == (1 if ranks else 2)  # torchrun itself answers 1 for any failed rank
-    assert words in done.stderr
-    if not ranks:  # torchrun adds a traceback of its own
-        assert "Traceback" not in done.stderr
+def test_a_wrong_start_says_what_is_wrong(arguments, words):
+    with pytest.raises(ZsimError) as error:
+        main_of_worker(arguments)
+    assert words in str(error.value)
+    assert error.value.exit_code == 2
 
 
 def test_a_port_that_is_none_is_refused(monkeypatch):

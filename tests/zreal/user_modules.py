@@ -172,4 +172,9 @@ CASES = {
     "gpt2": Case(gpt2, "transformer.h", sentences),
     "gpt2, all ones": Case(gpt2, "transformer.h", lambda: sentences(padding=0)),
 }
-PAIRS = [(name, dtype) for name, case in CASES.items() for dtype in case.dtypes]
+PAIRS = [
+    (name, dtype) if dtype == case.dtypes[place % len(case.dtypes)] else pytest.param(name, dtype, marks=pytest.mark.slow)
+    for place, (name, case) in enumerate(CASES.items())
+    for dtype in case.dtypes
+]
+"""Each module in each of its dtypes; the suite takes every module in one of them."""

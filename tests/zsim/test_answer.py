@@ -192,7 +192,9 @@ def test_only_changes_that_make_sense_are_tried(strategy: str, expected: set[str
 
 
 def test_a_small_model_needs_no_sharding_and_a_large_one_all_of_it() -> None:
-    small, large = fit(scenario()), fit(load(SCENARIOS / "published/gpt-3-175b-1024-a100.toml"))
+    text = (SCENARIOS / "published/llama-3-8b-8-h100.toml").read_text()
+    five_large_layers = text.replace('preset = "llama-3-8b"', 'preset = "llama-3-405b", num_layers = 5')
+    small, large = fit(scenario()), fit(parse(five_large_layers.encode(), where="large.toml"))
     assert small.recommended is not None
     assert small.recommended.answer.verdict == "FITS"
     assert {one.answer.verdict for one in small.candidates} == {"FITS"}
