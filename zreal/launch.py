@@ -28,7 +28,7 @@ from zsim.errors import RankError
 PRELOAD = ["torch", "torch.distributed", "torch.distributed.fsdp", "zreal.worker"]
 PROGRESS_BYTES = 200
 READ_BYTES = 1 << 20
-GRACE_S = 1.0
+GRACE_S = 0.5
 """How long siblings may still report after the first rank failed."""
 
 

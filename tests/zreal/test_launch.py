@@ -37,7 +37,7 @@ def test_a_killed_rank_is_named_with_its_signal_and_last_collective_within_three
         "last collective: reduce_scatter #1 of 64 B over dp_shard; ranks [0, 2] were stopped or failed after it"
     )
     assert error.value.exit_code == 1
-    assert time.monotonic() - began < 6  # 1 s of grace, two ranks to stop, on a busy machine
+    assert time.monotonic() - began < 6  # half a second of grace, two ranks to stop, on a busy machine
     assert multiprocessing.active_children() == []
 
 
@@ -186,4 +186,4 @@ def test_a_rank_that_raises_is_named_within_seconds_though_its_siblings_notice_n
         launch(f"{BODIES}:raising_alone", {}, world_size=3, timeout_s=60)
 
     assert error.value.where == "rank 1"
-    assert time.monotonic() - began < 6  # 1 s of grace, two ranks to stop, on a busy machine
+    assert time.monotonic() - began < 6  # half a second of grace, two ranks to stop, on a busy machine

@@ -80,7 +80,10 @@ def test_a_bare_rate_could_be_bits_or_bytes() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "GiB", "80", "-1 GiB", "nan GiB", "inf B", "1e9 B", "80 gib", "80 GiB GiB", "80 GB/s", "٣ GiB", "9" * 99, "1,5 GiB", "1,,,5___0 B", "12,34 B", "1_ B", "1_,000 B"],
+    [
+        *("", "GiB", "80", "-1 GiB", "nan GiB", "inf B", "1e9 B", "80 gib", "80 GiB GiB", "80 GB/s", "٣ GiB", "9" * 99),
+        *("1,5 GiB", "1,,,5___0 B", "12,34 B", "1_ B", "1_,000 B"),
+    ],
 )
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(UnitError):
