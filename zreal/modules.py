@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     SelectiveCheckpointContext,
@@ -72,6 +73,13 @@ class Stretch(nn.Module):
             return interpret(self.spec, x, targets, self, again=asked.recompute)
         return recomputed(lambda value: interpret(self.spec, value, targets, self), x, save=asked.save, every=asked.save_every)
 
+
+KERNELS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+"""The kernels of scaled_dot_product_attention that a model can ask for."""
 
 SAVED: dict[str, tuple[str, ...]] = {
     "linear": ("mm", "addmm"),
@@ -183,10 +191,12 @@ def _rotary(x: Tensor, op: Operator) -> Tensor:
 
 def _attention(op: Operator, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     q, k, v = _heads(query, op.num_heads), _heads(key, op.num_kv_heads), _heads(value, op.num_kv_heads)
-    if op.implementation == "sdpa":
-        mixed = functional.scaled_dot_product_attention(
-            q, k, v, is_causal=op.causal, enable_gqa=op.num_kv_heads != op.num_heads
-        )
+    if op.implementation != "explicit":
+        asked = KERNELS.get(op.implementation)
+        with sdpa_kernel(asked) if asked is not None else nullcontext():
+            mixed = functional.scaled_dot_product_attention(
+                q, k, v, is_causal=op.causal, enable_gqa=op.num_kv_heads != op.num_heads
+            )
         return mixed.transpose(1, 2).flatten(-2)
     if op.num_kv_heads != op.num_heads:
         k, v = (t.repeat_interleave(op.num_heads // op.num_kv_heads, dim=1) for t in (k, v))

@@ -69,5 +69,5 @@ def problems(asked: Checkpointing, model: ModelSpec) -> Iterator[str]:
         yield f"{key}.every: expected 1 to {max(1, blocks)}, the model's blocks, found {asked.every}"
     yield from (f"{key}.recompute: expected some of {', '.join(kinds)}, found {kind!r}" for kind in asked.recompute if kind not in kinds)
     yield from (f"{key}.save: expected some of {', '.join(SAVEABLE)}, found {kind!r}" for kind in asked.save if kind not in SAVEABLE)
-    if "attention" in asked.save and any(o.kind == "attention" and o.implementation == "explicit" for o in operators):
-        yield f"{key}.save: explicit attention is several calls and has no one output to keep; use model.attention = \"sdpa\""
+    if "attention" in asked.save and any(o.kind == "attention" and o.implementation in ("explicit", "math") for o in operators):
+        yield f"{key}.save: attention of several calls (explicit, math) has no one output to keep; use model.attention = \"sdpa\""

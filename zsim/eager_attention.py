@@ -1,7 +1,4 @@
-"""The aten calls of rotary positions and of attention, one by one, as torch's own composites and the real modules make them.
-
-Views count where gradients pass through them: what lies transposed is copied when it is made flat again. Seen with torch 2.13.
-"""
+"""The aten calls of rotary positions and of attention, one by one, as the real modules make them. Seen with torch 2.13."""
 
 from __future__ import annotations
 
@@ -9,26 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from zsim import eager_sdpa
 from zsim.aten_call import Call, Sizes
+from zsim.aten_forms import batched_matmul, clone, constant, view
 from zsim.operators import Operator
-
-
-def _view(source: str, output: str, nbytes: int, *, copies_gradient: bool = False, **more: Any) -> Call:
-    """Another shape of `source`; with `copies_gradient` its gradient cannot be a view and is copied."""
-    way: dict[str, Any] = {"gradients" if copies_gradient else "passes": (source,)}
-    return Call(operator="view", inputs=(source,), output=output, nbytes=nbytes, view=True, **way, **more)
-
-
-def _clone(source: str, output: str, nbytes: int, *, copies: bool, **more: Any) -> Call:
-    """`source` made contiguous: a copy if it `copies`, else a view. The gradient passes."""
-    return Call(
-        operator="clone", inputs=(source,), output=output, nbytes=nbytes, view=not copies, passes=(source,), **more
-    )
-
-
-def _constant(output: str, nbytes: int, *, drops: tuple[str, ...] = ()) -> Call:
-    """A tensor that needs no gradient, made from nothing or from another such one."""
-    return Call(operator="constant", inputs=(), output=output, nbytes=nbytes, drops=drops)
 
 
 def rotary(op: Operator, sizes: Sizes) -> Iterator[Call]:
@@ -37,7 +18,7 @@ def rotary(op: Operator, sizes: Sizes) -> Iterator[Call]:
     nbytes = sizes.nbytes * sizes.tokens * op.num_heads * op.head_dim
     left, right, cos, sin = (f"{name}.{part}" for part in ("left", "right", "cos", "sin"))
     yield from _tables(op, sizes)
-    yield _view(x, left, nbytes // 2, also=(right,), copies_gradient=True)
+    yield view(x, left, nbytes // 2, also=(right,), copies_gradient=True)
 
     def product(half: str, table: str) -> Call:
         return Call(
@@ -83,42 +64,21 @@ def _tables(op: Operator, sizes: Sizes) -> Iterator[Call]:
     name, half, length = op.output, op.head_dim // 2, sizes.batch.sequence_length
     ways = ("arange", "negative", "exponents", "rates")
     for before, way in zip((None, *ways), ways, strict=False):
-        yield _constant(f"{name}.{way}", 4 * half, drops=(f"{name}.{before}",) if before else ())
-    yield _constant(f"{name}.places", 4 * length)
-    yield _constant(f"{name}.angles", 4 * length * half, drops=(f"{name}.places",))
+        yield constant(f"{name}.{way}", 4 * half, drops=(f"{name}.{before}",) if before else ())
+    yield constant(f"{name}.places", 4 * length)
+    yield constant(f"{name}.angles", 4 * length * half, drops=(f"{name}.places",))
     for table in (f"{name}.cos", f"{name}.sin"):
         if sizes.nbytes == 4:
-            yield _constant(table, 4 * length * half)
+            yield constant(table, 4 * length * half)
         else:
-            yield _constant(f"{table}.float", 4 * length * half)
-            yield _constant(table, sizes.nbytes * length * half, drops=(f"{table}.float",))
+            yield constant(f"{table}.float", 4 * length * half)
+            yield constant(table, sizes.nbytes * length * half, drops=(f"{table}.float",))
 
 
 def attention(op: Operator, sizes: Sizes) -> Iterator[Call]:
-    """One fused call, or softmax(q·kᵀ/√d + mask)·v call by call."""
-    yield from _fused(op, sizes) if op.implementation == "sdpa" else _explicit(op, sizes)
-
-
-def _flops(op: Operator, sizes: Sizes) -> int:
-    return 4 * sizes.tokens * sizes.batch.sequence_length * op.num_heads * op.head_dim
-
-
-def _fused(op: Operator, sizes: Sizes) -> Iterator[Call]:
-    nbytes, flops = sizes.nbytes * sizes.tokens * op.num_heads * op.head_dim, _flops(op, sizes)
-    yield Call(
-        operator="attention",
-        inputs=op.inputs,
-        output=op.output,
-        nbytes=nbytes,
-        saves=(*op.inputs, op.output),
-        keeps=((f"{op.output}.logsumexp", 4 * sizes.tokens * op.num_heads),),
-        gradients=op.inputs,
-        joint=True,
-        flops=flops // 2 if op.causal else flops,
-        backward_flops=5 * flops // 4 if op.causal else 5 * flops // 2,
-        moved=4 * nbytes,
-        backward_moved=8 * nbytes,
-    )
+    """One fused call, or softmax(q·kᵀ/√d + mask)·v call by call, as the module's own code or as torch's composite."""
+    kernel = eager_sdpa.sdpa_kernel(op, sizes)
+    yield from {"explicit": _explicit, "math": eager_sdpa.math}.get(kernel, eager_sdpa.fused)(op, sizes)
 
 
 def _explicit(op: Operator, sizes: Sizes) -> Iterator[Call]:
@@ -132,47 +92,26 @@ def _explicit(op: Operator, sizes: Sizes) -> Iterator[Call]:
     split = long and op.num_heads > 1
     copies = split and sequences > 1
     query, key, value = (f"{name}.{part}" for part in ("query", "key", "value"))
-    yield _view(op.inputs[0], query, nbytes, copies_gradient=split)
+    yield view(op.inputs[0], query, nbytes, copies_gradient=split)
     for source, heads, turns in ((op.inputs[1], key, True), (op.inputs[2], value, False)):
         turned = (source,) if turns and not grouped and long and sequences > 1 else ()
         shared = nbytes // op.num_heads * op.num_kv_heads
         copied = long and op.num_kv_heads > 1 and (grouped or not turns)
-        yield _view(source, heads, shared, copies_gradient=copied, turns=turned)
+        yield view(source, heads, shared, copies_gradient=copied, turns=turned)
     if grouped:
         for heads in (key, value):
             repeated = f"{heads}.repeated"
             yield Call(operator="repeat", inputs=(heads,), output=repeated, nbytes=nbytes, gradients=(heads,))
         key, value = f"{key}.repeated", f"{value}.repeated"
-    yield _clone(query, f"{name}.q", nbytes, copies=copies)
-    yield _clone(key, f"{name}.k", nbytes, copies=copies and not grouped)
+    yield clone(query, f"{name}.q", nbytes, copies=copies)
+    yield clone(key, f"{name}.k", nbytes, copies=copies and not grouped)
     yield from _probabilities(op, sizes)
-    yield _clone(value, f"{name}.v", nbytes, copies=copies and not grouped)
+    yield clone(value, f"{name}.v", nbytes, copies=copies and not grouped)
     product = f"{name}.product"
-    yield _matmul("weighted_values", (f"{name}.probabilities", f"{name}.v"), product, nbytes, op, sizes)
+    yield batched_matmul("weighted_values", (f"{name}.probabilities", f"{name}.v"), product, nbytes, op, sizes)
     flat: dict[str, Any] = {"gradients" if copies else "passes": (product,)}
     yield Call(
         operator="clone", inputs=(product,), output=name, nbytes=nbytes, view=not split, drops=(product,), **flat
-    )
-
-
-def _matmul(operator: str, inputs: tuple[str, str], output: str, nbytes: int, op: Operator, sizes: Sizes) -> Call:
-    """A batched product; backward makes the gradient of its second factor first."""
-    flops, wide = _flops(op, sizes) // 2, sizes.nbytes * sizes.tokens * op.num_heads * op.head_dim
-    scores = sizes.nbytes * sizes.tokens * sizes.batch.sequence_length * op.num_heads
-    of_scores = operator == "scores"
-    return Call(
-        operator=operator,
-        inputs=inputs,
-        output=output,
-        nbytes=nbytes,
-        saves=inputs,
-        crossed=True,
-        gradients=inputs[::-1],
-        drops=inputs,
-        flops=flops,
-        backward_flops=2 * flops,
-        moved=6 * scores if of_scores else scores + 2 * wide,
-        backward_moved=6 * scores if of_scores else 2 * scores + 4 * wide,
     )
 
 
@@ -181,7 +120,7 @@ def _probabilities(op: Operator, sizes: Sizes) -> Iterator[Call]:
     name, length = op.output, sizes.batch.sequence_length
     nbytes = sizes.nbytes * sizes.tokens * length * op.num_heads
     raw, scores, masked, probabilities = (f"{name}.{part}" for part in ("raw", "scores", "masked", "probabilities"))
-    yield _matmul("scores", (f"{name}.q", f"{name}.k"), raw, nbytes, op, sizes)
+    yield batched_matmul("scores", (f"{name}.q", f"{name}.k"), raw, nbytes, op, sizes)
 
     def step(operator: str, source: str, output: str, saves: tuple[str, ...] = (), drops: tuple[str, ...] = ()) -> Call:
         return Call(
@@ -196,8 +135,8 @@ def _probabilities(op: Operator, sizes: Sizes) -> Iterator[Call]:
 
     yield step("scale", raw, scores, drops=(raw,))
     if op.causal:
-        yield _constant(f"{name}.ones", length * length)
-        yield _constant(f"{name}.mask", length * length, drops=(f"{name}.ones",))
+        yield constant(f"{name}.ones", length * length)
+        yield constant(f"{name}.mask", length * length, drops=(f"{name}.ones",))
         yield step("mask", scores, masked, saves=(f"{name}.mask",), drops=(scores,))
     source = masked if op.causal else scores
     if sizes.softmax_nbytes in (0, sizes.nbytes):

@@ -22,6 +22,11 @@ OperatorKind = Literal[
 ]
 
 
+AttentionKind = Literal["explicit", "sdpa", "flash", "efficient", "math"]
+"""Softmax of materialised scores in the module's own code, scaled_dot_product_attention with the kernel that torch takes, or one of its
+kernels asked for by `torch.nn.attention.sdpa_kernel`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
     """One operator of a module's dataflow: reads the values `inputs`, writes the value `output`.
@@ -34,7 +39,7 @@ class Operator:
     linear: in_features -> out_features. embedding: num_embeddings × out_features. positions: adds rows 0..s-1 of a
     learned table (num_embeddings × out_features). layer_norm, rms_norm, gelu, residual: out_features. swiglu:
     silu(inputs[0]) * inputs[1]. rotary: turns num_heads heads of head_dim. attention: inputs q, k, v; num_heads,
-    num_kv_heads, head_dim; `implementation` "explicit" (softmax of materialised scores) or "sdpa"; causal. traced: whatever a
+    num_kv_heads, head_dim; `implementation` an AttentionKind; causal. traced: whatever a
     tracer saw (`zsim.traced`), whose calls nobody here knows.
     """
 

@@ -19,6 +19,7 @@ from zsim.expect import FIGURES
 from zsim.hardware import clusters
 from zsim.mesh import AXES, RESERVED_AXES
 from zsim.models import FAMILIES, presets
+from zsim.operators import AttentionKind
 from zsim.sharding import Granularity
 from zsim.strategies import STRATEGIES
 from zsim.units import UnitError, parse_bytes
@@ -49,7 +50,7 @@ class ModelTable(_Table):
 
     preset: str | None = None
     num_layers: int | None = Field(default=None, ge=1)
-    attention: Literal["explicit", "sdpa"] | None = None
+    attention: AttentionKind | None = None
     family: str | None = None
     sizes: dict[str, Any] = {}
     huggingface: str | None = None

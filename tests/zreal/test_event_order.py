@@ -31,6 +31,8 @@ MODELS = {
     "gpt sdpa": '{ preset = "gpt-tiny", num_layers = 2, attention = "sdpa" }',
     "llama explicit": '{ preset = "llama-tiny", num_layers = 2, attention = "explicit" }',
     "llama sdpa": '{ preset = "llama-tiny", num_layers = 2 }',
+    "gpt math": f'{{ family = "gpt", sizes = {{ {SMALL}, attention = "math" }} }}',
+    "llama math": f'{{ family = "llama", sizes = {{ {SMALL}, num_kv_heads = 2, attention = "math" }} }}',
     "llama tied": f'{{ family = "llama", sizes = {{ {SMALL}, num_kv_heads = 2, tied = true }} }}',
     "llama ungrouped": f'{{ family = "llama", sizes = {{ {SMALL}, num_kv_heads = 4, attention = "explicit" }} }}',
 }

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.eager import Call, calls
+from zsim.eager_sdpa import without_kernel
 from zsim.models import build, load_preset, presets
 from zsim.models.gpt import GptSizes
 from zsim.models.layers import linear
@@ -16,7 +17,7 @@ from zsim.module_lowering import lower_each
 from zsim.operators import Operator, OperatorKind
 from zsim.ops import Alloc, Free
 from zsim.optimizers import kernels
-from zsim.training import Batch, Optimizer
+from zsim.training import Batch, Device, Dtype, Optimizer
 
 small = st.integers(1, 64)
 
@@ -95,6 +96,42 @@ def test_explicit_attention_keeps_the_probabilities_and_sdpa_does_not() -> None:
     assert [(call.nbytes, call.keeps) for call in made["sdpa"]] == [
         (4 * 2 * 128 * 32, (("mixed.logsumexp", 4 * 2 * 128 * 4),))
     ]
+
+
+def test_on_cuda_flash_and_memory_efficient_attention_round_rows_up_and_keep_the_random_state() -> None:
+    """Rows of 100: flash rounds them to 128 in backward, memory-efficient attention to 32 in both; heads of 40 to 64."""
+    batch = Batch(micro_batch=2, sequence_length=100)
+
+    def made(dtype: Dtype, *, shared: int) -> Call:
+        (call,) = calls(_attention("sdpa", shared=shared, head_dim=40), batch=batch, dtype=dtype, device="cuda")
+        return call
+
+    flash = made("bfloat16", shared=4)
+    assert flash.keeps == (("mixed.logsumexp", 4 * 2 * 4 * 100), ("mixed.random_state", 16), ("mixed.unused", 8))
+    assert flash.backward_scratch == (4 * 2 * 4 * 128, 4 * 2 * 4 * 128 * 64)
+    expanded = 2 * 2 * 100 * 4 * 40
+    assert made("bfloat16", shared=2).backward_scratch == (*flash.backward_scratch, expanded, expanded)
+    efficient = made("float32", shared=4)
+    assert efficient.keeps == (("mixed.logsumexp", 4 * 2 * 4 * 128), ("mixed.seed", 8), ("mixed.offset", 8))
+    assert efficient.backward_scratch == (4 * 2 * 4 * 128,)
+    assert len(calls(_attention("sdpa", shared=2), batch=batch, dtype="float32", device="cuda")) > 10, "the composite"
+
+
+@pytest.mark.parametrize(
+    ("attention", "shared", "dtype", "device", "words"),
+    [
+        ("efficient", 4, "float32", "cpu", "memory-efficient attention has no kernel on a CPU"),
+        ("efficient", 2, "bfloat16", "cuda", "memory-efficient attention has no kernel for grouped keys and values"),
+        ("flash", 4, "float32", "cuda", "flash attention has no kernel for float32 on CUDA"),
+        ("flash", 4, "float32", "cpu", ""),
+        ("math", 2, "float32", "cuda", ""),
+    ],
+)
+def test_a_kernel_that_torch_does_not_have_is_named(
+    attention: str, shared: int, dtype: Dtype, device: Device, words: str
+) -> None:
+    nbytes = 4 if dtype == "float32" else 2
+    assert without_kernel(_attention(attention, shared=shared), device=device, nbytes=nbytes) == words
 
 
 def test_a_forward_of_a_gpt_is_two_flops_per_token_and_matmul_weight_plus_attention() -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from zsim.errors import ScenarioError
 from zsim.model import ROOT, ModelSpec, Module
 from zsim.models.layers import LossDtype, elementwise, embedding, head, language_model, linear, norm
-from zsim.operators import Operator
+from zsim.operators import AttentionKind, Operator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +21,7 @@ class GptSizes:
     max_positions: int = 0
     feed_forward: int = 0
     tied: bool = True
-    attention: Literal["explicit", "sdpa"] = "explicit"
+    attention: AttentionKind = "explicit"
     loss_dtype: LossDtype = "model"
 
 

@@ -6,12 +6,11 @@ Llama 2 and 3, Mistral and, with biases on q, k and v, Qwen2 have this shape.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from zsim.errors import ScenarioError
 from zsim.model import ROOT, ModelSpec, Module
 from zsim.models.layers import LossDtype, elementwise, embedding, head, language_model, linear, norm
-from zsim.operators import Operator
+from zsim.operators import AttentionKind, Operator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +28,7 @@ class LlamaSizes:
     output_bias: bool = False
     mlp_bias: bool = False
     tied: bool = False
-    attention: Literal["explicit", "sdpa"] = "sdpa"
+    attention: AttentionKind = "sdpa"
     loss_dtype: LossDtype = "model"
 
 

@@ -1,0 +1,173 @@
+"""What scaled_dot_product_attention does: which of its kernels runs, what the fused ones keep, and the composite call by call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from zsim.aten_call import Call, Sizes
+from zsim.aten_forms import attention_flops, batched_matmul, clone, constant, view
+from zsim.operators import Operator
+from zsim.training import Device
+
+
+def sdpa_kernel(op: Operator, sizes: Sizes) -> str:
+    """Which of its kernels scaled_dot_product_attention takes: "flash", "efficient" or "math"; "explicit" where it is not asked.
+
+    On a CPU flash takes everything. On CUDA it takes two bytes and heads of at most 256, and memory-efficient attention the rest unless
+    heads are grouped (torch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp). cuDNN's keeps as much as flash.
+    """
+    if op.implementation != "sdpa" or sizes.device == "cpu":
+        return "flash" if op.implementation == "sdpa" else op.implementation
+    if sizes.nbytes == 2 and op.head_dim <= 256:
+        return "flash"
+    return "efficient" if op.num_heads == op.num_kv_heads else "math"
+
+
+def without_kernel(op: Operator, *, device: Device, nbytes: int) -> str:
+    """Why torch would find no kernel for this attention on `device` in elements of `nbytes`, or ""."""
+    asked = op.implementation
+    if asked == "efficient" and device == "cpu":
+        return "memory-efficient attention has no kernel on a CPU"
+    if asked == "efficient" and op.num_heads != op.num_kv_heads:
+        return "memory-efficient attention has no kernel for grouped keys and values"
+    if asked == "flash" and device == "cuda" and nbytes == 4:
+        return "flash attention has no kernel for float32 on CUDA"
+    if asked == "flash" and device == "cuda" and op.head_dim > 256:
+        return f"flash attention has no kernel for heads of {op.head_dim}, 256 at most"
+    return ""
+
+
+def fused(op: Operator, sizes: Sizes) -> Iterator[Call]:
+    """One call, which keeps the logarithm of each row's sum instead of the probabilities."""
+    nbytes, flops = sizes.nbytes * sizes.tokens * op.num_heads * op.head_dim, attention_flops(op, sizes)
+    keeps, scratch = _kept_and_scratch(op, sizes)
+    yield Call(
+        operator="attention",
+        inputs=op.inputs,
+        output=op.output,
+        nbytes=nbytes,
+        saves=(*op.inputs, op.output),
+        keeps=keeps,
+        backward_scratch=scratch,
+        gradients=op.inputs,
+        joint=True,
+        flops=flops // 2 if op.causal else flops,
+        backward_flops=5 * flops // 4 if op.causal else 5 * flops // 2,
+        moved=4 * nbytes,
+        backward_moved=8 * nbytes,
+    )
+
+
+def _kept_and_scratch(op: Operator, sizes: Sizes) -> tuple[tuple[tuple[str, int], ...], tuple[int, ...]]:
+    """What a fused forward keeps besides its inputs and output, and what lives while its backward runs.
+
+    On CUDA read from torch's sources (flash_attn/flash_api.cpp, attention.cu), and not confirmed on a GPU: flash rounds rows up to 128 in
+    backward, accumulates the queries' gradient in float32, and expands the gradients of grouped heads; memory-efficient attention rounds
+    rows up to 32. Both keep two numbers of the random state.
+    """
+    rows, sequences = sizes.batch.sequence_length, sizes.batch.micro_batch
+    name, row_nbytes = f"{op.output}.logsumexp", 4 * sequences * op.num_heads
+    if sizes.device == "cpu":
+        return ((name, row_nbytes * rows),), ()
+    if sdpa_kernel(op, sizes) == "efficient":
+        rounded = _up(rows, 32)
+        return ((name, row_nbytes * rounded), (f"{op.output}.seed", 8), (f"{op.output}.offset", 8)), (row_nbytes * rounded,)
+    rounded = _up(rows, 128)
+    queries = row_nbytes * rounded * _up(op.head_dim, 32 if op.head_dim <= 128 else 64)
+    expanded = sizes.nbytes * sizes.tokens * op.num_heads * op.head_dim
+    grouped = (expanded, expanded) if op.num_kv_heads != op.num_heads else ()
+    kept = ((name, row_nbytes * rows), (f"{op.output}.random_state", 16), (f"{op.output}.unused", 8))
+    return kept, (row_nbytes * rounded, queries, *grouped)
+
+
+def _up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+def math(op: Operator, sizes: Sizes) -> Iterator[Call]:
+    """torch's composite: in float32, with √√d taken from queries and keys apart, and an additive mask.
+
+    What the composite's frame holds, scaled queries and mask, lives until it returns.
+    """
+    name, sequences, length = op.output, sizes.batch.micro_batch, sizes.batch.sequence_length
+    grouped, long, casts = op.num_kv_heads != op.num_heads, length > 1, sizes.nbytes == 2
+    split = long and op.num_heads > 1
+    copies = split and sequences > 1
+    given = sizes.nbytes * sizes.tokens * op.num_heads * op.head_dim
+    wide = replace(sizes, nbytes=4)
+    nbytes, shared = 4 * given // sizes.nbytes, given // op.num_heads * op.num_kv_heads
+    heads = {part: f"{name}.{part}" for part in ("query", "key", "value")}
+    for source, (part, own) in zip(op.inputs, heads.items(), strict=True):
+        queries = part == "query"
+        turns = part == "key" and not grouped  # its gradient comes as that of what was transposed
+        turned = (source,) if turns and long and sequences > 1 else ()
+        copied = long and (op.num_heads if queries else op.num_kv_heads) > 1 and not turns
+        yield view(source, own, given if queries else shared, copies_gradient=copied, turns=turned)
+    if casts:
+        for part, own in heads.items():
+            heads[part] = f"{own}.float"
+            numel = nbytes if part == "query" else 2 * shared
+            yield Call(operator="cast", inputs=(own,), output=heads[part], nbytes=numel, gradients=(own,))
+    yield _scaled(heads["query"], f"{name}.scaled", nbytes)
+    if op.causal:
+        yield constant(f"{name}.ones", length * length)
+        yield constant(f"{name}.mask", length * length, drops=(f"{name}.ones",))
+        yield constant(f"{name}.infinity", 4)
+        yield constant(f"{name}.zero", 4)
+        yield constant(f"{name}.bias", 4 * length * length, drops=tuple(f"{name}.{of}" for of in ("mask", "infinity", "zero")))
+    if grouped:
+        for part in ("key", "value"):
+            repeated = f"{heads[part]}.repeated"
+            yield Call(operator="repeat", inputs=(heads[part],), output=repeated, nbytes=nbytes, gradients=(heads[part],))
+            heads[part] = repeated
+    yield _scaled(heads["key"], f"{name}.keys", nbytes)
+    yield clone(f"{name}.scaled", f"{name}.q", nbytes, copies=copies)
+    yield clone(f"{name}.keys", f"{name}.k", nbytes, copies=copies and not grouped)
+    yield from _weights(op, wide)
+    if casts:  # the composite returns the probabilities too, which nobody takes
+        yield constant(f"{name}.returned", sizes.nbytes * sizes.tokens * length * op.num_heads)
+    yield clone(heads["value"], f"{name}.v", nbytes, copies=copies and not grouped)
+    product = f"{name}.product"
+    weighted = batched_matmul("weighted_values", (f"{name}.probabilities", f"{name}.v"), product, nbytes, op, wide)
+    held = [f"{name}.scaled", *([f"{name}.bias"] if op.causal else [])]
+    held += [f"{name}.{part}.float" for part in ("query", "key", "value") if casts]
+    held += [heads[part] for part in ("key", "value") if grouped]
+    held += [f"{name}.probabilities", *([f"{name}.returned"] if casts else [])]
+    if not casts:
+        yield replace(weighted, drops=(f"{name}.v", *held))
+        flat: dict[str, Any] = {"gradients" if copies else "passes": (product,)}
+    else:
+        yield replace(weighted, drops=(f"{name}.v",))
+        yield view(product, f"{name}.heads", nbytes, copies_gradient=copies)
+        narrow = f"{name}.narrow"
+        drops = (product, f"{name}.heads", *held)
+        yield Call(operator="cast", inputs=(f"{name}.heads",), output=narrow, nbytes=given, gradients=(f"{name}.heads",), drops=drops)
+        product, flat = narrow, {"passes": (narrow,)}
+    yield Call(operator="clone", inputs=(product,), output=name, nbytes=given, view=not split, drops=(product,), **flat)
+
+
+def _scaled(source: str, output: str, nbytes: int) -> Call:
+    return Call(operator="scale", inputs=(source,), output=output, nbytes=nbytes, gradients=(source,))
+
+
+def _weights(op: Operator, sizes: Sizes) -> Iterator[Call]:
+    """The scores of scaled queries and keys, the mask added, and their softmax, which autograd keeps."""
+    name = op.output
+    nbytes = sizes.nbytes * sizes.tokens * sizes.batch.sequence_length * op.num_heads
+    raw, masked, probabilities = (f"{name}.{part}" for part in ("raw", "masked", "probabilities"))
+    scores = batched_matmul("scores", (f"{name}.q", f"{name}.k"), raw, nbytes, op, sizes)
+    yield replace(scores, drops=(*scores.drops, f"{name}.keys"))
+    if op.causal:
+        yield Call(operator="mask", inputs=(raw,), output=masked, nbytes=nbytes, passes=(raw,), drops=(raw,))
+    source = masked if op.causal else raw
+    yield Call(
+        operator="softmax",
+        inputs=(source,),
+        output=probabilities,
+        nbytes=nbytes,
+        saves=(probabilities,),
+        gradients=(source,),
+        drops=(source,),
+    )
