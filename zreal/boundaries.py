@@ -66,13 +66,17 @@ def cast_floats(value: Any, dtype: torch.dtype | None) -> Any:
 
 
 class Boundaries:
-    """Follows the units of a module and tells the log its place. `order` are the units as forward met them."""
+    """Follows the units of a module and tells the log its place. `order` are the units as forward met them.
+
+    `constant` are the places of those whose output needs no gradient, as nothing up to them is trained: they have no backward.
+    """
 
     def __init__(self, log: StorageLog, *, units: Mapping[str, nn.Module], dtype: torch.dtype | None) -> None:
         self.log = log
         self.order: list[str] = []
         self.needs_gradient: list[bool] = []
         self.begun: set[int] = set()
+        self.constant: set[int] = set()
         self._units = units
         self._dtype = dtype
 
@@ -105,7 +109,7 @@ class Boundaries:
     def end_backward(self) -> None:
         """Backward is over: UntraceableError for a unit whose backward nobody saw begin."""
         for place, fqn in enumerate(self.order):
-            if place not in self.begun:
+            if place not in self.begun | self.constant:
                 raise UntraceableError(
                     where=fqn,
                     expected="the gradient of the unit's output",
@@ -139,9 +143,11 @@ class Boundaries:
         if self.log.place.backward:
             return
         unit = self.log.place.unit
-        for tensor in tensors_in(output):
-            if tensor.requires_grad:
-                tensor.register_hook(partial(self.gradient_arrives, unit))
+        wanted = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+        for tensor in wanted:
+            tensor.register_hook(partial(self.gradient_arrives, unit))
+        if not wanted and not any(p.requires_grad for p in module.parameters()) and not self.needs_gradient[unit]:
+            self.constant.add(unit)
         self.log.place = Place(backward=False, unit=unit + 1, inside=False)
 
     def gradient_arrives(self, unit: int, gradient: Tensor) -> None:
@@ -190,7 +196,8 @@ class ParameterGradients:
     @contextmanager
     def hooks(self, parameters: Mapping[str, nn.Parameter]) -> Iterator[None]:
         """The gradients that are kept are noted inside."""
-        handles = [p.register_post_accumulate_grad_hook(partial(self._keep, fqn)) for fqn, p in parameters.items()]
+        trained = {fqn: parameter for fqn, parameter in parameters.items() if parameter.requires_grad}
+        handles = [p.register_post_accumulate_grad_hook(partial(self._keep, fqn)) for fqn, p in trained.items()]
         try:
             yield
         finally:

@@ -73,7 +73,7 @@ def fake(model: nn.Module, inputs: Inputs, *, units: Units, dtype: Dtype, casts_
         model=model,
         units=found,
         groups=groups,
-        parameters={fqn: _fake_parameter(fqn, p, wanted) for fqn, p in model.named_parameters()},
+        parameters={fqn: _fake_parameter(p, wanted) for fqn, p in model.named_parameters()},
         buffers={fqn: _fake(buffer) for fqn, buffer in model.named_buffers()},
         args=args,
         kwargs=kwargs,
@@ -81,10 +81,8 @@ def fake(model: nn.Module, inputs: Inputs, *, units: Units, dtype: Dtype, casts_
     )
 
 
-def _fake_parameter(fqn: str, parameter: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
-    if not parameter.requires_grad:
-        raise refuse(fqn, "parameters that are trained", "a frozen one", "frozen parameters are not traced yet")
-    return nn.Parameter(torch.empty(parameter.shape, dtype=dtype))
+def _fake_parameter(parameter: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
+    return nn.Parameter(torch.empty(parameter.shape, dtype=dtype), requires_grad=parameter.requires_grad)
 
 
 def _fake(tensor: Tensor) -> Tensor:
@@ -156,7 +154,8 @@ def _groups(model: nn.Module, units: Mapping[str, nn.Module]) -> tuple[ParamGrou
     for fqn, parameter in _in_order_of_fully_shard(model):
         if not is_name(fqn):
             raise refuse(repr(fqn), "a name without blanks, commas and bars", "another one", "rename the module")
-        members[owners.get(id(parameter), ROOT)].append(Parameter(fqn=fqn, shape=tuple(parameter.shape)))
+        found = Parameter(fqn=fqn, shape=tuple(parameter.shape), requires_grad=parameter.requires_grad)
+        members[owners.get(id(parameter), ROOT)].append(found)
     for fqn, parameter in model.named_parameters(remove_duplicate=False):
         owner = owners.get(id(parameter), ROOT)
         if owner != ROOT and not fqn.startswith(f"{owner}."):

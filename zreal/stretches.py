@@ -77,7 +77,8 @@ def traced_model(
     names.backward = True
     backward = [_computation(s.fqn, s.backward, names) for s in reversed(stretches)][::-1]
     ends = tuple(Free(name) for name in names.given.values())
-    backward[0] = Computation(kernels=backward[0].kernels, memory=(*backward[0].memory, *ends))
+    last = next((place for place, one in enumerate(stretches) if one.backward), 0)  # nothing before it is trained
+    backward[last] = Computation(kernels=backward[last].kernels, memory=(*backward[last].memory, *ends))
     late = _late(marks, lives, gradients)
     return check(
         TracedModel(
@@ -93,8 +94,9 @@ def traced_model(
                     backward=b,
                     input_needs_gradient=s.needs_gradient,
                     recompute=tuple(entry.kernel for entry in s.backward if isinstance(entry, Again)),
+                    differentiates=place >= last,
                 )
-                for s, f, b in zip(stretches, forward, backward, strict=True)
+                for place, (s, f, b) in enumerate(zip(stretches, forward, backward, strict=True))
             ),
             dtype=step.dtype,
             batch=step.batch,
@@ -187,14 +189,14 @@ def _marks(step: Step, lives: Lives, gradients: ParameterGradients) -> dict[int,
     """Storages that are born as gradients of parameters: the one kept and, of several, those added to it."""
     births = {entry.storage: entry.nbytes for _, entry in lives.entries if isinstance(entry, Born)}
     marks: dict[int, tuple[str, ...]] = {}
-    numels = {parameter.fqn: parameter.numel for group in step.groups for parameter in group.parameters}
+    numels = {p.fqn: p.numel for group in step.groups for p in group.parameters if p.requires_grad}
     for fqn in numels:
         if fqn not in gradients.kept:
             raise UntraceableError(
                 where=fqn,
-                expected="a gradient for every parameter",
+                expected="a gradient for every parameter that is not frozen",
                 found="none: the loss does not depend on it",
-                remedy="drop the parameter, or use it in forward",
+                remedy="drop the parameter, freeze it, or use it in forward",
             )
         kept = lives.final(gradients.kept[fqn])
         made = dict.fromkeys(map(lives.final, gradients.made.get(fqn, [])))

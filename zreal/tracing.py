@@ -43,6 +43,7 @@ def trace(
     """What one step of `module` on `inputs` computes, allocates and frees, unit by unit; the module is left as it was.
 
     `module` may live on any device ("meta" for one too large) or be a function that makes it, called without memory.
+    Parameters that do not require gradients are frozen: read, but without a gradient.
     `inputs`: positional (a sequence) or by name (a mapping); each a tensor, a (shape, dtype) pair, or any other value as
     it is. Values count only of small integer tensors, where the module asks for them (is the mask all ones?).
     `units`: fqns, or a predicate of fqn and module; by default the children of the longest ModuleList. All else is the

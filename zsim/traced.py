@@ -36,6 +36,10 @@ MAX_MODULES = 20_000
 INPUT = "x"
 """The buffer of the first cast input; of further ones it is the beginning of the name."""
 LOSS = "loss"
+FROZEN: Final = "frozen"
+"""What follows a parameter's shape in a file where it needs no gradient."""
+
+NOTHING: Final = Computation(kernels=(), memory=())
 
 
 class TracedModelError(ZsimError):
@@ -151,7 +155,7 @@ def dump(model: TracedModel) -> str:
         "casts_input": model.casts_input,
         "buffer_nbytes": model.buffer_nbytes,
         "input_nbytes": model.input_nbytes,
-        "units": [[unit.fqn, [[p.fqn, list(p.shape)] for p in unit.parameters]] for unit in model.units],
+        "units": [[unit.fqn, [_parameter_row(p) for p in unit.parameters]] for unit in model.units],
         "modules": [
             {
                 "fqn": module.fqn,
@@ -166,6 +170,10 @@ def dump(model: TracedModel) -> str:
         ],
     }
     return json.dumps(table, separators=(",", ":")) + "\n"
+
+
+def _parameter_row(parameter: Parameter) -> list[Any]:
+    return [parameter.fqn, list(parameter.shape), *([] if parameter.requires_grad else [FROZEN])]
 
 
 def _kernel_table(kernels: tuple[Kernel, ...]) -> list[list[Any]]:
@@ -224,12 +232,13 @@ def _model(reader: Reader) -> TracedModel:
     table["schema"].one_of((SCHEMA,))
     modules = list(table["modules"].items(at_most=MAX_MODULES))
     pairs = [_module(module, last=place == len(modules) - 1) for place, module in enumerate(modules)]
+    first = next((place for place, (_, one) in enumerate(pairs) if one.backward != NOTHING), 0)
     return TracedModel(
         name=table["name"].name(),
         family=FAMILY,
         modules=tuple(module for module, _ in pairs),
         units=tuple(_unit(unit) for unit in table["units"].items(at_most=MAX_MODULES)),
-        lowered=tuple(lowered for _, lowered in pairs),
+        lowered=tuple(replace(one, differentiates=place >= first) for place, (_, one) in enumerate(pairs)),
         dtype=table["dtype"].one_of(tuple(name for name in DTYPE_NBYTES if "float" in name)),
         batch=Batch(micro_batch=table["micro_batch"].size(), sequence_length=table["sequence_length"].size()),
         casts_input=table["casts_input"].truth(),
@@ -244,8 +253,12 @@ def _unit(reader: Reader) -> ParamGroup:
 
 
 def _parameter(reader: Reader) -> Parameter:
-    fqn, shape = reader.row(2)
-    parameter = Parameter(fqn=fqn.name(), shape=tuple(dim.size() for dim in shape.items(at_most=MAX_DIMS)))
+    frozen = isinstance(reader.value, list) and len(reader.value) == 3
+    fqn, shape, *marks = reader.row(3 if frozen else 2)
+    for mark in marks:
+        mark.one_of((FROZEN,))
+    dims = tuple(dim.size() for dim in shape.items(at_most=MAX_DIMS))
+    parameter = Parameter(fqn=fqn.name(), shape=dims, requires_grad=not frozen)
     Reader(parameter.numel, f"{reader.where}: elements").size()
     return parameter
 

@@ -56,8 +56,10 @@ def _lifetime_problems(
         yield model.name, "one mark in the backward of each module that recomputes", "other marks"
     for buffer in sorted(live):
         yield buffer, "a buffer that is freed by the end of backward", "it still lives"
-    for fqn in sorted(set(owner) - made):
+    for fqn in sorted(set(owner) - made - model.frozen):
         yield fqn, "a gradient in every backward", "none"
-    ends = lowered[0].backward.memory[-2:]
+    for fqn in sorted(made & model.frozen):
+        yield fqn, "no gradient of a frozen parameter", "one"
+    ends = next(module for module in lowered if module.differentiates).backward.memory[-2:]
     if ends != (Free(SEED), Free(loss)):
         yield model.name, "the loss and its gradient freed last", "another end"

@@ -44,7 +44,8 @@ def _frozen(unit: ParamGroup, patterns: tuple[str, ...]) -> ParamGroup:
 def _problems(model: ModelSpec, frozen: tuple[str, ...], unused: tuple[str, ...]) -> Iterator[str]:
     if isinstance(model, TracedModel):
         key = "frozen" if frozen else "model.unused"
-        yield f"{key}: a traced model's gradients are recorded with it; trace the module that you train"
+        mend = "freeze parameters of the module" if frozen else "leave blocks out of the module"
+        yield f"{key}: a traced model's gradients are recorded with it; {mend} and trace it again"
         return
     names = [parameter.fqn for parameter in model.parameters]
     for pattern in frozen:

@@ -122,12 +122,12 @@ def twice(module: Any, x: Tensor) -> Tensor:
         (
             with_parameter(nn.Parameter(torch.ones(3))),
             None,
-            "extra: expected a gradient for every parameter, found none",
+            "extra: expected a gradient for every parameter that is not frozen, found none",
         ),
         (
-            with_parameter(nn.Parameter(torch.ones(3), requires_grad=False)),
+            lambda: Plain().requires_grad_(False),
             None,
-            "extra: expected parameters that are trained, found a frozen one",
+            "loss: expected one number that depends on the parameters, found a tensor of shape ()",
         ),
         (
             lambda: nn.Sequential(OrderedDict({"a b": nn.Linear(8, 8)})),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -84,6 +85,72 @@ class Pairs(nn.Module):
             x, rest = block((x, y), scale=scale)
             y = rest["y"]
         return (x * y).mean()
+
+
+class Lora(nn.Module):
+    """A frozen linear with a low-rank product beside it, which is trained: the input goes through both."""
+
+    def __init__(self, base: nn.Linear, *, rank: int = 4, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        self.down = nn.Linear(base.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, base.out_features, bias=False)
+        self.scale = 2.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.up(self.down(self.dropout(x))) * self.scale
+
+
+class _Adapted(nn.Module):
+    """A block as LoRA finds it: attention whose query and value are adapted, a plain MLP, norms."""
+
+    def __init__(self, width: int, *, dropout: float, rank: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.requires_grad_(False)
+        if rank:
+            self.query, self.value = (Lora(one, rank=rank, dropout=dropout) for one in (self.query, self.value))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norms[0](x)
+        query, key, value = (
+            one(h).unflatten(-1, (4, -1)).transpose(1, 2) for one in (self.query, self.key, self.value)
+        )
+        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        return x + self.down(functional.gelu(self.up(self.norms[1](x))))
+
+
+class Adapted(nn.Module):
+    """A frozen transformer with low-rank adapters in its blocks from `first` on; all before them needs no gradient."""
+
+    def __init__(self, *, dropout: float = 0.0, first: int = 0, width: int = 32, head: bool = False) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(300, width).requires_grad_(False)
+        self.blocks = nn.ModuleList(_Adapted(width, dropout=dropout, rank=4 * (i >= first)) for i in range(6))
+        self.norm = nn.LayerNorm(width).requires_grad_(False)
+        self.head = nn.Linear(width, 300, bias=False).requires_grad_(head)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return functional.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
+
+
+def frozen(make: Callable[[], nn.Module], *, trained: str) -> Callable[[], nn.Module]:
+    """`make` with every parameter frozen but those whose name matches the regular expression `trained`."""
+
+    def made() -> nn.Module:
+        model = make()
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(re.search(trained, name) is not None)
+        return model
+
+    return made
 
 
 def llama(**options: Any) -> nn.Module:
@@ -171,6 +238,20 @@ CASES = {
     "llama, ends apart": Case(llama, "model.layers", sentences, more=("model.embed_tokens", "model.norm", "lm_head")),
     "gpt2": Case(gpt2, "transformer.h", sentences),
     "gpt2, all ones": Case(gpt2, "transformer.h", lambda: sentences(padding=0)),
+}
+FROZEN = {
+    "adapters": Case(Adapted, "blocks", lambda: tokens(2, 16)),
+    "adapters, dropout": Case(lambda: Adapted(dropout=0.1), "blocks", lambda: tokens(2, 16)),
+    "adapters in later blocks, head": Case(lambda: Adapted(first=2, head=True), "blocks", lambda: tokens(2, 16)),
+    "encoder, biases only": Case(frozen(Encoder, trained="bias"), "layers", lambda: tokens(2, 16)),
+    "encoder, norms only, checkpointed": Case(
+        frozen(lambda: Encoder(checkpointed=True), trained=r"norm\d"), "layers", lambda: tokens(2, 16)
+    ),
+    "llama, query and value": Case(frozen(llama, trained=r"[qv]_proj"), "model.layers", sentences),
+    "llama, norms only": Case(
+        frozen(lambda: llama(attn_implementation="eager"), trained="norm"), "model.layers", sentences
+    ),
+    "llama, last layers": Case(frozen(llama, trained=r"layers\.[45]|lm_head"), "model.layers", sentences),
 }
 PAIRS = [
     (name, dtype) if dtype == case.dtypes[place % len(case.dtypes)] else pytest.param(name, dtype, marks=pytest.mark.slow)
