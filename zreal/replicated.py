@@ -17,12 +17,11 @@ from zreal.modules import DTYPES, Model
 from zreal.optimizers import make_optimizer
 from zsim import clipping, lowering
 from zsim.errors import ProgramError
-from zsim.model import Module, Parameter
+from zsim.model import Module
 from zsim.ops import Op
 from zsim.repeats import with_forwards
 from zsim.scenario import Scenario
 from zsim.strategies import ddp, replicated
-from zsim.strategies.building import trained_parameters
 from zsim.training import Training
 
 
@@ -39,13 +38,15 @@ class ReplicatedRank:
     looking_away: Callable[[], AbstractContextManager[None]] = nullcontext
     """Around collectives: copies that the backend makes inside are not the strategy's."""
     buffers: dict[str, Tensor] = field(default_factory=dict)
-    _buckets: tuple[tuple[Parameter, ...], ...] = ()
+    _buckets: tuple[replicated.Bucket, ...] = ()
     _stepped: dict[str, Tensor] = field(default_factory=dict)
     _optimizer: torch.optim.Optimizer | None = None
 
     def __post_init__(self) -> None:
-        self._buckets = (replicated.ready_order(self._training),)
-        self._stepped = {p.fqn: self.model.get_parameter(p.fqn).data for p in trained_parameters(self.scenario.model)}
+        finds = self.scenario.options.find_unused_parameters
+        self._buckets = self._later_buckets if finds else (replicated.ready_order(self._training),)
+        reduced = replicated.reduced_parameters(self.scenario.model)
+        self._stepped = {p.fqn: self.model.get_parameter(p.fqn).data for p in reduced}
         self.model.to(self._dtype)
 
     @property
@@ -69,7 +70,11 @@ class ReplicatedRank:
     def begin(self, *, first: bool) -> None:
         """A step begins: after the first one, gradients are reduced in the rebuilt buckets."""
         if not first:
-            self._buckets = ddp.buckets(self._training, self.scenario.options)
+            self._buckets = self._later_buckets
+
+    @property
+    def _later_buckets(self) -> tuple[replicated.Bucket, ...]:
+        return ddp.buckets(self._training, self.scenario.options)
 
     def construct(self, op: Op) -> None:
         """Check and broadcast parameters, make the bucket, as the Program says."""
@@ -82,6 +87,14 @@ class ReplicatedRank:
                 self._broadcast(op)
             case "alloc" if op.unit == "buckets":
                 self.buffers["buckets"] = torch.empty(self._numel, dtype=self._dtype, device=self._device)
+                if self.scenario.options.find_unused_parameters:
+                    for place, device in (("host", torch.device("cpu")), ("device", self._device)):
+                        self.buffers[f"{replicated.USED}:{place}"] = torch.zeros(len(self._stepped), dtype=torch.int32, device=device)
+
+    def _used_parameters(self) -> Tensor:
+        """Which of the parameters in buckets have a gradient, as the ranks tell one another."""
+        gradients = [self.model.get_parameter(fqn).grad for fqn in self._stepped]
+        return torch.tensor([gradient is not None for gradient in gradients], dtype=torch.int32)
 
     @property
     def _numel(self) -> int:
@@ -121,6 +134,10 @@ class ReplicatedRank:
                 self._copy_back()
             case "copy":
                 self._fill(op)
+            case "all_reduce" if op.unit == replicated.USED:
+                used = self._used_parameters().to(self._device)
+                with self.looking_away():
+                    dist.all_reduce(used, group=self.process_group)
             case "all_reduce":
                 bucket = self._reduced(op.unit).div_(self.process_group.size())
                 with self.looking_away():
@@ -143,7 +160,7 @@ class ReplicatedRank:
             self._broadcast(op)
             return
         del self.buffers["buckets"]
-        self._buckets = ddp.buckets(self._training, self.scenario.options)
+        self._buckets = self._later_buckets
         self.buffers["buckets"] = torch.empty(self._numel, dtype=self._dtype, device=self._device)
 
     def _bucket(self, unit: str) -> Tensor:

@@ -13,7 +13,7 @@ from zsim.answer import Answer
 from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.mesh import Mesh
 from zsim.scenario import Scenario
-from zsim.strategies import STRATEGIES, unused_problems
+from zsim.strategies import STRATEGIES, model_problems
 from zsim.units import format_bytes, format_time
 
 MUCH_FASTER = 1.02
@@ -55,8 +55,8 @@ def ways(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
         casts = other.precision.reduce != other.precision.parameters
         waits = other.sync == "last" and other.batch.accumulation > 1
         problems = STRATEGIES[other.strategy].problems(other.options, other.mesh, other.optimizer)
-        unused = unused_problems(other.strategy, other.model, casts=casts, waits=waits)
-        if unused or next(iter(problems), None) is not None:
+        refused = model_problems(other.strategy, other.options, other.model, casts=casts, waits=waits)
+        if refused or next(iter(problems), None) is not None:
             continue
         yield name, replace(other, checkpointing=NO_CHECKPOINTING)
         if can_checkpoint(scenario):
@@ -64,7 +64,12 @@ def ways(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
 
 
 def _stages(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
-    for stage in ("ddp", "zero1", "zero2"):
+    unused = [p for unit in scenario.model.units if unit.fqn in scenario.model.unused for p in unit.parameters]
+    if any(parameter.requires_grad for parameter in unused):
+        yield "ddp, find_unused_parameters = true", moved(scenario, "ddp", find_unused_parameters=True)
+    else:
+        yield "ddp", moved(scenario, "ddp")
+    for stage in ("zero1", "zero2"):
         yield stage, moved(scenario, stage)
     cluster = scenario.cluster
     if cluster.num_nodes > 1 and cluster.num_ranks == cluster.num_nodes * cluster.devices_per_node:

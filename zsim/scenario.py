@@ -39,7 +39,7 @@ from zsim.schema import (
     strategy_of,
     validated,
 )
-from zsim.strategies import STRATEGIES, unused_problems
+from zsim.strategies import STRATEGIES, model_problems
 from zsim.training import Batch, Dtype, Optimizer, Precision
 from zsim.wrapping import Wrapping
 
@@ -170,7 +170,7 @@ class _Made:
         attempt(_check_precision, tables["precision"])
         attempt(_check_cast_once, model, tables["batch"], tables["precision"])
         attempt(_check_traced, model, tables["batch"], tables["precision"], strategy)
-        attempt(_check_unused, model, tables["batch"], tables["precision"], strategy)
+        attempt(_check_model, model, options, tables["batch"], tables["precision"], strategy)
         attempt(_check_work, model, mesh, options, tables["batch"])
         if model is None or cluster is None or mesh is None or options is None:
             return None
@@ -254,10 +254,10 @@ def _check_traced(model: ModelSpec, batch: BatchTable, precision: PrecisionTable
             raise ScenarioError((f"model.traced: {error}",)) from None
 
 
-def _check_unused(model: ModelSpec, batch: BatchTable, precision: PrecisionTable, strategy: Any) -> None:
-    """What the strategy does not do with a block that forward passes by."""
+def _check_model(model: ModelSpec, options: Any, batch: BatchTable, precision: PrecisionTable, strategy: Any) -> None:
+    """What the strategy does not do with such a model: a block that forward passes by, say."""
     casts, waits = precision.reduce != precision.parameters, strategy.sync == "last" and batch.accumulation > 1
-    if found := unused_problems(strategy.name, model, casts=casts, waits=waits):
+    if found := model_problems(strategy.name, options, model, casts=casts, waits=waits):
         raise ScenarioError(found)
 
 

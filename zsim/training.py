@@ -11,7 +11,7 @@ from zsim.ops import Alloc, Free, Kernel, MemoryEvent
 
 Device = Literal["cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16", "float16"]
-DTYPE_NBYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int64": 8}
+DTYPE_NBYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int32": 4, "int64": 8}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,6 +39,7 @@ def test_patterns_freeze_what_they_match_and_unused_blocks_are_not_trained() -> 
         ("[]", {"model": 'preset = "gpt-tiny", unused = ["blocks.9"]'}, "model.unused: the model has no block 'blocks.9'"),
         ("[]", {"model": 'preset = "mlp-uneven", unused = ["blocks.0"]'}, "blocks.0 changes the width"),
         ("[]", {"model": 'preset = "gpt-tiny", unused = ["blocks.1"]', "strategy": "ddp"}, 'frozen = ["blocks.1.*"]'),
+        ("[]", {"model": 'preset = "gpt-tiny", unused = ["blocks.1"]', "strategy": "ddp"}, "use find_unused_parameters = true"),
         (
             "[]",
             {"model": 'preset = "gpt-tiny", unused = ["blocks.1"]', "rest": ', sync = "last"'},
@@ -89,10 +90,14 @@ def test_frozen_parts_are_those_of_the_units_that_wrapping_makes() -> None:
     assert model.trained == {p.fqn for p in model.parameters} - model.frozen
 
 
-def test_fit_leaves_out_the_stages_that_cannot_pass_a_block_by() -> None:
+def test_fit_has_ddp_find_what_forward_passes_by_and_leaves_out_what_cannot() -> None:
     case = scenario("[]", model='preset = "gpt-tiny", unused = ["blocks.1"]')
     assert "ddp" in {name for name, _ in ways(scenario("[]"))}
-    assert {other.strategy for _, other in ways(case)} == {"zero1", "zero2", "zero3", "fsdp2"}
+    assert "ddp" in {name for name, _ in ways(scenario('["blocks.1.*"]', model='preset = "gpt-tiny", unused = ["blocks.1"]'))}
+    assert [name for name, other in ways(case) if other.strategy == "ddp"][0] == "ddp, find_unused_parameters = true"
+    assert {other.strategy for _, other in ways(case)} == {"ddp", "zero1", "zero2", "zero3", "fsdp2"}
+    waits = scenario("[]", model='preset = "gpt-tiny", unused = ["blocks.1"]', strategy="zero3", rest=', sync = "last"')
+    assert {other.strategy for _, other in ways(waits)} == {"ddp", "zero1", "zero2", "zero3"}
 
 
 def test_parts_kept_after_forward_are_refused_for_blocks_that_have_no_backward() -> None:

@@ -50,6 +50,7 @@ def wrap(scenario: Scenario, model: Model, mesh: DeviceMesh) -> DistributedDataP
         model.to(DTYPES[scenario.precision.parameters]),
         process_group=group,
         gradient_as_bucket_view=options.gradient_as_bucket_view,
+        find_unused_parameters=options.find_unused_parameters,
         **extra,
     )
     casts = scenario.precision.reduce != scenario.precision.parameters

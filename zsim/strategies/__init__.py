@@ -40,16 +40,16 @@ class Strategy:
     casts_input: bool = False
     problems: Callable[..., Iterator[str]] = _none
     """`problems(options, mesh, optimizer)`: what it cannot do of what a scenario asks, one line each, with the key in front."""
-    unused_problems: Callable[..., Iterator[str]] = _none
-    """`unused_problems(model, accumulates)`: the same of a model with unused units; whether gradients wait in the reduce dtype."""
+    model_problems: Callable[..., Iterator[str]] = _none
+    """`model_problems(options, model, accumulates)`: what it cannot do with a model; whether gradients wait in the reduce dtype."""
 
 
-def unused_problems(name: str, model: ModelSpec, *, casts: bool, waits: bool) -> tuple[str, ...]:
-    """What the strategy `name` cannot do of the unused units of `model`, one line each.
+def model_problems(name: str, options: Any, model: ModelSpec, *, casts: bool, waits: bool) -> tuple[str, ...]:
+    """What the strategy `name` with its `options` cannot do with `model`, one line each.
 
     `casts`: gradients are reduced in another dtype than theirs; `waits`: some micro-batches leave them for a later one to reduce.
     """
-    return tuple(STRATEGIES[name].unused_problems(model, casts and waits)) if model.unused else ()
+    return tuple(STRATEGIES[name].model_problems(options, model, casts and waits))
 
 
 STRATEGIES: dict[str, Strategy] = {
@@ -58,7 +58,7 @@ STRATEGIES: dict[str, Strategy] = {
         options=ddp.Options,
         axes=("dp_replicate",),
         formula=Formula("ddp"),
-        unused_problems=ddp.unused_problems,
+        model_problems=ddp.model_problems,
     ),
     "zero1": Strategy(plan=zero1.plan, options=zero1.Options, axes=("dp_shard",), formula=Formula("zero1")),
     "zero2": Strategy(plan=zero2.plan, options=zero2.Options, axes=("dp_shard",), formula=Formula("zero2")),
@@ -70,7 +70,7 @@ STRATEGIES: dict[str, Strategy] = {
         formula=Formula("zero3", keeps="float32 shards"),
         casts_input=True,
         problems=fsdp2.problems,
-        unused_problems=fsdp2.unused_problems,
+        model_problems=fsdp2.model_problems,
     ),
     "hsdp": Strategy(
         plan=hsdp.plan,
@@ -79,13 +79,13 @@ STRATEGIES: dict[str, Strategy] = {
         formula=Formula("zero3", keeps="float32 shards"),
         casts_input=True,
         problems=fsdp2.problems,
-        unused_problems=fsdp2.unused_problems,
+        model_problems=fsdp2.model_problems,
     ),
     "zero_redundancy": Strategy(
         plan=zero_redundancy.plan,
         options=zero_redundancy.Options,
         axes=("dp_replicate",),
         formula=Formula("zero1", keeps="no master copy"),
-        unused_problems=ddp.unused_problems,
+        model_problems=ddp.model_problems,
     ),
 }

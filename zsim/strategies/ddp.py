@@ -3,6 +3,8 @@
 Seen on torch 2.13: construction checks the parameters' shapes (one all-gather, one broadcast) and broadcasts rank 0's
 parameters. The first synchronised backward reduces one bucket of everything. Before the next forward the buckets are
 rebuilt in the order in which gradients were ready (two small broadcasts), which is how every later step runs.
+With `find_unused_parameters` the buckets stay as they were made, in the reverse of the parameters' order; every backward ends with an
+all-reduce of one int32 per parameter, which says whether any rank has used it.
 Sources: torch/nn/parallel/distributed.py; torch/csrc/distributed/c10d/reducer.cpp.
 """
 
@@ -16,7 +18,8 @@ from zsim.model import ModelSpec, Parameter
 from zsim.program import Program
 from zsim.strategies import building, replicated
 from zsim.strategies.building import Step
-from zsim.strategies.replicated import ReplicatedModel, ReplicatedStep
+from zsim.strategies.replicated import Bucket, ReplicatedModel, ReplicatedStep
+from zsim.traced import TracedModel
 from zsim.training import DTYPE_NBYTES, Training
 
 MIB = 1 << 20
@@ -26,29 +29,50 @@ FIRST_BUCKET_CAP_MB, BUCKET_CAP_MB = 1, 25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """torch's own: `bucket_cap_mb` in MiB (unset: 1 for the first bucket, then 25), `gradient_as_bucket_view`."""
+    """torch's own: `bucket_cap_mb` in MiB (unset: 1 for the first bucket, then 25), `gradient_as_bucket_view`.
+
+    `find_unused_parameters`: DDP searches the graph of each forward for parameters that get no gradient, and waits for none of theirs.
+    """
 
     bucket_cap_mb: float | None = None
     gradient_as_bucket_view: bool = False
+    find_unused_parameters: bool = False
 
 
-def unused_problems(model: ModelSpec, accumulates: bool) -> Iterator[str]:
-    """What torch cannot do where `model` has units that forward passes by, with the scenario's key in front."""
+def model_problems(options: Options, model: ModelSpec, accumulates: bool) -> Iterator[str]:
+    """What torch cannot do with `model`, or we do not know, with the scenario's key in front."""
     waited_for = [unit.fqn for unit in model.units if unit.fqn in model.unused and any(p.requires_grad for p in unit.parameters)]
-    if waited_for:
+    if waited_for and not options.find_unused_parameters:
         yield (
-            f"model.unused: DDP waits for a gradient of each parameter that needs one, and {waited_for[0]} never makes them (torch: "
-            f'"Expected to have finished reduction in the prior iteration"); freeze it too, frozen = ["{waited_for[0]}.*"], or use fsdp2'
+            f"model.unused: DDP waits for a gradient of each parameter that needs one, and {waited_for[0]} never makes them: torch raises "
+            '"Expected to have finished reduction in the prior iteration" in the second forward; use find_unused_parameters = true, freeze '
+            f'the block too, frozen = ["{waited_for[0]}.*"], or use fsdp2'
+        )
+    if isinstance(model, TracedModel) and options.find_unused_parameters:
+        yield (
+            "strategy.find_unused_parameters: DDP then copies whatever the module returns, which a traced model does not tell; every unit "
+            "of a traced model is used, so leave it out"
         )
 
 
-def buckets(training: Training, options: Options) -> tuple[tuple[Parameter, ...], ...]:
-    """The rebuilt buckets in the order in which they are reduced; a bucket closes once it has reached its cap."""
+def buckets(training: Training, options: Options) -> tuple[Bucket, ...]:
+    """The buckets of later steps in the order in which they are reduced: rebuilt in the order in which gradients were ready.
+
+    Those that parameters may be missing from are never rebuilt: they were filled in the order of the parameters, and are reduced in
+    reverse, as gradients come about so.
+    """
+    if options.find_unused_parameters:
+        return _filled(replicated.reduced_parameters(training.model), training, options)[::-1]
+    return _filled(replicated.ready_order(training), training, options)
+
+
+def _filled(parameters: Bucket, training: Training, options: Options) -> tuple[Bucket, ...]:
+    """`parameters` in buckets, in their order; a bucket closes once it has reached its cap."""
     caps = [FIRST_BUCKET_CAP_MB, BUCKET_CAP_MB] if options.bucket_cap_mb is None else [options.bucket_cap_mb]
     limits = [int(cap * MIB) for cap in caps]
-    closed: list[tuple[Parameter, ...]] = []
+    closed: list[Bucket] = []
     bucket: list[Parameter] = []
-    for parameter in replicated.ready_order(training):
+    for parameter in parameters:
         bucket.append(parameter)
         nbytes = sum(p.numel for p in bucket) * DTYPE_NBYTES[training.precision.parameters]
         if nbytes >= limits[min(len(closed), len(limits) - 1)]:
@@ -74,6 +98,7 @@ def replicated_model(training: Training, *, mesh: Mesh, options: Options) -> Rep
     return ReplicatedModel(
         training=training,
         rebuilt=buckets(training, options),
+        finds_unused=options.find_unused_parameters,
         num_replicas=mesh.size(replicated.AXIS),
         views=options.gradient_as_bucket_view,
     )
@@ -89,10 +114,11 @@ def _step(model: ReplicatedModel, owned: tuple[int, ...], *, first: bool) -> Ste
 def forward_backward(model: ReplicatedModel, *, first: bool) -> ReplicatedStep:
     """Every micro-batch; a bucket is reduced once all its gradients are ready, and copied back at the end."""
     training = model.training
-    step = ReplicatedStep(model, buckets=(replicated.ready_order(training),) if first else model.rebuilt)
+    rebuilds = first and not model.finds_unused
+    step = ReplicatedStep(model, buckets=(replicated.ready_order(training),) if rebuilds else model.rebuilt)
     for step.micro_batch in range(training.batch.accumulation):
         synchronises = training.sync == "every" or step.micro_batch == training.batch.accumulation - 1
-        if first and step.has_reduced:
+        if rebuilds and step.has_reduced:
             step.rebuild_buckets()
         for module in training.modules:
             step.forward(module)

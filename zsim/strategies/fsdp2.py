@@ -53,9 +53,9 @@ def problems(options: Options, mesh: Mesh, optimizer: Optimizer) -> Iterator[str
         yield f"strategy.reshard_after_forward: expected a divisor of dp_shard = {mesh.dp_shard}, found {asked}"
 
 
-def unused_problems(model: ModelSpec, accumulates: bool) -> Iterator[str]:
+def model_problems(options: Options, model: ModelSpec, accumulates: bool) -> Iterator[str]:
     """What torch cannot do where `model` has units that forward passes by, with the scenario's key in front."""
-    if accumulates:
+    if model.unused and accumulates:
         yield (
             "model.unused: torch 2.13 looks for the gradient of a block that never ran (AttributeError: _unsharded_param) where "
             'sync = "last" keeps gradients in another reduce dtype; use sync = "every" or one dtype for both'

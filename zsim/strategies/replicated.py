@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from zsim import clipping, optimizers
 from zsim.lowering import loss_buffers
-from zsim.model import ROOT, Parameter
+from zsim.model import ROOT, ModelSpec, Parameter
 from zsim.ops import Alloc, Free, MemoryEvent, MemoryKind, OpKind
 from zsim.strategies.building import (
     MASTER_DTYPE,
@@ -22,12 +22,23 @@ from zsim.strategies.building import (
     trained_parameters,
     until_recomputed,
 )
-from zsim.training import DTYPE_NBYTES, LoweredModule, ParameterGradient, Recomputed, TapeEvent, Training
+from zsim.training import (
+    DTYPE_NBYTES,
+    LoweredModule,
+    ParameterGradient,
+    Recomputed,
+    TapeEvent,
+    Training,
+    storage_events,
+)
 
 AXIS = "dp_replicate"
 MASTER_NBYTES = DTYPE_NBYTES[MASTER_DTYPE]
 BROADCAST_CAP = 250 * (1 << 20)
 """torch coalesces the construction's broadcasts of parameters up to this many bytes."""
+
+USED = "used_parameters"
+"""The map that says of each parameter in a bucket whether it has been used."""
 
 Bucket = tuple[Parameter, ...]
 
@@ -47,14 +58,23 @@ def ready_order(training: Training) -> Bucket:
     return tuple(parameters[fqn] for fqn in sorted(ready, key=lambda fqn: ready[fqn]))
 
 
+def reduced_parameters(model: ModelSpec) -> Bucket:
+    """What is in buckets, in the order of `named_parameters()`: all that is not frozen, used or not."""
+    return tuple([parameter for parameter in named_parameters(model) if parameter.requires_grad])
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReplicatedModel:
-    """A Training under DDP: its buckets once rebuilt, and whether gradients are views of them."""
+    """A Training under DDP: its buckets once rebuilt, and whether gradients are views of them.
+
+    `finds_unused`: the buckets are never rebuilt, and ranks tell one another which parameters they have used.
+    """
 
     training: Training
     rebuilt: tuple[Bucket, ...]
     num_replicas: int
     views: bool
+    finds_unused: bool = False
 
     @property
     def dtype(self) -> str:
@@ -68,8 +88,13 @@ class ReplicatedModel:
 
     @cached_property
     def trained(self) -> Bucket:
-        """The parameters that get gradients: frozen ones are in no bucket, and no optimizer steps them."""
+        """The parameters that get gradients: no optimizer steps others."""
         return trained_parameters(self.training.model)
+
+    @cached_property
+    def reduced(self) -> Bucket:
+        """The parameters in buckets; for one that is not used, the bucket holds zeros."""
+        return reduced_parameters(self.training.model)
 
     @property
     def numel(self) -> int:
@@ -78,14 +103,26 @@ class ReplicatedModel:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all gradients, and so of all buckets."""
-        return self.numel * DTYPE_NBYTES[self.dtype]
+        """Bytes of all buckets."""
+        return sum([parameter.numel for parameter in self.reduced]) * DTYPE_NBYTES[self.dtype]
+
+    @property
+    def used_nbytes(self) -> int:
+        """Bytes of the map of used parameters: an int32 for each in a bucket."""
+        return DTYPE_NBYTES["int32"] * len(self.reduced)
 
     @cached_property
     def uses(self) -> Counter[str]:
         """How many gradients autograd makes of each parameter in one backward."""
         events = (event for module in self.training.modules for event in module.backward.memory)
         return Counter(event.fqn for event in events if isinstance(event, ParameterGradient))
+
+    @cached_property
+    def losses(self) -> frozenset[str]:
+        """The buffers of the losses, one for each forward."""
+        model = self.training.model
+        size = len(model.modules) // model.forwards
+        return frozenset(f"{last.fqn}:{last.operators[-1].output}" for last in model.modules[size - 1 :: size])
 
     @cached_property
     def turns(self) -> dict[str, int]:
@@ -138,7 +175,7 @@ def construction(model: ReplicatedModel, *, has_master: bool) -> Step:
     """
     step, element = Step(), DTYPE_NBYTES[model.dtype]
     units = model.training.model.units
-    mastered = {parameter.fqn for parameter in model.trained} if has_master else set[str]()
+    mastered = {parameter.fqn for parameter in model.reduced} if has_master else set[str]()
     if model.dtype != MASTER_DTYPE:
         kinds: dict[bool, MemoryKind] = {True: "optimizer_states", False: "parameters"}
         for unit in units:
@@ -153,7 +190,11 @@ def construction(model: ReplicatedModel, *, has_master: bool) -> Step:
         step.issue("alloc", unit.fqn, stream="host", memory=memory)
     _check_shapes(step, model)
     _broadcast_parameters(step, model)
-    step.issue("alloc", "buckets", stream="host", memory=(Alloc("buckets", "communication", model.nbytes),))
+    memory = [Alloc("buckets", "communication", model.nbytes)]
+    if model.finds_unused:  # the map is kept on the host, and sent from the device
+        places = ("host", "device") if model.training.device == "cpu" else ("device",)
+        memory += [Alloc(f"{USED}:{place}", "communication", model.used_nbytes) for place in places]
+    step.issue("alloc", "buckets", stream="host", memory=memory)
     return step
 
 
@@ -162,7 +203,7 @@ def _check_shapes(step: Step, model: ReplicatedModel) -> None:
 
     All of these live until the check is over, also on one rank, which communicates nothing.
     """
-    count, shapes = DTYPE_NBYTES["int64"], 2 * DTYPE_NBYTES["int64"] * sum(len(p.shape) for p in model.trained)
+    count, shapes = DTYPE_NBYTES["int64"], 2 * DTYPE_NBYTES["int64"] * sum(len(p.shape) for p in model.reduced)
     counts = (Alloc("shapes:count", "communication", count), Alloc("shapes:counts", "communication", count * model.num_replicas))
     sizes = (Alloc("shapes:sizes", "communication", shapes), Alloc("shapes:expected", "communication", shapes))
     _collective(step, model, "all_gather", "shapes", counts[1].nbytes, dtype="int64", memory=counts)
@@ -235,7 +276,7 @@ class ReplicatedStep:
         written on the host and copied, and both live until all is sent. torch/csrc/distributed/c10d/reducer.cpp.
         """
         self.buckets, self._in_one_bucket = self.model.rebuilt, False
-        order = len(self.model.trained) + 1
+        order = len(self.model.reduced) + 1
         sent: list[MemoryEvent] = []
         for unit, count in (("bucket_order", order), ("bucket_sizes", len(self.buckets))):
             copies = ("host", "device") if self.model.training.device == "cpu" else ("device",)
@@ -249,13 +290,15 @@ class ReplicatedStep:
         self.step.issue("alloc", "buckets", stream="host", micro_batch=self.micro_batch, memory=memory)
 
     def forward(self, module: LoweredModule) -> None:
-        """Compute with whole parameters."""
+        """Compute with whole parameters. Where DDP looks for unused ones, it returns a copy of the loss, and lets the loss go."""
+        memory = forward_memory(self.model.training, module)
+        if self.model.finds_unused and any(module is forward[-1] for forward in self.model.training.forwards):
+            losses = [event for event in module.forward.memory if isinstance(event, Alloc) and event.buffer in self.model.losses]
+            made = [Alloc(f"{loss.buffer}.copy", "temporaries", loss.nbytes) for loss in losses]
+            place = len(list(storage_events(module.forward.memory)))
+            memory[place:place] = [*made, *(Free(copy.buffer) for copy in made)]
         self._compute = self.step.issue(
-            "forward",
-            module.unit,
-            micro_batch=self.micro_batch,
-            kernels=module.forward.kernels,
-            memory=forward_memory(self.model.training, module),
+            "forward", module.unit, micro_batch=self.micro_batch, kernels=module.forward.kernels, memory=memory
         )
 
     def backward(self, module: LoweredModule, *, synchronises: bool) -> None:
@@ -325,12 +368,16 @@ class ReplicatedStep:
             yield from (*(moved if parts else ()), *self._casts.get(fqn, ()), *(parts or moved))
 
     def _last_gradients(self) -> list[str]:
-        """By bucket: the gradient after which it is reduced. Buckets are reduced in their order, thus none before those ahead of it."""
-        last: list[str] = []
+        """By bucket: the gradient after which it is reduced. Buckets are reduced in their order, thus none before those ahead of it.
+
+        What is unused is ready with the first gradient of all.
+        """
+        readiness = self.model.readiness
+        last = [min(readiness, key=readiness.__getitem__)]
         for bucket in self.buckets:
-            ready = [*last[-1:], *(parameter.fqn for parameter in bucket)]
-            last.append(max(ready, key=self.model.readiness.__getitem__))
-        return last
+            ready = [last[-1], *(parameter.fqn for parameter in bucket if parameter.fqn in readiness)]
+            last.append(max(ready, key=readiness.__getitem__))
+        return last[1:]
 
     def _casts_by_gradient(self) -> dict[str, list[MemoryEvent]]:
         element = DTYPE_NBYTES[self.model.training.precision.reduce]
@@ -343,9 +390,26 @@ class ReplicatedStep:
 
     def reduce_ready_buckets(self, module: LoweredModule) -> None:
         """Copy into their bucket, and average, the gradients of each bucket that `module` has made complete."""
-        for number, fqn in enumerate(self._last_gradients()):
+        last = self._last_gradients()
+        for number, fqn in enumerate(last):
             if self.model.last_module[fqn] == module.fqn:
                 self._reduce(f"bucket.{number}", sum(parameter.numel for parameter in self.buckets[number]))
+        if self.model.finds_unused and self.model.num_replicas > 1 and self.model.last_module[last[-1]] == module.fqn:
+            self._reduce_used()
+
+    def _reduce_used(self) -> None:
+        """Tell the other ranks which parameters this one has used, after the last bucket."""
+        reduced = self.step.issue(
+            "all_reduce",
+            USED,
+            stream="all_reduce",
+            waits=(self._compute,),
+            group=AXIS,
+            nbytes=self.model.used_nbytes,
+            dtype="int32",
+            micro_batch=self.micro_batch,
+        )
+        self._reductions.append(reduced)
 
     def _reduce(self, unit: str, numel: int) -> None:
         model, reduce_dtype = self.model, self.model.training.precision.reduce

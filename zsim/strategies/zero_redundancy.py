@@ -11,7 +11,7 @@ from zsim.mesh import Mesh
 from zsim.model import Parameter
 from zsim.program import Program, RankProgram
 from zsim.sharding import greedy_owners
-from zsim.strategies import building, ddp, replicated
+from zsim.strategies import ddp, replicated
 from zsim.strategies.building import Step
 from zsim.strategies.ddp import Options
 from zsim.strategies.replicated import ReplicatedModel
@@ -21,8 +21,8 @@ __all__ = ["Options", "owned_parameters", "plan"]
 
 
 def owned_parameters(training: Training, *, num_ranks: int) -> tuple[tuple[Parameter, ...], ...]:
-    """By rank: the parameters that it owns, largest first, as the optimizer keeps them."""
-    parameters = building.trained_parameters(training.model)
+    """By rank: the parameters that it owns, largest first, as the optimizer keeps them; unused ones too, which it never steps."""
+    parameters = replicated.reduced_parameters(training.model)
     owners = greedy_owners([parameter.numel for parameter in parameters], num_ranks=num_ranks)
     owned: list[list[Parameter]] = [[] for _ in range(num_ranks)]
     for parameter, owner in sorted(zip(parameters, owners, strict=True), key=lambda pair: -pair[0].numel):
@@ -35,14 +35,16 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     model = ddp.replicated_model(training, mesh=mesh, options=options)
     owned = owned_parameters(training, num_ranks=model.num_replicas)
     construction = tuple(_construction(model).ops)
+    trained = training.model.trained
     kinds: dict[tuple[int, ...], int] = {}
     programs: list[RankProgram] = []
     assignment: list[int] = []
-    for rank, parameters in enumerate(owned):
-        kind = kinds.setdefault(tuple(parameter.numel for parameter in parameters), len(kinds))
+    for parameters in owned:
+        stepped = tuple(parameter.numel for parameter in parameters if parameter.fqn in trained)
+        kind = kinds.setdefault(stepped, len(kinds))
         assignment.append(kind)
         if kind == len(programs):
-            first, steady = (tuple(_step(model, owned, rank=rank, first=first).ops) for first in (True, False))
+            first, steady = (tuple(_step(model, owned, stepped=stepped, first=first).ops) for first in (True, False))
             programs.append(RankProgram(construction=construction, first=first, steady=steady))
     return Program(mesh=mesh, ranks=tuple(programs), assignment=tuple(assignment))
 
@@ -51,11 +53,13 @@ def _construction(model: ReplicatedModel) -> Step:
     return replicated.construction(model, has_master=False)
 
 
-def _step(model: ReplicatedModel, owned: tuple[tuple[Parameter, ...], ...], *, rank: int, first: bool) -> Step:
+def _step(
+    model: ReplicatedModel, owned: tuple[tuple[Parameter, ...], ...], *, stepped: tuple[int, ...], first: bool
+) -> Step:
     step = ddp.forward_backward(model, first=first)
-    stepped = step.optimizer([parameter.numel for parameter in owned[rank]], first=first, has_master=False)
+    done = step.optimizer(stepped, first=first, has_master=False)
     if model.num_replicas > 1:
-        _broadcast(step.step, model, owned, after=stepped)
+        _broadcast(step.step, model, owned, after=done)
     step.zero_grad()
     return step.step
 
