@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from zsim import plan, wrapping
+from zsim import checkpointing, plan, wrapping
 from zsim.answer import Answer, Verdict, answer
 from zsim.checkpointing import Checkpointing
 from zsim.mesh import Mesh
 from zsim.run import RunOptions
 from zsim.scenario import Scenario
 from zsim.simulator import SimBackend
-from zsim.strategies import STRATEGIES
+from zsim.strategies import STRATEGIES, model_problems
 
 LADDER = ("ddp", "zero1", "zero2", "zero3")
 """Each stage shards one thing more."""
@@ -40,6 +40,8 @@ def advice(scenario: Scenario) -> tuple[Effect, ...]:
     before, before_ns = assess(scenario)
     effects = []
     for change, other in changes(scenario):
+        if refusals(other):
+            continue
         after, after_ns = assess(other)
         effects.append(
             Effect(
@@ -65,16 +67,17 @@ def changes(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
     """Every single change that makes sense here, with the scenario that it makes."""
     if scenario.strategy in LADDER[:-1]:
         stage = LADDER[LADDER.index(scenario.strategy) + 1]
-        yield f"strategy {stage}", moved(scenario, stage)
+        yield f"strategy {stage}", moved(scenario, stage, **_shared(scenario, stage))
     if scenario.strategy == "hsdp":
-        yield "strategy fsdp2: shard over all ranks", moved(scenario, "fsdp2")
+        yield "strategy fsdp2: shard over all ranks", moved(scenario, "fsdp2", **_shared(scenario, "fsdp2"))
     if hasattr(scenario.options, "reshard_after_forward") and scenario.options.reshard_after_forward is not True:
         yield "reshard_after_forward = true", _with_option(scenario, reshard_after_forward=True)
-    if getattr(scenario.options, "offload", True) is False and not scenario.optimizer.clip_norm:
+    on_device = scenario.cluster.kind != "cpu"
+    if on_device and getattr(scenario.options, "offload", True) is False and not scenario.optimizer.clip_norm:
         yield "offload = true: states and the optimizer's step go to the host", _with_option(scenario, offload=True)
     if hasattr(scenario.options, "gradient_as_bucket_view") and not scenario.options.gradient_as_bucket_view:
         yield "gradient_as_bucket_view = true", _with_option(scenario, gradient_as_bucket_view=True)
-    if scenario.checkpointing.mode != "full" and can_checkpoint(scenario):
+    if scenario.checkpointing != Checkpointing(mode="full") and can_checkpoint(scenario):
         yield "activation checkpointing of every block", replace(scenario, checkpointing=Checkpointing(mode="full"))
     batch = scenario.batch
     if batch.micro_batch % 2 == 0 and can_checkpoint(scenario, whole=True):
@@ -89,6 +92,22 @@ def changes(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
         yield "fused optimizer", replace(scenario, optimizer=replace(optimizer, implementation="fused"))
 
 
+def refusals(scenario: Scenario) -> tuple[str, ...]:
+    """What a scenario file that asks for this would be refused for: what its parts cannot do together."""
+    strategy, precision, batch = STRATEGIES[scenario.strategy], scenario.precision, scenario.batch
+    return (
+        *strategy.problems(scenario.options, scenario.mesh, scenario.optimizer),
+        *checkpointing.problems(scenario.checkpointing, scenario.model),
+        *model_problems(
+            scenario.strategy,
+            scenario.options,
+            scenario.model,
+            casts=precision.reduce != precision.parameters,
+            waits=scenario.sync == "last" and batch.accumulation > 1,
+        ),
+    )
+
+
 def can_checkpoint(scenario: Scenario, *, whole: bool = False) -> bool:
     """Whether the model is one of ours, with blocks; a traced one is what it was traced as."""
     ours = scenario.model.family != "traced"
@@ -100,6 +119,12 @@ def moved(scenario: Scenario, strategy: str, **options: Any) -> Scenario:
     axis = STRATEGIES[strategy].axes[-1]
     mesh = Mesh(**{axis: scenario.world_size})
     return replace(scenario, strategy=strategy, options=STRATEGIES[strategy].options(**options), mesh=mesh)
+
+
+def _shared(scenario: Scenario, strategy: str) -> dict[str, Any]:
+    """The options that the scenario's strategy and another have both, as the scenario gives them."""
+    theirs = {field.name for field in fields(STRATEGIES[strategy].options)}
+    return {field.name: getattr(scenario.options, field.name) for field in fields(scenario.options) if field.name in theirs}
 
 
 def _with_option(scenario: Scenario, **option: Any) -> Scenario:

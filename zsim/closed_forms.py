@@ -42,12 +42,17 @@ STEP_COLLECTIVES: dict[str, tuple[str, ...]] = {
 """The collectives over all parameters that one step of each scheme makes (one micro-batch)."""
 
 
-def model_state_bytes(num_parameters: int, *, stage: Stage, num_ranks: int, state: StateBytes) -> int:
-    """Bytes of parameters, gradients and optimizer states on one rank; what is sharded is padded to equal shards."""
-    shard = shard_size(num_parameters, num_ranks)
-    optimizer = num_parameters if stage == "ddp" else shard
-    gradient = num_parameters if stage in ("ddp", "zero1") else shard
-    parameter = shard if stage == "zero3" else num_parameters
+def model_state_bytes(
+    num_parameters: int, *, stage: Stage, num_ranks: int, state: StateBytes, num_trained: int | None = None
+) -> int:
+    """Bytes of parameters, gradients and optimizer states on one rank; what is sharded is padded to equal shards.
+
+    Of `num_trained` parameters there are gradients and states, of all when it is None.
+    """
+    trained = num_parameters if num_trained is None else num_trained
+    optimizer = trained if stage == "ddp" else shard_size(trained, num_ranks)
+    gradient = trained if stage in ("ddp", "zero1") else shard_size(trained, num_ranks)
+    parameter = shard_size(num_parameters, num_ranks) if stage == "zero3" else num_parameters
     return state.parameter * parameter + state.gradient * gradient + state.optimizer * optimizer
 
 

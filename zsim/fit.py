@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from zsim.advice import assess, can_checkpoint, moved
+from zsim.advice import assess, can_checkpoint, moved, refusals
 from zsim.answer import Answer
 from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.mesh import Mesh
 from zsim.scenario import Scenario
-from zsim.strategies import STRATEGIES, model_problems
 from zsim.units import format_bytes, format_time
 
 MUCH_FASTER = 1.02
@@ -52,15 +51,10 @@ def fit(scenario: Scenario) -> Fit:
 def ways(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
     """The stages from least to most sharded, each without and then with activation checkpointing of every block."""
     for name, other in _stages(scenario):
-        casts = other.precision.reduce != other.precision.parameters
-        waits = other.sync == "last" and other.batch.accumulation > 1
-        problems = STRATEGIES[other.strategy].problems(other.options, other.mesh, other.optimizer)
-        refused = model_problems(other.strategy, other.options, other.model, casts=casts, waits=waits)
-        if refused or next(iter(problems), None) is not None:
-            continue
-        yield name, replace(other, checkpointing=NO_CHECKPOINTING)
+        ways_of_it = [(name, replace(other, checkpointing=NO_CHECKPOINTING))]
         if can_checkpoint(scenario):
-            yield f"{name}, checkpointing", replace(other, checkpointing=Checkpointing(mode="full"))
+            ways_of_it.append((f"{name}, checkpointing", replace(other, checkpointing=Checkpointing(mode="full"))))
+        yield from ((way, case) for way, case in ways_of_it if not refusals(case))
 
 
 def _stages(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:

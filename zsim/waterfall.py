@@ -5,6 +5,7 @@ The formula is zsim.closed_forms', the bytes are zsim.answer's; each step says w
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -48,23 +49,37 @@ def state_bytes(scenario: Scenario) -> StateBytes:
 
 
 def formula_bytes(scenario: Scenario) -> int:
-    """Parameters, gradients and optimizer states on one rank by the formula of the scenario's stage."""
+    """Parameters, gradients and optimizer states on one rank by the formula of the scenario's stage.
+
+    What is frozen or unused counts as parameters alone.
+    """
     return model_state_bytes(
         scenario.model.num_parameters,
         stage=STRATEGIES[scenario.strategy].formula.stage,
         num_ranks=scenario.mesh.size(STRATEGIES[scenario.strategy].axes[-1]),
         state=state_bytes(scenario),
+        num_trained=num_trained(scenario),
     )
 
 
+def num_trained(scenario: Scenario) -> int:
+    """Elements of the parameters that get gradients."""
+    trained = scenario.model.trained
+    return sum([parameter.numel for parameter in scenario.model.parameters if parameter.fqn in trained])
+
+
 def formula_text(scenario: Scenario) -> str:
-    """The formula in the field's letters: "16Ψ/8", "2Ψ + 14Ψ/8"."""
+    """The formula in the field's letters: "16Ψ/8", "2Ψ + 14Ψ/8"; where a part is trained only, Ψt is that: "2Ψ + 14Ψt"."""
     state, stage = state_bytes(scenario), STRATEGIES[scenario.strategy].formula.stage
-    parts = {"parameter": state.parameter, "gradient": state.gradient, "optimizer": state.optimizer}
+    letter = "Ψ" if num_trained(scenario) == scenario.model.num_parameters else "Ψt"
+    parts = {"parameter": ("Ψ", state.parameter), "gradient": (letter, state.gradient), "optimizer": (letter, state.optimizer)}
     shared = {"ddp": (), "zero1": ("optimizer",), "zero2": ("gradient", "optimizer"), "zero3": tuple(parts)}[stage]
-    cut, whole = (sum(size for part, size in parts.items() if (part in shared) is inside) for inside in (True, False))
-    num_ranks = scenario.mesh.size(STRATEGIES[scenario.strategy].axes[-1])
-    return " + ".join([*([f"{whole}Ψ"] if whole else []), *([f"{cut}Ψ/{num_ranks}"] if cut else [])])
+    cut = f"/{scenario.mesh.size(STRATEGIES[scenario.strategy].axes[-1])}"
+    sizes: Counter[str] = Counter()
+    for part in sorted(parts, key=lambda part: part in shared):  # what is whole comes first
+        of, size = parts[part]
+        sizes[of + (cut if part in shared else "")] += size
+    return " + ".join(f"{size}{of}" for of, size in sizes.items() if size)
 
 
 def waterfall(scenario: Scenario, found: Answer) -> tuple[Stage, ...]:
@@ -72,15 +87,28 @@ def waterfall(scenario: Scenario, found: Answer) -> tuple[Stage, ...]:
     return tuple(_stages(scenario, found))
 
 
+def _states_reason(scenario: Scenario) -> str:
+    """Why parameters, gradients and states at the peak are not what the formula says."""
+    if getattr(scenario.options, "offload", False) and scenario.cluster.kind != "cpu":
+        return "in host memory instead (CPUOffloadPolicy)"
+    reason = "padding, uneven shards, step counters; gradients that are not there at the peak count less"
+    model = scenario.model
+    idle = {p.fqn for p in model.parameters if p.requires_grad} - model.trained
+    strategy = STRATEGIES[scenario.strategy]
+    if idle and strategy.formula == STRATEGIES["ddp"].formula and scenario.precision.parameters != "float32":
+        reason += "; master copies of parameters that are not used"
+    return reason
+
+
 def _stages(scenario: Scenario, found: Answer) -> Iterator[Stage]:
-    formula = formula_bytes(scenario)
+    formula, trained = formula_bytes(scenario), num_trained(scenario)
     held = sum(found.by_kind.get(kind, 0) for kind in STATES)
-    yield Stage(name="formula", nbytes=formula, reason=f"{formula_text(scenario)} with Ψ = {scenario.model.num_parameters:,}")
+    text = f"{formula_text(scenario)} with Ψ = {scenario.model.num_parameters:,}"
+    if trained != scenario.model.num_parameters:
+        text += f", of which Ψt = {trained:,} get gradients"
+    yield Stage(name="formula", nbytes=formula, reason=text)
     if held != formula:
-        reason = "padding, uneven shards, step counters; gradients that are not there at the peak count less"
-        if getattr(scenario.options, "offload", False):
-            reason = "in host memory instead (CPUOffloadPolicy)"
-        yield Stage(name="states", nbytes=held - formula, reason=reason)
+        yield Stage(name="states", nbytes=held - formula, reason=_states_reason(scenario))
     for kind, reason in WORDS.items():
         if found.by_kind.get(kind, 0):
             yield Stage(name=kind, nbytes=found.by_kind[kind], reason=reason)

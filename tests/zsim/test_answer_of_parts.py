@@ -1,0 +1,216 @@
+"""The waterfall, the advice and the least that fits where parts are frozen, unused or offloaded, or a module is used again."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import tomllib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from zsim import plan
+from zsim.advice import advice, changes, refusals
+from zsim.answer import answer
+from zsim.cli import main
+from zsim.errors import ScenarioError
+from zsim.fit import fit, ways
+from zsim.ops import Free
+from zsim.scenario import Scenario, parse
+from zsim.strategies import STRATEGIES
+from zsim.waterfall import formula_bytes, formula_text, num_trained, state_bytes, waterfall
+
+GPT = 'family = "gpt", sizes = { num_layers = 4, hidden_size = 16, num_heads = 4, vocabulary = 29, tied = false }'
+STRATEGY = (
+    'name = "ddp"',
+    'name = "ddp", find_unused_parameters = true',
+    'name = "zero1", form = "all_reduce"',
+    'name = "zero2", granularity = "parameter"',
+    'name = "zero3"',
+    'name = "fsdp2", forward_prefetch = 1',
+    'name = "fsdp2", offload = true, sync = "last"',
+    'name = "hsdp", dp_replicate = 2, dp_shard = 4, all_reduce = "last", sync = "last"',
+    'name = "zero_redundancy", find_unused_parameters = true',
+)
+FEATURES: dict[str, dict[str, str]] = {
+    "frozen": {"frozen": '["wte.*", "blocks.[01].*"]'},
+    "frozen, wrapped": {"frozen": '["wte.*", "blocks.[01].*"]', "wrapping": "{ every = 2 }"},
+    "unused": {"model": ', unused = ["blocks.1"]'},
+    "unused and frozen": {"model": ', unused = ["blocks.1"]', "frozen": '["w?e.*", "blocks.1.*"]'},
+    "wrapped apart": {"wrapping": '{ every = 2, ends = "apart" }'},
+    "whole": {"wrapping": '{ every = "all" }'},
+    "autocast": {"precision": '{ parameters = "fp32", autocast = "bf16" }'},
+    "save_every": {"activation_checkpointing": '{ mode = "selective", save = ["linear"], save_every = 2 }'},
+    "every second": {"activation_checkpointing": '{ mode = "full", every = 2 }'},
+    "clip": {"optimizer": '{ name = "adamw", clip_norm = 1.0 }'},
+    "uses": {"model": ', uses = { times = 2, order = "stack" }'},
+    "forwards": {"batch": ", forwards = 2"},
+}
+
+
+def text(strategy: str, feature: str) -> str:
+    of = FEATURES[feature]
+    more = (f"{key} = {of[key]}\n" for key in ("frozen", "wrapping", "activation_checkpointing", "optimizer") if key in of)
+    return f"""
+model = {{ {GPT}{of.get("model", "")} }}
+batch = {{ micro_batch = 2, sequence_length = 8{of.get("batch", "")} }}
+cluster = {{ preset = "dgx-h100" }}
+strategy = {{ {strategy} }}
+precision = {of.get("precision", '{ parameters = "bf16", reduce = "fp32" }')}
+{"".join(more)}"""
+
+
+def scenario(strategy: str, feature: str) -> Scenario:
+    return parse(text(strategy, feature).encode(), where="parts.toml")
+
+
+def cases(*, whole: bool) -> Iterator[tuple[str, str]]:
+    """Every strategy with every feature, or each feature with two strategies, where a scenario may have both."""
+    for (i, strategy), (j, feature) in itertools.product(enumerate(STRATEGY), enumerate(FEATURES)):
+        if not whole and (2 * i + j) % len(STRATEGY) > 1:
+            continue
+        try:
+            scenario(strategy, feature)
+        except ScenarioError as refused:
+            assert feature.startswith("unused") or (feature == "clip" and "offload" in strategy), refused
+            continue
+        yield strategy, feature
+
+
+def toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {toml(inner)}" for key, inner in value.items()) + " }"
+    return json.dumps(value)
+
+
+def as_file(before: Scenario, after: Scenario) -> str:
+    """The file of `before` with what `after` changes."""
+    table = tomllib.loads(before.text)
+    axes = {axis: after.mesh.size(axis) for axis in STRATEGIES[after.strategy].axes}
+    options = {name: getattr(after.options, name) for name in type(after.options).__dataclass_fields__}
+    options = {name: value for name, value in options.items() if value is not None}
+    table["strategy"] = {"name": after.strategy, "sync": after.sync, **axes, **options}
+    table["batch"] |= {"micro_batch": after.batch.micro_batch, "accumulation": after.batch.accumulation}
+    table["optimizer"] = table.get("optimizer", {"name": "adamw"}) | {"implementation": after.optimizer.implementation}
+    table["wrapping"] = {"every": after.wrapping.every, "ends": after.wrapping.ends}
+    if after.checkpointing != before.checkpointing:
+        table["activation_checkpointing"] = {"mode": after.checkpointing.mode}
+    return "".join(f"{key} = {toml(value)}\n" for key, value in table.items())
+
+
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_whatever_is_advised_or_tried_can_be_written_and_is_not_refused(whole: bool) -> None:
+    seen = set()
+    for strategy, feature in cases(whole=whole):
+        case = scenario(strategy, feature)
+        for name, other in (*((n, o) for n, o in changes(case) if not refusals(o)), *ways(case)):
+            written = parse(as_file(case, other).encode(), where="parts.toml")
+            for part in ("model", "batch", "mesh", "strategy", "options", "sync", "optimizer", "checkpointing", "wrapping"):
+                assert getattr(written, part) == getattr(other, part), (strategy, feature, name, part)
+            seen.add(name)
+    assert {"strategy zero1", "wrapping.every = 1: one param group per block", "fsdp2, reshard_after_forward = false"} <= seen
+
+
+def test_what_would_be_refused_is_not_advised() -> None:
+    case = scenario('name = "fsdp2", sync = "last"', "unused")
+    assert "half the micro-batch, twice the accumulation" in {name for name, _ in changes(case)}
+    assert "half the micro-batch, twice the accumulation" not in {effect.change for effect in advice(case)}
+
+
+def test_a_step_up_keeps_the_options_that_both_strategies_have() -> None:
+    (other,) = (other for name, other in changes(scenario('name = "zero2", granularity = "parameter"', "clip")) if "zero3" in name)
+    assert other.options.granularity == "parameter"
+    case = scenario('name = "hsdp", dp_replicate = 2, dp_shard = 4, offload = true', "frozen")
+    (other,) = (other for name, other in changes(case) if "fsdp2" in name)
+    assert other.options.offload
+
+
+def test_every_second_block_may_become_every_block() -> None:
+    (other,) = (o for name, o in changes(scenario('name = "zero3"', "every second")) if "checkpointing" in name)
+    assert other.checkpointing.every == 1
+
+
+@pytest.mark.parametrize(
+    ("strategy", "feature", "expected"),
+    [
+        ('name = "ddp"', "frozen", "2Ψ + 14Ψt"),
+        ('name = "zero1"', "frozen", "2Ψ + 2Ψt + 12Ψt/8"),
+        ('name = "zero2"', "frozen", "2Ψ + 14Ψt/8"),
+        ('name = "zero3"', "frozen", "2Ψ/8 + 14Ψt/8"),
+        ('name = "fsdp2"', "unused", "4Ψ/8 + 12Ψt/8"),
+        ('name = "fsdp2"', "autocast", "16Ψ/8"),
+        ('name = "ddp"', "clip", "16Ψ"),
+    ],
+)
+def test_frozen_and_unused_parameters_count_as_parameters_alone(strategy: str, feature: str, expected: str) -> None:
+    case = scenario(strategy, feature)
+    assert formula_text(case) == expected
+    trained, whole = num_trained(case), case.model.num_parameters
+    shards = 8 if "/8" in expected else 1
+    assert (trained < whole) is ("Ψt" in expected)
+    sizes = (part.replace("Ψt", f"*{trained}").replace("Ψ", f"*{whole}").replace("/", "//") for part in expected.split(" + "))
+    assert abs(formula_bytes(case) - sum(eval(size) for size in sizes)) <= 16 * shards  # what is cut is rounded up
+
+
+def held_between_steps(case: Scenario) -> int:
+    """Parameters and optimizer states that live when a step is over."""
+    live: dict[str, int] = {}
+    program = plan.plan(case, device="cuda").of_rank(0)
+    for event in (event for op in (*program.construction, *program.first) for event in op.memory):
+        if isinstance(event, Free):
+            live.pop(event.buffer, None)
+        elif event.kind in ("parameters", "optimizer_states"):
+            live[event.buffer] = event.nbytes
+    return sum(live.values())
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "zero3", "fsdp2"])
+@pytest.mark.parametrize("feature", ["frozen", "unused and frozen"])
+def test_the_formula_is_what_is_held_between_steps_but_for_gradients_and_padding(strategy: str, feature: str) -> None:
+    case = scenario(f'name = "{strategy}"', feature)
+    gradient = state_bytes(case).gradient * num_trained(case)
+    gradient = -(-gradient // 8) if strategy in ("zero2", "zero3", "fsdp2") else gradient
+    padding = 0 if strategy == "ddp" else 16 * 8 * len(case.model.parameters)
+    assert 0 <= held_between_steps(case) + gradient - formula_bytes(case) <= padding
+
+
+def test_an_offloaded_part_is_said_to_be_on_the_host_only_where_there_is_another_memory() -> None:
+    def reason(case: Scenario) -> str:
+        found = answer(plan.plan(case, device=case.cluster.kind), case.cluster)
+        return next(stage.reason for stage in waterfall(case, found) if stage.name == "states")
+
+    offloaded = 'name = "fsdp2", offload = true'
+    assert reason(scenario(offloaded, "frozen")) == "in host memory instead (CPUOffloadPolicy)"
+    one_memory = text(offloaded, "frozen").replace('preset = "dgx-h100"', 'preset = "cpu-gloo", ranks = 8')
+    assert reason(parse(one_memory.encode(), where="parts.toml")).startswith("padding")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "feature"),
+    [
+        ('name = "ddp", find_unused_parameters = true', "unused"),
+        ('name = "fsdp2", offload = true', "frozen"),
+        pytest.param('name = "hsdp", dp_replicate = 2, dp_shard = 4, all_reduce = "last"', "forwards", marks=pytest.mark.slow),
+        pytest.param('name = "zero2"', "uses", marks=pytest.mark.slow),
+    ],
+)
+def test_waterfalls_add_up_and_something_fits(strategy: str, feature: str) -> None:
+    case = scenario(strategy, feature)
+    found = answer(plan.plan(case, device="cuda"), case.cluster)
+    stages = waterfall(case, found)
+    total = 0
+    for stage in stages:
+        assert not stage.total or stage.nbytes == total
+        total += 0 if stage.total else stage.nbytes
+    assert all(effect.needed_bytes + effect.saved_bytes == found.needed.nbytes for effect in advice(case))
+    assert fit(case).recommended is not None
+
+
+def test_a_scenario_of_parts_is_shown_and_fitted_from_the_command_line(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "parts.toml"
+    path.write_text(text('name = "fsdp2"', "frozen"))
+    assert main(["show", str(path), "--memory"]) == 0
+    out = capsys.readouterr()
+    assert "of which Ψt = " in out.out + out.err
+    assert main(["fit", str(path)]) == 0
