@@ -18,6 +18,7 @@ from zsim.run import RunOptions
 from zsim.scenario import Scenario
 from zsim.simulator import SimBackend
 from zsim.strategies import STRATEGIES, model_problems
+from zsim.traced import TracedModel, TracedModelError
 
 LADDER = ("ddp", "zero1", "zero2", "zero3")
 """Each stage shards one thing more."""
@@ -25,10 +26,14 @@ LADDER = ("ddp", "zero1", "zero2", "zero3")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
-    """One change: what is saved of what is needed, and what the step takes more, both negative when it is the other way."""
+    """One change: what is saved of what is needed, and what the step takes more, both negative when it is the other way.
+
+    Of the peak of allocated bytes `saved_allocated_bytes` are saved, which may fit in the very segments that were needed before.
+    """
 
     change: str
     saved_bytes: int
+    saved_allocated_bytes: int
     added_ns: int
     needed_bytes: int
     verdict: Verdict
@@ -47,6 +52,7 @@ def advice(scenario: Scenario) -> tuple[Effect, ...]:
             Effect(
                 change=change,
                 saved_bytes=before.needed.nbytes - after.needed.nbytes,
+                saved_allocated_bytes=before.allocated_bytes - after.allocated_bytes,
                 added_ns=after_ns - before_ns,
                 needed_bytes=after.needed.nbytes,
                 verdict=after.verdict,
@@ -95,6 +101,11 @@ def changes(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
 def refusals(scenario: Scenario) -> tuple[str, ...]:
     """What a scenario file that asks for this would be refused for: what its parts cannot do together."""
     strategy, precision, batch = STRATEGIES[scenario.strategy], scenario.precision, scenario.batch
+    if isinstance(scenario.model, TracedModel):
+        try:
+            scenario.model.modules_for(batch, dtype=precision.parameters, casts_input=strategy.casts_input)
+        except TracedModelError as error:
+            return (str(error),)
     return (
         *strategy.problems(scenario.options, scenario.mesh, scenario.optimizer),
         *checkpointing.problems(scenario.checkpointing, scenario.model),

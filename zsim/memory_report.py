@@ -88,6 +88,9 @@ def print_advice(effects: Sequence[Effect]) -> None:
             what = f"saves {format_bytes(effect.saved_bytes)}"
         elif effect.saved_bytes < 0:
             what = f"takes {format_bytes(-effect.saved_bytes)} more"
+        elif effect.saved_allocated_bytes:
+            saves = effect.saved_allocated_bytes > 0
+            what = f"changes nothing: {format_bytes(abs(effect.saved_allocated_bytes))} {'less' if saves else 'more'} in as many segments"
         else:
             what = "changes nothing: the peak is elsewhere"
         time = f"{'+' if effect.added_ns >= 0 else '-'}{format_time(abs(effect.added_ns))} a step"

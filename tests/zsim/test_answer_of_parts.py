@@ -6,19 +6,23 @@ import itertools
 import json
 import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from zsim import plan
-from zsim.advice import advice, changes, refusals
+from zsim.advice import Effect, advice, changes, refusals
 from zsim.answer import answer
 from zsim.cli import main
 from zsim.errors import ScenarioError
 from zsim.fit import fit, ways
+from zsim.lowering import lower
+from zsim.memory_report import print_advice
 from zsim.ops import Free
 from zsim.scenario import Scenario, parse
 from zsim.strategies import STRATEGIES
+from zsim.traced import TracedModel
 from zsim.waterfall import formula_bytes, formula_text, num_trained, state_bytes, waterfall
 
 GPT = 'family = "gpt", sizes = { num_layers = 4, hidden_size = 16, num_heads = 4, vocabulary = 29, tied = false }'
@@ -173,6 +177,33 @@ def test_the_formula_is_what_is_held_between_steps_but_for_gradients_and_padding
     gradient = -(-gradient // 8) if strategy in ("zero2", "zero3", "fsdp2") else gradient
     padding = 0 if strategy == "ddp" else 16 * 8 * len(case.model.parameters)
     assert 0 <= held_between_steps(case) + gradient - formula_bytes(case) <= padding
+
+
+def test_what_is_less_than_a_segment_is_not_called_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    effect = Effect(
+        change="x", saved_bytes=0, saved_allocated_bytes=512, added_ns=0, needed_bytes=1, verdict="FITS", peak_at="backward root"
+    )
+    print_advice([effect, replace(effect, saved_allocated_bytes=-512), replace(effect, saved_allocated_bytes=0)])
+    written = capsys.readouterr()
+    words = [line.partition("changes nothing: ")[2].partition(",")[0] for line in (written.out + written.err).splitlines()[1:]]
+    assert words == ["512 B less in as many segments", "512 B more in as many segments", "the peak is elsewhere"]
+
+
+def test_what_a_trace_does_not_cast_is_not_tried_under_strategies_that_cast() -> None:
+    case = scenario('name = "ddp"', "frozen")
+    model = TracedModel(
+        name="traced",
+        family="traced",
+        modules=case.model.modules,
+        units=case.model.units,
+        lowered=lower(case.model, batch=case.batch, dtype="bfloat16"),
+        dtype="bfloat16",
+        batch=case.batch,
+        casts_input=False,
+    )
+    tried = {other.strategy for _, other in ways(replace(case, model=model))}
+    assert tried == {"ddp", "zero1", "zero2", "zero3"}
+    assert "fsdp2" in {other.strategy for _, other in ways(replace(case, model=replace(model, casts_input=True)))}
 
 
 def test_an_offloaded_part_is_said_to_be_on_the_host_only_where_there_is_another_memory() -> None:

@@ -24,7 +24,7 @@ from zsim.ops import Alloc, Free
 from zsim.program import PHASES
 from zsim.run import RunOptions
 from zsim.simulator import SimBackend
-from zsim.strategies import STRATEGIES
+from zsim.strategies import STRATEGIES, ddp, model_problems
 from zsim.traced import TracedModel, TracedModelError, check, dump, load, parse, save, stretch
 from zsim.training import Batch, Precision, Training
 
@@ -132,6 +132,32 @@ def test_checkpointing_is_the_modules_own_affair() -> None:
         lower(MODEL, batch=BATCH, dtype="bfloat16", checkpointing=Checkpointing(mode="full"))
 
 
+def test_ddp_cannot_look_for_unused_parameters_of_a_module_whose_outputs_are_not_known() -> None:
+    asked = ddp.Options(find_unused_parameters=True)
+    (problem,) = model_problems("ddp", asked, MODEL, casts=False, waits=False)
+    assert problem.startswith("strategy.find_unused_parameters: DDP then copies whatever the module returns")
+    assert model_problems("ddp", asked, SPEC, casts=False, waits=False) == ()
+
+
+def frozen(*, made: bool) -> TracedModel:
+    """MODEL with one bias frozen, of which backward makes a gradient or does not."""
+    name = "blocks.0.fc1.bias"
+    units = tuple(
+        replace(unit, parameters=tuple(replace(p, requires_grad=p.fqn != name) for p in unit.parameters)) for unit in SPEC.units
+    )
+    backward = MODEL.lowered[0].backward
+    kept = tuple(event for event in backward.memory if made or getattr(event, "fqn", "") != name)
+    return replace(first_with(backward=replace(backward, memory=kept)), units=units)
+
+
+def test_a_frozen_parameter_has_no_gradient_and_is_frozen_in_the_file() -> None:
+    model = check(frozen(made=False))
+    assert parse(dump(model).encode()) == model
+    assert json.loads(dump(model))["units"][1][1][1] == ["blocks.0.fc1.bias", [128], "frozen"]
+    with pytest.raises(TracedModelError, match=r"^blocks.0.fc1.bias: expected no gradient of a frozen parameter, found one"):
+        check(frozen(made=True))
+
+
 # -- what must hold
 
 
@@ -215,6 +241,7 @@ def changed(change: Callable[[Any], Any]) -> bytes:
         (lambda t: t.update(modules={}), "file: modules: expected a list"),
         (lambda t: t.update(modules=[]), "mlp-tiny: expected one lowered module for each module, and at least one"),
         (lambda t: t["units"][0].append(1), "file: units[0]: expected a list of 2"),
+        (lambda t: t["units"][1][1][0].append("thawed"), "file: units[1][1][0][2]: expected one of frozen"),
         (
             lambda t: t["units"][1][1][0].__setitem__(1, [1] * 17),
             "file: units[1][1][0][1]: expected a list of at most 16",
