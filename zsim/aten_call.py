@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from zsim.training import Batch, Device
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class Call:
     """One differentiable aten call.
 
@@ -31,33 +32,33 @@ class Call:
     nothing but makes a recomputation reach the call; one that is not `differentiable` has no backward.
     """
 
-    operator: str
-    inputs: tuple[str, ...]
-    output: str
-    nbytes: int
-    saves: tuple[str, ...] = ()
-    keeps: tuple[tuple[str, int], ...] = ()
-    scratch: int = 0
-    drops: tuple[str, ...] = ()
-    backward_scratch: tuple[int, ...] = ()
-    gradients: tuple[str, ...] = ()
-    passes: tuple[str, ...] = ()
-    summed: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    view: bool = False
-    also: tuple[str, ...] = ()
-    turns: tuple[str, ...] = ()
-    parameters: tuple[str, ...] = ()
-    weights: tuple[str, ...] = ()
-    cached: bool = False
-    dtype: str = ""
-    flops: int = 0
-    backward_flops: int = 0
-    moved: int = 0
-    backward_moved: int = 0
-    crossed: bool = False
-    joint: bool = False
-    packs: bool = False
-    differentiable: bool = True
+    operator: Final[str]
+    inputs: Final[tuple[str, ...]]
+    output: Final[str]
+    nbytes: Final[int]
+    saves: Final[tuple[str, ...]] = ()
+    keeps: Final[tuple[tuple[str, int], ...]] = ()
+    scratch: Final[int] = 0
+    drops: Final[tuple[str, ...]] = ()
+    backward_scratch: Final[tuple[int, ...]] = ()
+    gradients: Final[tuple[str, ...]] = ()
+    passes: Final[tuple[str, ...]] = ()
+    summed: Final[tuple[tuple[str, tuple[int, ...]], ...]] = ()
+    view: Final[bool] = False
+    also: Final[tuple[str, ...]] = ()
+    turns: Final[tuple[str, ...]] = ()
+    parameters: Final[tuple[str, ...]] = ()
+    weights: Final[tuple[str, ...]] = ()
+    cached: Final[bool] = False
+    dtype: Final[str] = ""
+    flops: Final[int] = 0
+    backward_flops: Final[int] = 0
+    moved: Final[int] = 0
+    backward_moved: Final[int] = 0
+    crossed: Final[bool] = False
+    joint: Final[bool] = False
+    packs: Final[bool] = False
+    differentiable: Final[bool] = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,15 +8,17 @@ so that whatever is computed from them once is computed once.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
+from operator import attrgetter
 
 from zsim import module_lowering, tape
 from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.model import ModelSpec, Module
+from zsim.operators import Operator
 from zsim.ops import Alloc, Free
 from zsim.repeats import repeats
 from zsim.traced import TracedModel
-from zsim.training import Batch, Computation, Device, LoweredModule, Recomputed, TapeEvent
+from zsim.training import Batch, Computation, Device, LoweredModule, ParameterGradient, TapeEvent
 
 Pattern = tuple[tuple[object, ...], ...]
 
@@ -69,9 +71,8 @@ def lower(
             lowered += [next(traced) for _ in run]
             continue
         first, middle, last = next(traced), next(traced), next(traced)
-        places = range(2, len(run) - 1)
-        lowered += [first, middle, *(_renamed(middle, run, place=place) for place in places)]
-        lowered.append(_renamed(last, run, place=len(run) - 1))
+        lowered += [first, middle, *_copies(middle, run, places=range(2, len(run) - 1))]
+        lowered += _copies(last, run, places=range(len(run) - 1, len(run)))
     return tuple(lowered)
 
 
@@ -99,59 +100,72 @@ def _runs(
     yield tuple(run)
 
 
+_SHAPE = attrgetter(*(field.name for field in fields(Operator) if field.name not in ("name", "weight", "bias")))
+"""What an operator does, without its name and those of its parameters."""
+
+
 def _pattern(module: Module) -> Pattern:
     """What a module does, without its name: its operators with parameters named from the module on."""
     prefix = f"{module.fqn}."
     return tuple(
-        (
-            op.kind,
-            op.inputs,
-            op.output,
-            op.weight.removeprefix(prefix),
-            op.bias.removeprefix(prefix),
-            op.in_features,
-            op.out_features,
-            op.num_embeddings,
-            op.num_heads,
-            op.num_kv_heads,
-            op.head_dim,
-            op.implementation,
-            op.causal,
-            op.dtype,
-        )
-        for op in module.operators
+        [(_SHAPE(op), op.weight.removeprefix(prefix), op.bias.removeprefix(prefix)) for op in module.operators]
     )
 
 
-def _renamed(traced: LoweredModule, run: tuple[Module, ...], *, place: int) -> LoweredModule:
-    """`traced`, the second or last of `run`, as run[place]: its own values, its input and its parameters."""
-    names = {f"{traced.fqn}:": f"{run[place].fqn}:"}
-    names |= {f"{run[0 if traced.fqn == run[1].fqn else 1].fqn}:": f"{run[place - 1].fqn}:"}
-    prefix, other = f"{traced.fqn}.", f"{run[place].fqn}."
+def _copies(traced: LoweredModule, run: tuple[Module, ...], *, places: range) -> Iterator[LoweredModule]:
+    """`traced`, the second or last of `run`, as the module at each of `places`: its own values, its input and its parameters."""
+    before = run[0 if traced.fqn == run[1].fqn else 1].fqn
+    names = _names(traced, before)
+    for place in places:
+        start = {OWN: f"{run[place].fqn}:", INPUT: f"{run[place - 1].fqn}:", PARAMETER: f"{run[place].fqn}.", OTHER: ""}
+        yield _renamed(traced, run[place], {name: start[whose] + rest for name, whose, rest in names})
 
-    def name(buffer: str) -> str:
+
+OWN, INPUT, PARAMETER, OTHER = range(4)
+"""Whose a name is in the events of a module: its own value's, that of the module before it, a parameter's of its own, or neither."""
+
+
+def _names(traced: LoweredModule, before: str) -> list[tuple[str, int, str]]:
+    """Every name in the events of `traced` once: whose it is, and what of it stays when the module is another."""
+    tape = (*traced.forward.memory, *traced.backward.memory, *traced.uncached)
+    starts = {f"{traced.fqn}:": OWN, f"{before}:": INPUT}
+    found = []
+    for buffer in dict.fromkeys(event.buffer for event in tape if isinstance(event, (Alloc, Free))):
         module, colon, value = buffer.partition(":")
-        return names.get(module + colon, module + colon) + value
+        whose = starts.get(module + colon, OTHER)
+        found.append((buffer, whose, buffer if whose == OTHER else value))
+    prefix = f"{traced.fqn}."
+    for fqn in dict.fromkeys(event.fqn for event in tape if isinstance(event, ParameterGradient)):
+        own = fqn.startswith(prefix)
+        found.append((fqn, PARAMETER if own else OTHER, fqn.removeprefix(prefix)))
+    return found
 
-    def event(given: TapeEvent) -> TapeEvent:
-        if isinstance(given, Alloc):
-            return Alloc(name(given.buffer), given.kind, given.nbytes)
-        if isinstance(given, Free):
-            return Free(name(given.buffer))
-        if isinstance(given, Recomputed):
-            return given
-        return replace(given, fqn=other + given.fqn[len(prefix) :]) if given.fqn.startswith(prefix) else given
 
-    def computation(given: Computation) -> Computation:
-        return Computation(kernels=given.kernels, memory=tuple(map(event, given.memory)))
-
+def _renamed(traced: LoweredModule, module: Module, names: dict[str, str]) -> LoweredModule:
+    """`traced` as `module`, with `names` for its own."""
     return LoweredModule(
-        fqn=run[place].fqn,
-        unit=run[place].unit,
-        forward=computation(traced.forward),
-        backward=computation(traced.backward),
+        fqn=module.fqn,
+        unit=module.unit,
+        forward=Computation(kernels=traced.forward.kernels, memory=_events(traced.forward.memory, names)),
+        backward=Computation(kernels=traced.backward.kernels, memory=_events(traced.backward.memory, names)),
         input_needs_gradient=traced.input_needs_gradient,
         recompute=traced.recompute,
-        uncached=tuple(Free(name(given.buffer)) for given in traced.uncached),
+        uncached=tuple(Free(names[given.buffer]) for given in traced.uncached),
         differentiates=traced.differentiates,
+    )
+
+
+def _events(tape: tuple[TapeEvent, ...], names: dict[str, str]) -> tuple[TapeEvent, ...]:
+    """`tape` with other names; in one expression, as every event of every block passes here."""
+    return tuple(
+        [
+            Alloc(names[event.buffer], event.kind, event.nbytes)
+            if type(event) is Alloc
+            else Free(names[event.buffer])
+            if type(event) is Free
+            else ParameterGradient(names[event.fqn], event.ends_node)
+            if type(event) is ParameterGradient
+            else event
+            for event in tape
+        ]
     )

@@ -6,7 +6,7 @@ It reads a RankProgram and answers in MemoryRecords, to the byte. It knows no ti
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from zsim.errors import ProgramError
 from zsim.ops import MEMORY_KINDS, Alloc, MemoryKind, Op
@@ -25,10 +25,14 @@ class Ledger:
     by_kind: dict[MemoryKind, int] = field(default_factory=lambda: dict.fromkeys(MEMORY_KINDS, 0))
     allocated: int = 0
 
+    def copy(self) -> Ledger:
+        """What is live now, to be compared with a later moment."""
+        return Ledger(dict(self.live), dict(self.by_kind), self.allocated)
+
     def allocate(self, event: Alloc) -> None:
         """`event.buffer` begins to live; ProgramError when it lives already."""
         if event.buffer in self.live:
-            raise ProgramError(where=event.buffer, expected="a buffer that is not live", found="it is allocated again")
+            raise _allocated_again(event.buffer)
         self.live[event.buffer] = event
         self.by_kind[event.kind] += event.nbytes
         self.allocated += event.nbytes
@@ -37,7 +41,7 @@ class Ledger:
         """`buffer` stops living; ProgramError when it does not live."""
         event = self.live.pop(buffer, None)
         if event is None:
-            raise ProgramError(where=buffer, expected="a live buffer", found="it is freed")
+            raise _not_live(buffer)
         self.by_kind[event.kind] -= event.nbytes
         self.allocated -= event.nbytes
 
@@ -50,13 +54,38 @@ class Ledger:
                 self.free(event.buffer)
 
 
+def _allocated_again(buffer: str) -> ProgramError:
+    return ProgramError(where=buffer, expected="a buffer that is not live", found="it is allocated again")
+
+
+def _not_live(buffer: str) -> ProgramError:
+    return ProgramError(where=buffer, expected="a live buffer", found="it is freed")
+
+
 def replay(program: RankProgram, *, timeline: bool = True) -> Mapping[PhaseName, MemoryRecord]:
     """Start, peak and end of each phase in allocated bytes, the peak's split by kind; `timeline` adds each op.
 
     ProgramError, which names the op, where a buffer is allocated twice or freed without being live.
     """
-    ledger = Ledger()
-    return {phase: _phase(ledger, program.phase(phase), phase, timeline=timeline) for phase in PHASES}
+    ledger, passes, records = Ledger(), _shared(program.first, program.steady), dict[PhaseName, MemoryRecord]()
+    seen: _Passes | None = None
+    for phase in PHASES:
+        ops = program.phase(phase)
+        walk = _Walk(ledger.allocated, _Summit(ledger.allocated, dict(ledger.by_kind)))
+        shared = ops[: 0 if phase == "construction" else passes]
+        if seen is None or not seen.again(walk, ledger):
+            before = ledger.copy()
+            _follow(walk, ledger, shared, phase, timeline=timeline)
+            seen = _Passes(shared, before, ledger.copy(), walk.copy()) if shared else None
+        _follow(walk, ledger, ops[len(shared) :], phase, timeline=timeline)
+        records[phase] = walk.record(ledger)
+    return records
+
+
+def _shared(first: tuple[Op, ...], steady: tuple[Op, ...]) -> int:
+    """How many ops both phases begin with: the very same ones, up to the optimizer's where a strategy issues passes once."""
+    differ = (place for place, (one, other) in enumerate(zip(first, steady, strict=False)) if one is not other)
+    return next(differ, min(len(first), len(steady)))
 
 
 def label(op: Op) -> str:
@@ -71,48 +100,102 @@ class _Summit:
     peak: int
     split: dict[MemoryKind, int]
     op: Op | None = None
-    climbing: bool = False
-
-    def leave(self, ledger: Ledger) -> None:
-        """Note the split before anything is freed."""
-        self.split, self.climbing = dict(ledger.by_kind), False
 
 
-def _phase(ledger: Ledger, ops: tuple[Op, ...], phase: PhaseName, *, timeline: bool) -> MemoryRecord:
-    start, points = ledger.allocated, []
-    held: Mapping[str, int] = {}
-    summit = _Summit(start, dict(ledger.by_kind))
+@dataclass(slots=True)
+class _Walk:
+    """A phase so far."""
+
+    start: int
+    summit: _Summit
+    points: list[tuple[str, int]] = field(default_factory=list)
+    held: dict[MemoryKind, int] = field(default_factory=dict)
+
+    def copy(self) -> _Walk:
+        """This walk, to be compared with a later one."""
+        return _Walk(self.start, replace(self.summit), list(self.points), self.held)
+
+    def record(self, ledger: Ledger) -> MemoryRecord:
+        """The phase, which ends with `ledger`."""
+        return MemoryRecord(
+            start_bytes=self.start,
+            peak_bytes=self.summit.peak,
+            end_bytes=ledger.allocated,
+            peak_at=label(self.summit.op) if self.summit.op else "start",
+            by_kind={str(kind): nbytes for kind, nbytes in self.summit.split.items()},
+            held={str(kind): nbytes for kind, nbytes in self.held.items()},
+            timeline=tuple(self.points),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Passes:
+    """Ops that have been followed once, with the ledger `before` and `after`: the steady phase begins as the first one did.
+
+    What lives besides since then (optimizer states) only lifts everything.
+    """
+
+    ops: tuple[Op, ...]
+    before: Ledger
+    after: Ledger
+    walk: _Walk
+
+    def again(self, walk: _Walk, ledger: Ledger) -> bool:
+        """Follow the ops once more, if they find what they found before and touch nothing else; otherwise do nothing."""
+        besides = ledger.live.keys() - self.before.live.keys()
+        if not self.before.live.items() <= ledger.live.items() or not besides.isdisjoint(self._allocated()):
+            return False
+        lift = ledger.allocated - self.before.allocated
+        lifts = {kind: nbytes - self.before.by_kind[kind] for kind, nbytes in ledger.by_kind.items()}
+        walk.summit = replace(self.walk.summit, peak=self.walk.summit.peak + lift, split=_lifted(self.walk.summit.split, lifts))
+        walk.points = [(name, nbytes + lift) for name, nbytes in self.walk.points]
+        walk.held = _lifted(self.walk.held, lifts)
+        ledger.live = self.after.live | {buffer: ledger.live[buffer] for buffer in besides}
+        ledger.by_kind, ledger.allocated = _lifted(self.after.by_kind, lifts), self.after.allocated + lift
+        return True
+
+    def _allocated(self) -> list[str]:
+        return [event.buffer for op in self.ops for event in op.memory if isinstance(event, Alloc)]
+
+
+def _lifted(split: dict[MemoryKind, int], lifts: dict[MemoryKind, int]) -> dict[MemoryKind, int]:
+    return {kind: nbytes + lifts[kind] for kind, nbytes in split.items()}
+
+
+def _follow(walk: _Walk, ledger: Ledger, ops: tuple[Op, ...], phase: PhaseName, *, timeline: bool) -> None:
+    """Go on over `ops`. Tens of thousands of events pass here, so the ledger and the summit are kept in local names."""
+    live, by_kind, allocated = ledger.live, ledger.by_kind, ledger.allocated
+    summit, climbing, points = walk.summit, False, walk.points
+    peak = summit.peak
     for op in ops:
-        if op.memory:
-            try:
-                _apply(ledger, op, summit)
-            except ProgramError as error:
-                where = f"{phase} op {op.index} ({label(op)})"
-                raise ProgramError(where=where, expected=error.expected, found=f"{error.where}: {error.found}") from None
+        for event in op.memory:
+            if isinstance(event, Alloc):
+                buffer, nbytes = event.buffer, event.nbytes
+                if buffer in live:
+                    raise _during(op, phase, _allocated_again(buffer))
+                live[buffer] = event
+                by_kind[event.kind] += nbytes
+                allocated += nbytes
+                if allocated > peak:
+                    peak, summit.op, climbing = allocated, op, True
+            else:
+                if climbing:
+                    summit.split, climbing = dict(by_kind), False
+                made = live.pop(event.buffer, None)
+                if made is None:
+                    raise _during(op, phase, _not_live(event.buffer))
+                by_kind[made.kind] -= made.nbytes
+                allocated -= made.nbytes
         if op.kind == "optimizer":
-            held = {kind: ledger.by_kind[kind] for kind in HELD}
+            walk.held = {kind: by_kind[kind] for kind in HELD}
         if timeline:
-            points.append((label(op), ledger.allocated))
-    if summit.climbing:
-        summit.leave(ledger)
-    return MemoryRecord(
-        start_bytes=start,
-        peak_bytes=summit.peak,
-        end_bytes=ledger.allocated,
-        peak_at=label(summit.op) if summit.op else "start",
-        by_kind={str(kind): nbytes for kind, nbytes in summit.split.items()},
-        held=held,
-        timeline=tuple(points),
-    )
+            points.append((label(op), allocated))
+    if climbing:
+        summit.split = dict(by_kind)
+    summit.peak, ledger.allocated = peak, allocated
 
 
-def _apply(ledger: Ledger, op: Op, summit: _Summit) -> None:
-    for event in op.memory:
-        if isinstance(event, Alloc):
-            ledger.allocate(event)
-            if ledger.allocated > summit.peak:
-                summit.peak, summit.op, summit.climbing = ledger.allocated, op, True
-        else:
-            if summit.climbing:
-                summit.leave(ledger)
-            ledger.free(event.buffer)
+def _during(op: Op, phase: PhaseName, error: ProgramError) -> ProgramError:
+    """`error` with the op in which it happened."""
+    where = f"{phase} op {op.index} ({label(op)})"
+    return ProgramError(where=where, expected=error.expected, found=f"{error.where}: {error.found}")

@@ -81,7 +81,7 @@ class ModelSpec:
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Every parameter once, unit by unit."""
-        return tuple(parameter for unit in self.units for parameter in unit.parameters)
+        return tuple([parameter for unit in self.units for parameter in unit.parameters])
 
     @property
     def blocks(self) -> tuple[Module, ...]:

@@ -7,6 +7,7 @@ The calls are `zsim.eager`'s, the memory `zsim.tape`'s; here a model's modules a
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from zsim.aten_call import Call
 from zsim.autocast import Autocast
@@ -21,40 +22,11 @@ from zsim.tape import MODEL_INPUT, SEED, Tape, summed
 from zsim.training import Batch, Computation, Device, LoweredModule, Recomputed, TapeEvent
 
 
-def _qualified(call: Call, module: Module, entry: str) -> Call:
-    """`call` with module-local value names made unique in the model; the module's input is called `entry`."""
-    prefix, parameters = f"{module.fqn}:", call.parameters
-
-    def names(values: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple([v if v in parameters else entry if v == "x" else prefix + v for v in values])
-
-    return Call(
-        operator=call.operator,
-        inputs=names(call.inputs),
-        output=prefix + call.output,
-        nbytes=call.nbytes,
-        saves=names(call.saves),
-        keeps=tuple([(prefix + value, nbytes) for value, nbytes in call.keeps]),
-        scratch=call.scratch,
-        backward_scratch=call.backward_scratch,
-        gradients=names(call.gradients),
-        passes=names(call.passes),
-        view=call.view,
-        also=names(call.also),
-        turns=names(call.turns),
-        summed=tuple([(name if name in parameters else prefix + name, way) for name, way in call.summed]),
-        drops=names(call.drops),
-        parameters=parameters,
-        weights=names(call.weights),
-        cached=call.cached,
-        dtype=call.dtype,
-        flops=call.flops,
-        backward_flops=call.backward_flops,
-        moved=call.moved,
-        backward_moved=call.backward_moved,
-        crossed=call.crossed,
-        joint=call.joint,
-    )
+def _qualified(operator: Operator, module: Module, entry: str) -> Operator:
+    """`operator` with module-local value names made unique in the model; the module's input is called `entry`."""
+    prefix = f"{module.fqn}:"
+    inputs = tuple([entry if value == "x" else prefix + value for value in operator.inputs])
+    return replace(operator, inputs=inputs, output=prefix + operator.output)
 
 
 def _forward_kernels(module_calls: list[Call], *, dtype: str) -> tuple[Kernel, ...]:
@@ -108,18 +80,15 @@ def lower_each(
     frozen, needs = model.frozen, set[str]()
     traced: list[tuple[Module, list[Step], tuple[TapeEvent, ...], bool]] = []
     make = _maker_of_calls(autocast, batch=batch, dtype=dtype, device=device)
-    dtypes = {"x": dtype}
+    dtypes: dict[str, str] = {}
     forward_size = len(model.modules) // model.forwards
     for place, module in enumerate(model.modules):
         if place % forward_size == 0:
             source = entry = f"{MODEL_INPUT}{RUN}{len(losses) + 1}" if losses else MODEL_INPUT
-            dtypes = {"x": dtype}
-        steps = [
-            Step([_qualified(call, module, entry) for call in make(operator, dtypes)]) for operator in module.operators
-        ]
+            dtypes = {entry: dtype}
+        steps = [Step(list(make(_qualified(operator, module, entry), dtypes))) for operator in module.operators]
         for step in steps if frozen else ():
             step.calls[:] = needed(step.calls, needs=needs, frozen=frozen)
-        dtypes = {"x": dtypes.get(module.operators[-1].output, dtype)}
         if module.path in checkpointed:
             _cut_regions(steps, module, checkpointing)
         module_calls = [call for step in steps for call in step.calls]

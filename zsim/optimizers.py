@@ -39,13 +39,13 @@ def states(numels: Sequence[int], *, optimizer: Optimizer, dtype: str, device: s
 
 
 def _states(numels: Sequence[int], *, optimizer: Optimizer, dtype: str, device: str, owner: str) -> Iterator[Alloc]:
-    step = step_nbytes(optimizer, device=device)
+    step, names, element = step_nbytes(optimizer, device=device), state_names(optimizer), DTYPE_NBYTES[dtype]
     for place, numel in enumerate(numels):
         if step:
             yield Alloc(f"{owner}.{place}.step", "optimizer_states", step)
-        for name in state_names(optimizer):
-            if numel:
-                yield Alloc(f"{owner}.{place}.{name}", "optimizer_states", numel * DTYPE_NBYTES[dtype])
+        if numel:
+            for name in names:
+                yield Alloc(f"{owner}.{place}.{name}", "optimizer_states", numel * element)
 
 
 def step_memory(numels: Sequence[int], *, optimizer: Optimizer, dtype: str, owner: str) -> tuple[MemoryEvent, ...]:
@@ -64,8 +64,8 @@ def step_memory(numels: Sequence[int], *, optimizer: Optimizer, dtype: str, owne
 
 
 def _set(sizes: list[tuple[str, int]]) -> tuple[MemoryEvent, ...]:
-    made = tuple(Alloc(f"{name}.temporary", "temporaries", nbytes) for name, nbytes in sizes)
-    return (*made, *(Free(alloc.buffer) for alloc in reversed(made)))
+    made = [Alloc(f"{name}.temporary", "temporaries", nbytes) for name, nbytes in sizes]
+    return (*made, *[Free(alloc.buffer) for alloc in reversed(made)])
 
 
 def _adamw_loop(sizes: Iterable[tuple[str, int]]) -> Iterator[MemoryEvent]:
@@ -98,6 +98,21 @@ def memory(
     if not first:
         return temporaries
     made = states(numels, optimizer=optimizer, dtype=dtype, device=device, owner=owner)
+    return _with_states(made, temporaries, optimizer)
+
+
+def first_and_later(
+    numels: Sequence[int], *, optimizer: Optimizer, dtype: str, device: str, owner: str
+) -> tuple[tuple[MemoryEvent, ...], tuple[MemoryEvent, ...]]:
+    """`memory` of the first step and of a later one; the temporaries of both are the same events."""
+    later = step_memory(numels, optimizer=optimizer, dtype=dtype, owner=owner)
+    made = states(numels, optimizer=optimizer, dtype=dtype, device=device, owner=owner)
+    return _with_states(made, later, optimizer), later
+
+
+def _with_states(
+    made: tuple[Alloc, ...], temporaries: tuple[MemoryEvent, ...], optimizer: Optimizer
+) -> tuple[MemoryEvent, ...]:
     if not made or not temporaries or (optimizer.name, optimizer.implementation) != ("sgd", "for-loop"):
         return (*made, *temporaries)
     turns = zip(temporaries[::2], made, temporaries[1::2], strict=True)

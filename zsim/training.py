@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal, final
 
 from zsim.model import ModelSpec, ParamGroup
 from zsim.ops import Alloc, Free, Kernel, MemoryEvent
@@ -55,17 +55,19 @@ class Optimizer:
     """The global norm to which gradients are clipped before each step; 0 for none."""
 
 
-@dataclass(frozen=True, slots=True)
+@final
+@dataclass(slots=True, unsafe_hash=True)
 class ParameterGradient:
     """Autograd has made the gradient of `fqn`. The strategy says where it lives; the tape only says when it is born.
 
     `ends_node`: it is the last that its node makes, and nothing goes with the node.
     """
 
-    fqn: str
-    ends_node: bool = False
+    fqn: Final[str]
+    ends_node: Final[bool] = False
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Recomputed:
     """The last recomputation of a module's backward is over: what comes before belongs to it."""
@@ -74,9 +76,9 @@ class Recomputed:
 TapeEvent = Alloc | Free | ParameterGradient | Recomputed
 
 
-def storage_events(tape: Iterable[TapeEvent]) -> Iterator[Alloc | Free]:
+def storage_events(tape: Iterable[TapeEvent]) -> list[MemoryEvent]:
     """The allocations and frees of a tape, without its marks."""
-    return (event for event in tape if isinstance(event, (Alloc, Free)))
+    return [event for event in tape if isinstance(event, (Alloc, Free))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,11 +19,13 @@ from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
-from zsim import scenario
+from zsim import memory, scenario
+from zsim.plan import plan
 from zsim.run import RunOptions
 from zsim.simulator import SimBackend
 
 HERE = Path(__file__).parent
+OTHER = HERE.parents[1] / "scenarios" / "scale" / "fsdp2-gpt-8.toml"
 Measure = Callable[[], float]
 
 
@@ -44,6 +46,17 @@ def folded_step() -> float:
     """One 32-layer FSDP2 step folded to its distinct ranks, from the loaded scenario to the Run, in this process."""
     found = scenario.load(HERE / "fsdp2-32-layers-64-ranks.toml")
     return seconds(lambda: SimBackend().run(found, options=RunOptions()))
+
+
+def memory_timeline(name: str) -> Measure:
+    """From a loaded scenario to the memory timeline of one rank's phases, in an interpreter that has planned something else."""
+
+    def measure() -> float:
+        found, other = scenario.load(HERE / name), scenario.load(OTHER)
+        plan(other, device="cuda")
+        return seconds(lambda: memory.replay(plan(found, device="cuda").ranks[0]))
+
+    return measure
 
 
 def warm_launch() -> float:
@@ -67,6 +80,8 @@ BENCHMARKS: dict[str, tuple[float, int, Measure]] = {
     "zsim --help, whole process": (0.2, 7, process("--help")),
     "64 ranks x 32 layers, --all-ranks --save, whole process": (1.5, 5, all_ranks("fsdp2-32-layers-64-ranks.toml")),
     "1,024 ranks x 80 layers, --all-ranks --save, whole process": (8.0, 3, all_ranks("fsdp2-80-layers-1024-ranks.toml")),
+    "memory timeline, 32 layers, 8 ranks, in process": (0.010, 15, memory_timeline("fsdp2-32-layers-8-ranks.toml")),
+    "memory timeline, Llama 3 405B, 1,024 ranks, in process": (0.100, 7, memory_timeline("fsdp2-405b-1024-ranks.toml")),
     "one 32-layer step folded, in process": (0.030, 15, folded_step),
     "2-rank launch from a warm fork server, no process group": (0.3, 7, warm_launch),
 }

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.scenarios import scenarios
+from zsim import scenario
 from zsim.errors import ProgramError
 from zsim.memory import Ledger, replay
 from zsim.ops import MEMORY_KINDS, Alloc, Free, MemoryEvent, Op
 from zsim.plan import plan
 from zsim.program import PHASES, RankProgram
+
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
 
 
 def op(index: int, *memory: MemoryEvent, unit: str = "a") -> Op:
@@ -130,3 +134,37 @@ def test_the_sums_of_a_ledger_follow_its_buffers():
     ledger = Ledger()
     ledger.apply(op(0, Alloc("x", "inputs", 3), Alloc("y", "inputs", 4), Free("x")))
     assert (ledger.allocated, ledger.by_kind["inputs"], set(ledger.live)) == (4, 4, {"y"})
+
+
+def anew(rank):
+    """The same program with ops and events of its own in each phase, so that every one of them is followed."""
+    return replace(rank, steady=tuple(replace(op, memory=tuple(map(replace, op.memory))) for op in rank.steady))
+
+
+@pytest.mark.parametrize("name", ["fsdp2", "hsdp"])
+def test_a_steady_phase_that_begins_as_the_first_one_did_is_as_if_it_had_been_followed(name):
+    for path in sorted(SCENARIOS.glob(f"**/{name}*.toml"))[:6]:
+        for rank in plan(scenario.load(path), device="cuda").ranks:
+            assert rank.first[0] is rank.steady[0]
+            assert replay(rank) == replay(anew(rank))
+
+
+@pytest.mark.parametrize(
+    ("tail", "words"),
+    [
+        ((Alloc("x", "activations", 2),), r"steady op 0 \(forward a\): .* found x: it is allocated again"),
+        ((Free("y"),), r"steady op 0 \(forward a\): .* found y: it is freed"),
+        ((Alloc("z", "optimizer_states", 5),), ""),
+    ],
+)
+def test_ops_that_come_again_are_followed_where_they_find_something_else(tail, words):
+    passes = op(0, Free("y"), Alloc("x", "inputs", 3), Free("x"), Alloc("y", "parameters", 4))
+    made = op(0, Alloc("y", "parameters", 4))
+    rank = RankProgram(construction=(made,), first=(passes, op(1, *tail)), steady=(passes,))
+    if words:
+        with pytest.raises(ProgramError, match=words):
+            replay(rank)
+    else:
+        steady = replay(rank)["steady"]
+        assert (steady.start_bytes, steady.peak_bytes, steady.end_bytes) == (9, 9, 9)
+        assert replay(rank) == replay(anew(rank))

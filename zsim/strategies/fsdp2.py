@@ -19,10 +19,10 @@ from zsim.model import ROOT, RUN, ModelSpec
 from zsim.ops import Alloc, Free, MemoryEvent, Op
 from zsim.program import Program, RankProgram
 from zsim.sharding import shard_size
-from zsim.strategies.building import Step, named_parameters, units_read
+from zsim.strategies.building import Step, units_read
 from zsim.strategies.sharded import ORIGINAL, ShardedStep, is_model_input
 from zsim.strategies.sharded_gradients import Gradients
-from zsim.strategies.sharded_groups import Group, sharded_group
+from zsim.strategies.sharded_groups import Group, local_numels, sharded_groups
 from zsim.training import DTYPE_NBYTES, LoweredModule, Optimizer, Training, storage_events
 
 
@@ -87,21 +87,12 @@ def plan(training: Training, *, mesh: Mesh, options: Options, all_reduce: When =
     starts = _first_of_alike(training, mesh.dp_shard)
     same = _Same.on_every_rank(training, mesh=mesh, keep=keep, options=options, all_reduce=all_reduce)
     for shard, stop in zip(starts, [*starts[1:], mesh.dp_shard], strict=True):
-        groups = _groups(training, mesh, rank=shard)
         by_shard += [len(programs)] * (stop - shard)
-        first, steady = (optimizer(same.passes.copy(), groups, first=first) for first in (True, False))
+        numels = local_numels(training.model, num_shards=mesh.dp_shard, rank=shard)
+        first, steady = (optimizer(same.passes.copy(), numels, memory) for memory in optimizer_memory(training, numels))
         program = RankProgram(construction=same.construction, first=tuple(first.ops), steady=tuple(steady.ops))
         programs.append(program)
     return Program(mesh=mesh, ranks=tuple(programs), assignment=tuple(by_shard) * mesh.dp_replicate)
-
-
-def _groups(training: Training, mesh: Mesh, *, rank: int) -> dict[str, Group]:
-    """Every param group as `rank` of the shards holds it."""
-    trained = training.model.trained
-    return {
-        unit.fqn: sharded_group(unit, num_shards=mesh.dp_shard, rank=rank, trained=trained)
-        for unit in training.model.units
-    }
 
 
 def _first_of_alike(training: Training, num_shards: int) -> list[int]:
@@ -146,7 +137,7 @@ class _Same:
         cls, training: Training, *, mesh: Mesh, keep: Keep, options: Options, all_reduce: When
     ) -> _Same:
         """Construction, and the forward and backward of a step."""
-        groups = _groups(training, mesh, rank=0)
+        groups = sharded_groups(training.model, num_shards=mesh.dp_shard)
         construction = _construction(
             list(groups.values()),
             derived=_DerivedMesh(training=training, mesh=mesh, keep=keep),
@@ -253,7 +244,7 @@ def forward(
             step.unshard(group)
             step.wait_for_unshard(group, forward=True)
             step.unshard_each(_following(group, blocks, ahead))
-        step.forward(module)
+        step.forward(module, reads_input=module is modules[0])
         if group is not None and group is not root and module.fqn in last:
             order.append(group)
             if keep.blocks:
@@ -393,14 +384,16 @@ def clip(step: ShardedStep, numels: list[int]) -> list[int]:
     return [clipped]
 
 
-def optimizer(step: ShardedStep, groups: dict[str, Group], *, first: bool) -> ShardedStep:
-    """The optimizer steps this rank's shards; its states are made in the first step. Then gradients are dropped."""
-    local = {parameter.fqn: parameter.local for group in groups.values() for parameter in group.trained}
-    numels = [local[parameter.fqn] for parameter in named_parameters(step.training.model) if parameter.fqn in local]
-    settings = step.training.optimizer
-    memory = optimizers.memory(
-        numels, optimizer=settings, dtype=ORIGINAL, device=step.training.device, owner="optimizer", first=first
+def optimizer_memory(training: Training, numels: list[int]) -> tuple[tuple[MemoryEvent, ...], tuple[MemoryEvent, ...]]:
+    """What the optimizer allocates and frees for parameters of `numels` in the first step, and in later ones."""
+    return optimizers.first_and_later(
+        numels, optimizer=training.optimizer, dtype=ORIGINAL, device=training.device, owner="optimizer"
     )
+
+
+def optimizer(step: ShardedStep, numels: list[int], memory: tuple[MemoryEvent, ...]) -> ShardedStep:
+    """The optimizer steps this rank's shards; its states are made in the first step. Then gradients are dropped."""
+    settings = step.training.optimizer
     kernels = optimizers.kernels(numels, optimizer=settings, dtype=ORIGINAL)
     if step.elsewhere:
         memory, kernels = (), tuple(replace(kernel, place="host") for kernel in kernels)
@@ -413,6 +406,6 @@ def optimizer(step: ShardedStep, groups: dict[str, Group], *, first: bool) -> Sh
         kernels=kernels,
         memory=memory,
     )
-    gradients = [event for fqn in groups for event in step.drop(f"{fqn}.gradient")]
+    gradients = step.drop_each([f"{unit.fqn}.gradient" for unit in step.training.model.units])
     step.issue("free", ROOT, stream="host", memory=gradients)
     return step

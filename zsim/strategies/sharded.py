@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from zsim.lowering import loss_buffers
 from zsim.mesh import Mesh
 from zsim.model import ROOT, RUN
-from zsim.ops import Alloc, Free, Kernel, MemoryEvent, OpKind
+from zsim.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind, OpKind
 from zsim.strategies.building import Step, copy_kernel, until_recomputed
 from zsim.strategies.sharded_gradients import Gradients
 from zsim.strategies.sharded_groups import Group, Sharded
@@ -74,11 +74,18 @@ class ShardedStep(Step):
         """Bytes of `numel` elements."""
         return numel * DTYPE_NBYTES[dtype]
 
-    def alloc(self, buffer: str, kind: str, nbytes: int) -> list[MemoryEvent]:
+    def alloc(self, buffer: str, kind: MemoryKind, nbytes: int) -> list[MemoryEvent]:
         """The allocation of a buffer, nothing for an empty one."""
-        if nbytes:
-            self.live.add(buffer)
-        return [Alloc(buffer, kind, nbytes)] if nbytes else []  # type: ignore[arg-type]
+        if not nbytes:
+            return []
+        self.live.add(buffer)
+        return [Alloc(buffer, kind, nbytes)]
+
+    def alloc_each(self, buffers: Iterable[tuple[str, int]], kind: MemoryKind) -> list[MemoryEvent]:
+        """The allocations of buffers by name and size, nothing for empty ones."""
+        made = [Alloc(name, kind, nbytes) for name, nbytes in buffers if nbytes]
+        self.live.update([event.buffer for event in made])
+        return [*made]
 
     def drop(self, buffer: str) -> list[MemoryEvent]:
         """The freeing of a buffer if it lives."""
@@ -86,6 +93,13 @@ class ShardedStep(Step):
             return []
         self.live.remove(buffer)
         return [Free(buffer)]
+
+    def drop_each(self, buffers: Iterable[str]) -> list[MemoryEvent]:
+        """The freeing of those of different buffers that live."""
+        live = self.live
+        gone = [name for name in buffers if name in live]
+        live.difference_update(gone)
+        return [Free(name) for name in gone]
 
     # -- unshard and reshard
 
@@ -151,7 +165,7 @@ class ShardedStep(Step):
 
     def _dropped(self, made: list[MemoryEvent]) -> list[MemoryEvent]:
         """The frees of what of `made` lives."""
-        return [free for event in made if isinstance(event, Alloc) for free in self.drop(event.buffer)]
+        return self.drop_each([event.buffer for event in made if isinstance(event, Alloc)]) if made else []
 
     @property
     def elsewhere(self) -> bool:
@@ -173,20 +187,9 @@ class ShardedStep(Step):
         if group.unsharded:
             return
         dtype = self.training.precision.parameters
-        memory: list[MemoryEvent] = []
-        before: list[MemoryEvent] = []
-        for parameter in group.parameters:
-            if self.mesh.dp_shard == 1:  # no all-gather: each shard is read by itself, and dropped once the next one is
-                read = self._onloaded(parameter)
-                memory += [*read, *before]
-                before = self._dropped(read)
-            memory += self.alloc(
-                f"{parameter.fqn}.unsharded", "unsharded_parameters", self.nbytes(parameter.padded, dtype)
-            )
-        memory += before
+        memory = self._unsharded(group)
         if group.resharded_to:
-            for parameter in group.parameters:
-                memory += self.drop(f"{parameter.fqn}.resharded")
+            memory += self.drop_each([f"{parameter.fqn}.resharded" for parameter in group.parameters])
         transfers = self._transfer("to_device", group.totals["shard"]) if self.mesh.dp_shard == 1 else ()
         group.resharded_to = 0
         gathered = self.outputs.get(group.fqn, "")
@@ -207,30 +210,47 @@ class ShardedStep(Step):
         self.last_copy_out = [copied]
         group.unsharded, group.gathered = True, False
 
+    def _unsharded(self, group: Group) -> list[MemoryEvent]:
+        """The allocations of a group's unsharded parameters."""
+        element = DTYPE_NBYTES[self.training.precision.parameters]
+        sizes = [(f"{parameter.fqn}.unsharded", parameter.padded * element) for parameter in group.parameters]
+        if self.mesh.dp_shard > 1:
+            return self.alloc_each(sizes, "unsharded_parameters")
+        memory: list[MemoryEvent] = []
+        before: list[MemoryEvent] = []
+        for parameter, size in zip(group.parameters, sizes, strict=True):
+            read = self._onloaded(parameter)  # no all-gather: each shard is read by itself, and dropped once the next one is
+            memory += [*read, *before]
+            before = self._dropped(read)
+            memory += self.alloc_each([size], "unsharded_parameters")
+        return memory + before
+
     def reshard(self, group: Group, *, to: int = 0) -> None:
         """Free the unsharded parameters; with `to`, keep 1/to of them for a cheaper all-gather in backward."""
         if not group.unsharded:
             return
-        memory: list[MemoryEvent] = []
-        dtype = self.training.precision.parameters
-        for parameter in group.parameters:
-            if to:
+        if to:
+            memory: list[MemoryEvent] = []
+            dtype = self.training.precision.parameters
+            for parameter in group.parameters:
                 nbytes = self.nbytes(parameter.padded // to, dtype)
                 memory += self.alloc(f"{parameter.fqn}.resharded", "unsharded_parameters", nbytes)
-            memory += self.drop(f"{parameter.fqn}.unsharded")
-        if to:
+                memory += self.drop(f"{parameter.fqn}.unsharded")
             kernels = (copy_kernel(group.totals["padded"] // to, source=dtype, target=dtype),)
             copied = self.issue("copy", group.fqn, micro_batch=self.micro_batch, kernels=kernels, memory=memory)
             self.reshards[group.fqn] = copied
         else:
+            memory = self.drop_each([f"{parameter.fqn}.unsharded" for parameter in group.parameters])
             self.issue("free", group.fqn, stream="host", micro_batch=self.micro_batch, memory=memory)
         group.unsharded, group.resharded_to = False, to
 
     # -- compute
 
-    def forward(self, module: LoweredModule) -> None:
-        """A module's forward; the model's own input was made by the root beforehand."""
-        memory = [event for event in storage_events(module.forward.memory) if not is_model_input(event)]
+    def forward(self, module: LoweredModule, *, reads_input: bool = False) -> None:
+        """A module's forward; where it `reads_input`, the model's own, that was made by the root beforehand."""
+        memory = storage_events(module.forward.memory)
+        if reads_input:
+            memory = [event for event in memory if not is_model_input(event)]
         self._compute("forward", module, kernels=module.forward.kernels, memory=memory)
 
     def sum_losses(self, module: LoweredModule) -> None:
@@ -292,21 +312,17 @@ class ShardedStep(Step):
 
     def add_accumulated(self, group: Group) -> None:
         """Add this micro-batch's gradients to those accumulated in the reduce dtype."""
-        memory: list[MemoryEvent] = []
-        for parameter in group.trained:
-            if f"{parameter.fqn}.accumulated_gradient" in self.live:
-                memory += self.drop(f"{parameter.fqn}.unsharded_gradient")
+        live = self.live
+        accumulated = [p.fqn for p in group.trained if f"{p.fqn}.accumulated_gradient" in live]
+        memory = self.drop_each([f"{fqn}.unsharded_gradient" for fqn in accumulated])
         if memory:
             precision = self.training.precision
             kernel = copy_kernel(group.reduces["numel"], source=precision.parameters, target=precision.reduce)
             self.issue("copy", group.fqn, micro_batch=self.micro_batch, kernels=(kernel,), memory=memory)
 
     def _gradient_buffers(self, group: Group) -> list[str]:
-        names = []
-        for parameter in group.trained:
-            accumulated = f"{parameter.fqn}.accumulated_gradient"
-            names.append(accumulated if accumulated in self.live else f"{parameter.fqn}.unsharded_gradient")
-        return names
+        live, fqns = self.live, [parameter.fqn for parameter in group.trained]
+        return [a if (a := f"{fqn}.accumulated_gradient") in live else f"{fqn}.unsharded_gradient" for fqn in fqns]
 
     def has_gradients(self, group: Group) -> bool:
         """Whether there is an unsharded gradient of `group`, of this micro-batch or earlier ones."""
@@ -337,7 +353,7 @@ class ShardedStep(Step):
         gradients = self._gradient_buffers(group)
         held = gradients[-1:] if self.mesh.dp_shard > 1 else []  # by torch's loop over shards, until it returns
         memory += self.alloc(source, "communication", self.nbytes(group.reduces["padded"], dtype))
-        memory += [event for name in gradients if name not in held for event in self.drop(name)]
+        memory += self.drop_each([name for name in gradients if name not in held])
         made = self.alloc(output, "gradients", self.nbytes(group.reduces["shard"], dtype))  # on the reduction's stream
         copy = self.issue(
             "copy",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from zsim.ops import Alloc, Free, MemoryEvent
@@ -23,36 +23,41 @@ class Gradients:
 
     def begin(self, modules: tuple[LoweredModule, ...]) -> None:
         """A backward over `modules` begins: count the gradients that it will make of each parameter."""
-        events = (event for module in modules for event in module.backward.memory)
-        self.uses_left = Counter(event.fqn for event in events if isinstance(event, ParameterGradient))
+        self.uses_left = Counter(
+            [event.fqn for module in modules for event in module.backward.memory if type(event) is ParameterGradient]
+        )
         self.born = set()
 
-    def events(self, tape: Iterable[TapeEvent], live: set[str]) -> Iterator[MemoryEvent | Recomputed]:
+    def events(self, tape: Iterable[TapeEvent], live: set[str]) -> list[MemoryEvent | Recomputed]:
         """A module's backward; `live` are the rank's live buffers, and learns of gradients that are born.
 
         A gradient that finds an older one is added to it when the node that made it has let go of what it held.
         """
+        found: list[MemoryEvent | Recomputed] = []
         added: list[str] = []
         node_over = False
         for event in tape:
-            if node_over and not isinstance(event, Free):
-                yield from (Free(name) for name in added)
-                added, node_over = [], False
-            if not isinstance(event, ParameterGradient):
-                node_over = node_over or (isinstance(event, Free) and bool(added))
-                yield event
+            if added:
+                freed = isinstance(event, Free)
+                if node_over and not freed:
+                    found += [Free(name) for name in added]
+                    added, node_over = [], False
+                node_over = node_over or freed
+            if type(event) is not ParameterGradient:
+                found.append(event)
                 continue
             name, nbytes = f"{event.fqn}.unsharded_gradient", self.nbytes[event.fqn]
             self.uses_left[event.fqn] -= 1
             if name not in live:
                 self.born.add(event.fqn)
                 live.add(name)
-                yield Alloc(name, "unsharded_gradients", nbytes)
+                found.append(Alloc(name, "unsharded_gradients", nbytes))
                 continue
-            yield Alloc(part := f"{name}.added{self.uses_left[event.fqn]}", "temporaries", nbytes)
+            found.append(Alloc(part := f"{name}.added{self.uses_left[event.fqn]}", "temporaries", nbytes))
             waiting = self.tied_parts.pop(event.fqn, [])
             if self.uses_left[event.fqn] and event.fqn not in self.born:
                 self.tied_parts[event.fqn] = [*waiting, part]
             else:
                 added += [*waiting, part]
-        yield from (Free(name) for name in added)
+        found += [Free(name) for name in added]
+        return found

@@ -1,27 +1,28 @@
-"""Param groups cut along dim 0, as `fully_shard` cuts them: what one rank holds of each, and what of it is alive now."""
+"""Param groups cut along dim 0, as `fully_shard` cuts them: what a rank holds of each, and what of it is alive now."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from math import prod
+from typing import Final, Literal
 
-from zsim.model import ParamGroup
+from zsim.model import ModelSpec, Parameter
 from zsim.sharding import Dim0Layout
+from zsim.strategies.building import trained_parameters
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Sharded:
-    """One parameter on one rank: every rank stores `shard` padded elements, of which `local` are its own.
+    """One parameter as every rank holds it: `shard` padded elements of it, some of which may be padding.
 
     One that is not `trained`, frozen or of a unit that forward passes by, gets no gradient.
     """
 
-    fqn: str
-    numel: int
-    shard: int
-    padded: int
-    local: int
-    trained: bool = True
+    fqn: Final[str]
+    numel: Final[int]
+    shard: Final[int]
+    padded: Final[int]
+    trained: Final[bool] = True
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,19 +61,24 @@ def _totals(parameters: tuple[Sharded, ...]) -> dict[str, int]:
     }
 
 
-def sharded_group(unit: ParamGroup, *, num_shards: int, rank: int, trained: frozenset[str]) -> Group:
-    """`unit` cut along dim 0 for `rank` of `num_shards`; `trained` are the fqns of the parameters that get gradients."""
-    parameters = []
-    for parameter in unit.parameters:
-        layout = Dim0Layout(shape=parameter.shape, num_shards=num_shards)
-        parameters.append(
-            Sharded(
-                fqn=parameter.fqn,
-                numel=parameter.numel,
-                shard=layout.shard_numel,
-                padded=layout.padded_numel,
-                local=layout.local_numel(rank),
-                trained=parameter.fqn in trained,
-            )
-        )
-    return Group(fqn=unit.fqn, parameters=tuple(parameters))
+def sharded_groups(model: ModelSpec, *, num_shards: int) -> dict[str, Group]:
+    """The units of `model` by fqn, cut along dim 0: padded to equal shards, so that every rank holds the same."""
+    trained, layouts = model.trained, _layouts(model.parameters, num_shards)
+    sizes = {shape: (prod(shape), layout.shard_numel, layout.padded_numel) for shape, layout in layouts.items()}
+    groups = {}
+    for unit in model.units:
+        parameters = [Sharded(p.fqn, *sizes[p.shape], p.fqn in trained) for p in unit.parameters]
+        groups[unit.fqn] = Group(fqn=unit.fqn, parameters=tuple(parameters))
+    return groups
+
+
+def local_numels(model: ModelSpec, *, num_shards: int, rank: int) -> list[int]:
+    """The elements, without padding, that `rank` holds of each trained parameter, in the optimizer's order."""
+    parameters = trained_parameters(model)
+    local = {shape: layout.local_numel(rank) for shape, layout in _layouts(parameters, num_shards).items()}
+    return [local[parameter.shape] for parameter in parameters]
+
+
+def _layouts(parameters: tuple[Parameter, ...], num_shards: int) -> dict[tuple[int, ...], Dim0Layout]:
+    """Each shape's layout: a model has many parameters, but of few shapes."""
+    return {shape: Dim0Layout(shape=shape, num_shards=num_shards) for shape in {parameter.shape for parameter in parameters}}
