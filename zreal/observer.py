@@ -83,7 +83,7 @@ def observe(
             with meter.looking_away():  # inputs are the user's, not the strategy's
                 batches = modules.micro_batches(scenario, rank=rank, step=step, dtype=subject.dtype, device=device)
             with meter.span() as span:
-                loss, holds = _train_step(scenario, subject, batches)
+                loss, holds = _train_step(scenario, subject, batches, settle=recorder.settle)
             losses.append(loss)
             phase = PhaseRecord(collectives=recorder.take(), memory=as_record(span, holds))
             if step == 0:
@@ -110,10 +110,11 @@ def lower(before: PhaseRecord | None, now: PhaseRecord) -> PhaseRecord:
 
 
 def _train_step(
-    scenario: Scenario, subject: Subject, batches: list[modules.MicroBatch]
+    scenario: Scenario, subject: Subject, batches: list[modules.MicroBatch], *, settle: Callable[[], None]
 ) -> tuple[float, Mapping[str, int]]:
     """Micro-batches, the optimizer's step, gradients to None. Returns this rank's mean loss of them, and what it held after the step."""
     loss = _gradients(scenario, subject, batches)
+    settle()
     subject.optimizer.step()
     parameters = list(subject.module.parameters())
     gradients = [parameter.grad for parameter in parameters if subject.owns_gradients]

@@ -88,6 +88,10 @@ class CollectiveRecorder(TorchDispatchMode):
         self._settle_s = SETTLE_S if dist.is_initialized() and dist.get_backend() == "gloo" else 0.0
         self._world = GroupName("world", world_size, tuple(range(world_size)))
 
+    def settle(self) -> None:
+        """Wait until gloo's threads have let go of what they were given, as a GPU's stream would have long before the optimizer."""
+        time.sleep(10 * self._settle_s)
+
     def take(self) -> tuple[CollectiveRecord, ...]:
         """What was recorded since the last call."""
         records, self.records = tuple(self.records), []

@@ -113,8 +113,6 @@ def run_rank(
         return run
     reference = numerics.reference(scenario, steps=steps, stepped_in=next(iter(parameters.values())).dtype)
     difference = numerics.largest_relative_difference(parameters, reference)
-    precision = scenario.precision
-    dtype = precision.products if precision.products != "float32" else precision.reduce  # the narrower decides
     numbers = Numerics(
         losses=tuple(losses),
         largest_relative_difference=difference,
@@ -122,7 +120,7 @@ def run_rank(
             gradients, numerics.gradients_at(scenario, parameters, step=steps)
         ),
         steps=steps,
-        dtype=dtype,
+        dtype=scenario.precision.narrowest,
         reference_losses=reference.losses,
     )
     return replace(run, numerics=numbers)
@@ -191,6 +189,7 @@ def provenance(scenario: Scenario, *, device: str) -> dict[str, str]:
         "seed": str(scenario.seed),
         "strategy": scenario.strategy,
         "fingerprint": scenario.fingerprint,
+        "computes_in": scenario.precision.narrowest,
     }
 
 

@@ -37,6 +37,8 @@ def _one_unit(scenario: Scenario) -> Iterator[str]:
         return
     by_block = replace(scenario, model=wrapping.wrapped(model, Wrapping()))
     least = most_gathered(plan(by_block, device=scenario.cluster.kind))
+    if least >= gathered:
+        return  # with such a lookahead blocks are all gathered too
     yield (
         f"{cost}, and nothing hides that or the reduction of gradients; with one group per block, wrapping.every = 1, at most "
         f"{least:,} B are gathered at a time, and while other blocks compute"

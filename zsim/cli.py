@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from zsim.errors import ScenarioError, ZsimError
 
@@ -18,9 +19,21 @@ EPILOG = "exit codes: 0 fine, 1 a verdict failed, 2 bad usage or bad scenario, 3
 LISTS = ("scenarios", "models", "clusters", "strategies", "backends", "schema")
 
 
+class _Parser(argparse.ArgumentParser):
+    """Its errors are ours, so that they too are one object where JSON was asked for."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        raise ArgumentsError(where=self.prog, expected="arguments as in --help", found=message)
+
+
+class ArgumentsError(ZsimError):
+    """Arguments that cannot be read."""
+
+
 def parser() -> argparse.ArgumentParser:
     """The argument parser with its commands."""
-    top = argparse.ArgumentParser(
+    top = _Parser(
         prog="zsim",
         description="Simulate a ZeRO or FSDP training step, run the same step for real, and compare the two.",
         epilog=EPILOG,
@@ -30,28 +43,28 @@ def parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="run scenarios on a backend and check what they expect", allow_abbrev=False)
     _scenarios(run)
     run.add_argument("--backend", default="sim", help="sim (default), fake, gloo, nccl, or another that is installed")
-    run.add_argument("--save", metavar="FILE", help="write the Run as JSON; with several scenarios a folder")
-    run.add_argument("--trace", metavar="FILE", help="write a trace for Perfetto or Chrome (.json or .json.gz)")
+    run.add_argument("--save", metavar="FILE", type=_path, help="write the Run as JSON; with several scenarios a folder")
+    run.add_argument("--trace", metavar="FILE", type=_path, help="write a trace for Perfetto or Chrome (.json or .json.gz)")
     _how(run)
     validate = commands.add_parser(
         "validate", help="simulate, run for real, compare: the main job", allow_abbrev=False
     )
     _scenarios(validate)
     validate.add_argument("--against", default="gloo", metavar="BACKEND", help="the real backend (default gloo)")
-    validate.add_argument("--save", metavar="FOLDER", help="write both Runs of each scenario into a folder")
+    validate.add_argument("--save", metavar="FOLDER", type=_path, help="write both Runs of each scenario into a folder")
     _how(validate)
     compare = commands.add_parser("compare", help="compare two saved Runs", allow_abbrev=False)
-    compare.add_argument("predicted", metavar="RUN_A.json")
-    compare.add_argument("measured", metavar="RUN_B.json")
+    compare.add_argument("predicted", type=_path, metavar="RUN_A.json")
+    compare.add_argument("measured", type=_path, metavar="RUN_B.json")
     _json(compare)
     show = commands.add_parser("show", help="the mesh, the Program and the memory of a scenario", allow_abbrev=False)
-    show.add_argument("scenario", metavar="SCENARIO")
+    show.add_argument("scenario", type=_path, metavar="SCENARIO")
     show.add_argument("--program", action="store_true", help="the Program, one line per op")
     show.add_argument("--memory", action="store_true", help="does it fit, what lives at the peak, what would help")
-    show.add_argument("--snapshot", metavar="FILE", help="write the allocator's history for PyTorch's memory visualiser")
+    show.add_argument("--snapshot", metavar="FILE", type=_path, help="write the allocator's history for PyTorch's memory visualiser")
     _json(show)
     fit = commands.add_parser("fit", help="the least stage that fits, of every strategy and checkpointing", allow_abbrev=False)
-    fit.add_argument("scenario", metavar="SCENARIO")
+    fit.add_argument("scenario", type=_path, metavar="SCENARIO")
     _json(fit)
     listing = commands.add_parser("list", help="what there is to choose from", allow_abbrev=False)
     listing.add_argument("what", nargs="?", choices=LISTS, default="scenarios", metavar="|".join(LISTS))
@@ -60,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _scenarios(command: argparse.ArgumentParser) -> None:
-    command.add_argument("scenarios", nargs="+", metavar="SCENARIO", help="scenario files, or folders of them")
+    command.add_argument("scenarios", nargs="+", type=_path, metavar="SCENARIO", help="scenario files, or folders of them")
     _json(command)
 
 
@@ -73,6 +86,12 @@ def _how(command: argparse.ArgumentParser) -> None:
     command.add_argument("--all-ranks", action="store_true", help="every rank, also those that are alike")
     command.add_argument("--interpreter", choices=("executor", "observer"), help="how a real backend runs it")
     command.add_argument("--timeout", type=_seconds, default=120.0, metavar="S", help="until a rank hangs (120)")
+
+
+def _path(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("expected a path, found nothing")
+    return text
 
 
 def _ranks(text: str) -> tuple[int, ...]:
@@ -96,8 +115,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     try:
         options = parser().parse_args(arguments)
-    except SystemExit as error:
+    except SystemExit as error:  # --help
         return int(error.code or 0)
+    except ArgumentsError as error:
+        return _say(error, as_json="--json" in (sys.argv[1:] if arguments is None else arguments))
     try:
         from zsim import commands  # start-up: `zsim --help` needs none of it
 

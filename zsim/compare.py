@@ -198,6 +198,9 @@ def _groups(predicted: Run, measured: Run) -> Check:
     if not seen and measured.world_size > 1:
         detail = "unsupported: the measured Run does not tell the ranks of its groups"
         return Check(name="groups", status="unsupported", detail=detail)
+    silent = next((words for words in map(_untold, measured.ranks) if words), "")
+    if silent:
+        return Check(name="groups", status="failed", detail=silent)
     for rank, name, ranks in seen:
         try:
             wanted = predicted.mesh.group(name, rank)
@@ -209,6 +212,14 @@ def _groups(predicted: Run, measured: Run) -> Check:
     sizes = dict.fromkeys(f"{name}({len(ranks)})" for _, name, ranks in seen)
     detail = f"exact    {len(seen)} of {len(seen)}: {', '.join(sizes)}" if seen else "exact    one rank, no group"
     return Check(name="groups", status="ok", predicted=len(seen), measured=len(seen), detail=detail)
+
+
+def _untold(rank: RankRun) -> str:
+    """The axis of a collective of which this rank does not tell the members, though others tell theirs, or ""."""
+    told = {name.partition(":")[0] for name in rank.groups}
+    axes = (record.group.partition(":")[0] for phase in rank.phases.values() for record in phase.collectives)
+    missing = next((axis for axis in axes if axis not in told), "")
+    return f"rank {rank.rank} communicates over {missing} and does not tell with whom" if missing else ""
 
 
 def _some(ranks: tuple[int, ...]) -> str:

@@ -34,6 +34,10 @@ def numerics(predicted: Run, measured: Run) -> Check:
     if silent:
         return Check(name="numerics", status="failed", detail=silent)
     found = [rank.numerics for run in seeing for rank in run.ranks if rank.numerics is not None]
+    computes = {run.provenance["computes_in"] for run in (predicted, measured) if "computes_in" in run.provenance}
+    other = next((one.dtype for one in found for dtype in computes if one.dtype != dtype), "")
+    if other:
+        return Check(name="numerics", status="failed", detail=f"a rank computes in {other}, the scenario in {min(computes)}")
     if not found:
         blind = f"unsupported: {measured.backend} cannot see numerics"
         reason = blind if measured not in seeing else "unsupported: no side compared itself with the reference"

@@ -12,6 +12,7 @@ from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from zsim.errors import ZsimError
+from zsim.program import PHASES
 from zsim.run import SCHEMA_VERSION, RankRun, Run
 
 Part = TypeVar("Part")
@@ -102,6 +103,8 @@ def _require_sense(run: Run) -> None:
         raise ValueError(f"{run.mesh} for {run.world_size} ranks")
     if len(set(shown)) < len(shown) or not all(0 <= rank < run.world_size for rank in shown):
         raise ValueError("ranks that are there twice or outside the world")
+    if any(phase not in PHASES for rank in run.ranks for phase in rank.phases):
+        raise ValueError(f"a phase that is none of {', '.join(PHASES)}")
     told = [rank.numerics for rank in run.ranks if rank.numerics is not None]
     if any(one.steps < 1 or min(one.largest_relative_difference, one.largest_gradient_difference) < 0 for one in told):
         raise ValueError("numerics of no steps, or a negative difference")

@@ -195,6 +195,7 @@ def _provenance(scenario: Scenario, cluster: ClusterSpec) -> dict[str, str]:
         "seed": str(scenario.seed),
         "strategy": scenario.strategy,
         "fingerprint": scenario.fingerprint,
+        "computes_in": scenario.precision.narrowest,
         "cluster": cluster.name,
         "device": cluster.kind,
         "calibration": "assumed",

@@ -41,6 +41,11 @@ class Precision:
         """The dtype in which matrices are multiplied."""
         return self.parameters if self.autocast == "none" else self.autocast
 
+    @property
+    def narrowest(self) -> Dtype:
+        """The dtype whose rounding decides how far results may be apart: that of products, or where they are float32 of reductions."""
+        return self.products if self.products != "float32" else self.reduce
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer:

@@ -71,6 +71,7 @@ def inexact(case: Scenario) -> list[str]:
             (ATTENTION, {"attention": "explicit"}),
             (ATTENTION, {"model": "llama-tiny"}),
             ('mode = "selective", recompute = ["layer_norm", "gelu"]', {}),
+            ('mode = "selective", recompute = ["rotary"]', {"model": "llama-tiny"}),
             *((FULL, {"strategy": name}) for name in ("ddp", "zero_redundancy", "zero1", "zero2", "zero3")),
         ],
     ),

@@ -278,6 +278,15 @@ def test_what_a_backend_cannot_give_is_refused_before_the_run(arguments, words, 
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("arguments", [["--ranks", "x"], ["--save", ""], ["--bogus"]])
+def test_arguments_that_cannot_be_read_are_one_object_too(arguments, capsys):
+    assert main(["run", FSDP2, "--json", *arguments]) == 2
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert found["exit_code"] == 2
+    assert said.err.splitlines()[-1] == f"zsim: {found['error'][0]}"
+
+
 def test_kinds_of_memory_that_a_backend_does_not_see_are_null_and_not_zero(capsys):
     assert main(["run", FSDP2, "--backend", "echo", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -496,6 +496,20 @@ def test_a_group_of_other_ranks_fails(group, words):
     assert (check.status, check.detail) == ("failed", words)
 
 
+@pytest.mark.quality
+@pytest.mark.parametrize("silent", [{}, {"dp_replicate": (0, 1)}])
+def test_a_rank_that_communicates_and_does_not_tell_with_whom_fails_where_others_tell(silent):
+    check = named(compare(a_run("sim"), seeing(a_run(), {"dp_shard": (0, 1)}, silent)), "groups")
+    assert (check.status, check.detail) == ("failed", "rank 1 communicates over dp_shard and does not tell with whom")
+
+
+@pytest.mark.quality
+def test_a_rank_that_computes_in_another_dtype_than_the_scenario_loosens_no_bound():
+    narrow = replace(PARITY, largest_relative_difference=0.04, dtype="bfloat16")
+    check = named(compare(a_run("sim", provenance={"computes_in": "float32"}), a_run(numerics=narrow)), "numerics")
+    assert (check.status, check.detail) == ("failed", "a rank computes in bfloat16, the scenario in float32")
+
+
 def test_parameters_that_end_up_elsewhere_by_the_right_gradients_are_called_that():
     apart = replace(PARITY, largest_relative_difference=0.5)
     check = named(compare(a_run("sim"), a_run(numerics=apart)), "numerics")

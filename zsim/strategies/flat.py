@@ -77,7 +77,7 @@ class FlatStep:
     def backward(self, module: LoweredModule) -> None:
         """Compute; each gradient is added into the flat gradient of its group, which is made when missing."""
         recomputation, memory = until_recomputed(self._backward_memory(module))
-        if module.recompute:
+        if module.recompute or recomputation:  # cheap ones are kernels of no weight, and make memory all the same
             self._issue_compute("recompute", module, kernels=module.recompute, memory=recomputation)
         self._issue_compute("backward", module, kernels=module.backward.kernels, memory=memory)
 

@@ -306,7 +306,7 @@ class ReplicatedStep:
         self._casts = self._casts_by_gradient() if synchronises and self.model.casts else {}
         tape = self._backward_memory(module, into_buckets=synchronises and self.model.views)
         recomputation, memory = until_recomputed(tape)
-        if module.recompute:
+        if module.recompute or recomputation:  # cheap ones are kernels of no weight, and make memory all the same
             self.step.issue(
                 "recompute", module.unit, micro_batch=self.micro_batch, kernels=module.recompute, memory=recomputation
             )

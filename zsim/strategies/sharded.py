@@ -272,7 +272,7 @@ class ShardedStep(Step):
             self.loss += [event for event in kept if event in tape]
             tape = [event for event in tape if event not in kept]
         recomputation, memory = until_recomputed(self.gradients.events(tape, self.live))
-        if module.recompute:
+        if module.recompute or recomputation:  # cheap ones are kernels of no weight, and make memory all the same
             self._compute("recompute", module, kernels=module.recompute, memory=recomputation)
         self._compute("backward", module, kernels=module.backward.kernels, memory=memory)
 
