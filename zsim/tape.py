@@ -243,6 +243,8 @@ class Tape:
         for name, _ in reversed(scratches):
             self.storages.release(name)
         if unpacked:
+            if summed and self.storages.events and isinstance(self.storages.events[-1], ParameterGradient):
+                self.storages.events[-1] = replace(self.storages.events[-1], goes_on=True)
             self._release_saved(saved)
         for name, way in summed.items():
             for place in range(1, len(way)):

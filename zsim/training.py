@@ -59,11 +59,13 @@ class Optimizer:
 class ParameterGradient:
     """Autograd has made the gradient of `fqn`. The strategy says where it lives; the tape only says when it is born.
 
-    `ends_node`: it is the last that its node makes, and nothing goes with the node.
+    `ends_node`: it is the last that its node makes, and nothing goes with the node. `goes_on`: its node makes another one, also
+    where it lets go of something in between.
     """
 
     fqn: str
     ends_node: bool = False
+    goes_on: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -279,9 +279,9 @@ class ReplicatedStep:
         """
         tape, loss = module.backward.memory, loss_buffers(self.model.training.model)
         early, late, last = list[MemoryEvent](), list[MemoryEvent](), list[MemoryEvent]()
-        is_over = False
+        is_over = goes_on = False
         for event, following in zip(tape, (*tape[1:], None), strict=True):
-            frees = isinstance(event, Free) and event.buffer not in loss
+            frees = isinstance(event, Free) and event.buffer not in loss and not goes_on
             if is_over and not frees:
                 yield from (*early, *late)
                 early.clear()
@@ -291,6 +291,7 @@ class ReplicatedStep:
                     last.clear()
             is_over = frees
             if isinstance(event, ParameterGradient):
+                goes_on = event.goes_on
                 made, *rest = self._born(event.fqn, self.model.nbytes_of[event.fqn], into_buckets=into_buckets)
                 yield made
                 turn = late if event.fqn in self.model.late else last if event.fqn in self.model.unbiased else early
