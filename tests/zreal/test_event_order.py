@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 
 import pytest
+from torch.nn.utils import clip_grad_norm_
 
 from tests.quick import one_in
 from zreal import modules, torch_private
@@ -107,6 +108,8 @@ def of_torch(case: Scenario, *, steps: int = 3) -> list[int]:
                             loss = modules.summed_loss(subject.module, forwards)
                         loss.backward()
                         del loss
+                if case.optimizer.clip_norm:
+                    clip_grad_norm_(subject.module.parameters(), case.optimizer.clip_norm)
                 subject.optimizer.step()
                 subject.optimizer.zero_grad(set_to_none=True)
             events = list(meter.events or ())

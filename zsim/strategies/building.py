@@ -7,15 +7,24 @@ the parameters and only the reduction itself runs in the reduce dtype.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 
 from zsim.mesh import Mesh
 from zsim.model import ROOT, ModelSpec, Module, Parameter, ParamGroup
-from zsim.ops import Kernel, MemoryEvent, Op, OpKind, Stream
+from zsim.ops import Alloc, Free, Kernel, MemoryEvent, Op, OpKind, Stream
 from zsim.program import Program, RankProgram
 from zsim.sharding import FlatLayout, Granularity, regroup
-from zsim.training import DTYPE_NBYTES, LoweredModule, Recomputed, Training, storage_events
+from zsim.training import (
+    DTYPE_NBYTES,
+    LoweredModule,
+    ParameterGradient,
+    Recomputed,
+    TapeEvent,
+    Training,
+    storage_events,
+)
 
 MASTER_DTYPE = "float32"
 """What the optimizer steps in: 2-byte parameters have a master copy of this dtype."""
@@ -94,6 +103,53 @@ def late_weights(training: Training) -> frozenset[str]:
     if training.precision.autocast != "none":
         return frozenset()
     return frozenset(op.weight for m in training.model.modules for op in m.operators if op.kind == "linear" and op.bias)
+
+
+def accumulated_after_sums(training: Training) -> frozenset[str]:
+    """Parameters whose gradient is accumulated after the gradient of the same node's input has been added to what other nodes made.
+
+    The engine adds when a node is over, and accumulates when it comes to the next one. Of a linear with a bias the input goes
+    through a node more, so that its parameters are accumulated first.
+    """
+    operators = [op for module in training.model.modules for op in module.operators if not (op.kind == "linear" and op.bias)]
+    return frozenset(fqn for op in operators for fqn in (op.weight, op.bias) if fqn)
+
+
+def adds_up(event: TapeEvent, following: TapeEvent | None) -> bool:
+    """Whether `event` makes the sum of two gradients of one value, which go next."""
+    if not (isinstance(event, Alloc) and isinstance(following, Free)):
+        return False
+    value = event.buffer.rpartition(".grad")[0]
+    return bool(value) and following.buffer.rpartition(".grad")[0] == value
+
+
+def accumulated(
+    tape: Sequence[TapeEvent], born: Callable[[str], tuple[list[Alloc], list[Free]]], *, after_sums: frozenset[str]
+) -> Iterator[MemoryEvent | Recomputed]:
+    """A module's backward, in which `born` says what a gradient allocates and what goes once it is accumulated.
+
+    That is when the node that made it is over, and has let go of what it held; for those in `after_sums` later still.
+    """
+    early, late = list[Free](), list[Free]()
+    is_over = goes_on = False
+    for event, following in zip_longest(tape, tape[1:]):
+        frees = isinstance(event, Free) and not goes_on
+        if is_over and not frees:
+            yield from early
+            early.clear()
+            if not adds_up(event, following):
+                yield from late
+                late.clear()
+        is_over = frees
+        if isinstance(event, ParameterGradient):
+            goes_on = event.goes_on
+            made, gone = born(event.fqn)
+            yield from made
+            (late if event.fqn in after_sums else early).extend(gone)
+            is_over = event.ends_node
+        else:
+            yield event
+    yield from (*early, *late)
 
 
 def forward_memory(training: Training, module: LoweredModule) -> list[MemoryEvent]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from zsim.ops import Alloc, Free, MemoryEvent
+from zsim.strategies.building import accumulated
 from zsim.training import LoweredModule, ParameterGradient, Recomputed, TapeEvent
 
 
@@ -15,6 +16,8 @@ class Gradients:
     """The unsharded gradients of one rank, "<fqn>.unsharded_gradient" each; `nbytes` of each whole parameter, by fqn."""
 
     nbytes: dict[str, int]
+    after_sums: frozenset[str]
+    """Parameters whose gradients are accumulated after their node's others have been added up."""
     uses_left: Counter[str] = field(default_factory=Counter)
     """Gradients of each parameter still to come in this backward: a tied one has several, summed before they are kept."""
     tied_parts: dict[str, list[str]] = field(default_factory=dict)
@@ -27,32 +30,22 @@ class Gradients:
         self.uses_left = Counter(event.fqn for event in events if isinstance(event, ParameterGradient))
         self.born = set()
 
-    def events(self, tape: Iterable[TapeEvent], live: set[str]) -> Iterator[MemoryEvent | Recomputed]:
+    def events(self, tape: Sequence[TapeEvent], live: set[str]) -> Iterator[MemoryEvent | Recomputed]:
         """A module's backward; `live` are the rank's live buffers, and learns of gradients that are born.
 
-        A gradient that finds an older one is added to it when the node that made it has let go of what it held.
+        A gradient that finds an older one is added to it when it is accumulated.
         """
-        added: list[str] = []
-        node_over = False
-        for event in tape:
-            if node_over and not isinstance(event, Free):
-                yield from (Free(name) for name in added)
-                added, node_over = [], False
-            if not isinstance(event, ParameterGradient):
-                node_over = node_over or (isinstance(event, Free) and bool(added))
-                yield event
-                continue
-            name, nbytes = f"{event.fqn}.unsharded_gradient", self.nbytes[event.fqn]
-            self.uses_left[event.fqn] -= 1
-            if name not in live:
-                self.born.add(event.fqn)
-                live.add(name)
-                yield Alloc(name, "unsharded_gradients", nbytes)
-                continue
-            yield Alloc(part := f"{name}.added{self.uses_left[event.fqn]}", "temporaries", nbytes)
-            waiting = self.tied_parts.pop(event.fqn, [])
-            if self.uses_left[event.fqn] and event.fqn not in self.born:
-                self.tied_parts[event.fqn] = [*waiting, part]
-            else:
-                added += [*waiting, part]
-        yield from (Free(name) for name in added)
+        return accumulated(tape, lambda fqn: self._born(fqn, live), after_sums=self.after_sums)
+
+    def _born(self, fqn: str, live: set[str]) -> tuple[list[Alloc], list[Free]]:
+        name, nbytes = f"{fqn}.unsharded_gradient", self.nbytes[fqn]
+        self.uses_left[fqn] -= 1
+        if name not in live:
+            self.born.add(fqn)
+            live.add(name)
+            return [Alloc(name, "unsharded_gradients", nbytes)], []
+        part = f"{name}.added{self.uses_left[fqn]}"
+        parts = [*self.tied_parts.pop(fqn, []), part]
+        if self.uses_left[fqn] and fqn not in self.born:
+            self.tied_parts[fqn], parts = parts, []
+        return [Alloc(part, "temporaries", nbytes)], [Free(name) for name in parts]
