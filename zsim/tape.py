@@ -17,6 +17,7 @@ from zsim.regions import Region, Step, packs_its_output
 from zsim.storages import Storages
 from zsim.training import (
     DTYPE_NBYTES,
+    SUM_OF_GRADIENTS,
     Batch,
     ParameterGradient,
     Recomputed,
@@ -366,9 +367,9 @@ class Tape:
         for name, _ in call.keeps:
             self.storages.release(name)
 
-    def _new_gradient(self, value: str) -> str:
+    def _new_gradient(self, value: str, *, called: str = ".grad") -> str:
         self.births[value] = self.births.get(value, 0) + 1
-        name = f"{value}.grad{self.births[value]}"
+        name = f"{value}{called}{self.births[value]}"
         self.storages.allocate(name, self.nbytes[value], temporary=True)
         return name
 
@@ -390,7 +391,7 @@ class Tape:
         if self.in_place and first not in self.of_linears and self.storages.references[first] == 1:
             self.added.append(part)
         else:
-            self.gradients[value] = self._new_gradient(value)
+            self.gradients[value] = self._new_gradient(value, called=SUM_OF_GRADIENTS)
             if first in self.turned:
                 self.turned.add(self.gradients[value])
             self.storages.release(first)

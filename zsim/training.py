@@ -73,6 +73,8 @@ class Recomputed:
     """The last recomputation of a module's backward is over: what comes before belongs to it."""
 
 
+SUM_OF_GRADIENTS = ".summed"
+"""In the name of a buffer: two gradients of one value, which several operators read, have been added up in it."""
 TapeEvent = Alloc | Free | ParameterGradient | Recomputed
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
 
 from zsim.mesh import Mesh
 from zsim.model import ROOT, ModelSpec, Module, Parameter, ParamGroup
@@ -18,6 +17,7 @@ from zsim.program import Program, RankProgram
 from zsim.sharding import FlatLayout, Granularity, regroup
 from zsim.training import (
     DTYPE_NBYTES,
+    SUM_OF_GRADIENTS,
     LoweredModule,
     ParameterGradient,
     Recomputed,
@@ -115,16 +115,13 @@ def accumulated_after_sums(training: Training) -> frozenset[str]:
     return frozenset(fqn for op in operators for fqn in (op.weight, op.bias) if fqn)
 
 
-def adds_up(event: TapeEvent, following: TapeEvent | None) -> bool:
-    """Whether `event` makes the sum of two gradients of one value, which go next."""
-    if not (isinstance(event, Alloc) and isinstance(following, Free)):
-        return False
-    value = event.buffer.rpartition(".grad")[0]
-    return bool(value) and following.buffer.rpartition(".grad")[0] == value
+def adds_up(event: TapeEvent) -> bool:
+    """Whether `event` makes the sum of two gradients of one value."""
+    return isinstance(event, Alloc) and SUM_OF_GRADIENTS in event.buffer
 
 
 def accumulated(
-    tape: Sequence[TapeEvent], born: Callable[[str], tuple[list[Alloc], list[Free]]], *, after_sums: frozenset[str]
+    tape: Iterable[TapeEvent], born: Callable[[str], tuple[list[Alloc], list[Free]]], *, after_sums: frozenset[str]
 ) -> Iterator[MemoryEvent | Recomputed]:
     """A module's backward, in which `born` says what a gradient allocates and what goes once it is accumulated.
 
@@ -132,12 +129,12 @@ def accumulated(
     """
     early, late = list[Free](), list[Free]()
     is_over = goes_on = False
-    for event, following in zip_longest(tape, tape[1:]):
+    for event in tape:
         frees = isinstance(event, Free) and not goes_on
         if is_over and not frees:
             yield from early
             early.clear()
-            if not adds_up(event, following):
+            if not adds_up(event):
                 yield from late
                 late.clear()
         is_over = frees

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise, zip_longest
+from itertools import pairwise
 
 from zsim import clipping, optimizers
 from zsim.lowering import loss_buffers
@@ -273,13 +273,13 @@ class ReplicatedStep:
         tape, loss = module.backward.memory, loss_buffers(self.model.training.model)
         early, late, last = list[MemoryEvent](), list[MemoryEvent](), list[MemoryEvent]()
         is_over = goes_on = False
-        for event, following in zip_longest(tape, tape[1:]):
+        for event in tape:
             frees = isinstance(event, Free) and event.buffer not in loss and not goes_on
             if is_over and not frees:
                 yield from (*early, *late)
                 early.clear()
                 late.clear()
-                if not adds_up(event, following):
+                if not adds_up(event):
                     yield from last
                     last.clear()
             is_over = frees

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from zsim.ops import Alloc, Free, MemoryEvent
@@ -30,7 +30,7 @@ class Gradients:
         self.uses_left = Counter(event.fqn for event in events if isinstance(event, ParameterGradient))
         self.born = set()
 
-    def events(self, tape: Sequence[TapeEvent], live: set[str]) -> Iterator[MemoryEvent | Recomputed]:
+    def events(self, tape: Iterable[TapeEvent], live: set[str]) -> Iterator[MemoryEvent | Recomputed]:
         """A module's backward; `live` are the rank's live buffers, and learns of gradients that are born.
 
         A gradient that finds an older one is added to it when it is accumulated.
