@@ -16,7 +16,7 @@ from zsim.model import ModelSpec, Module
 from zsim.ops import Alloc, Free
 from zsim.repeats import repeats
 from zsim.traced import TracedModel
-from zsim.training import Batch, Computation, Device, LoweredModule, Recomputed, TapeEvent
+from zsim.training import Batch, Computation, Device, LoweredModule, NodeOver, Recomputed, TapeEvent
 
 Pattern = tuple[tuple[object, ...], ...]
 
@@ -138,7 +138,7 @@ def _renamed(traced: LoweredModule, run: tuple[Module, ...], *, place: int) -> L
             return Alloc(name(given.buffer), given.kind, given.nbytes)
         if isinstance(given, Free):
             return Free(name(given.buffer))
-        if isinstance(given, Recomputed):
+        if isinstance(given, Recomputed | NodeOver):
             return given
         return replace(given, fqn=other + given.fqn[len(prefix) :]) if given.fqn.startswith(prefix) else given
 

@@ -19,6 +19,7 @@ from zsim.training import (
     DTYPE_NBYTES,
     SUM_OF_GRADIENTS,
     Batch,
+    NodeOver,
     ParameterGradient,
     Recomputed,
     storage_events,
@@ -227,6 +228,7 @@ class Tape:
         `over` are values that go with the node itself, as the inputs of a recomputed region do.
         """
         self._flatten_gradient(call)
+        start = len(self.storages.events)
         gradient = self.gradients.pop(call.output)
         unwanted = [value for value in call.gradients if call.joint and value not in self.needs_gradient]
         scratches = [(f"{call.output}.backward_scratch{i}", nbytes) for i, nbytes in enumerate(call.backward_scratch)]
@@ -270,8 +272,10 @@ class Tape:
         for value in over:
             if value in self.nbytes:
                 self.storages.release(value)
-        if self.storages.events and isinstance(self.storages.events[-1], ParameterGradient):
-            self.storages.events[-1] = replace(self.storages.events[-1], ends_node=True)
+        of_node = self.storages.events[start:]
+        made = [place for place, event in enumerate(of_node) if isinstance(event, ParameterGradient)]
+        if made and not any(isinstance(event, Free) for event in of_node[made[-1] :]):
+            self.storages.events.append(NodeOver())
         self._add_up(call, parts)
 
     def _add_up(self, call: Call, parts: list[tuple[str, str]]) -> None:

@@ -23,6 +23,7 @@ from zsim.training import (
     Computation,
     Dtype,
     LoweredModule,
+    NodeOver,
     ParameterGradient,
     Recomputed,
     TapeEvent,
@@ -184,6 +185,7 @@ def _event_table(event: TapeEvent) -> list[Any]:
         return ["+", event.buffer, event.kind, event.nbytes]
     if isinstance(event, Recomputed):
         return ["recomputed"]
+    assert not isinstance(event, NodeOver), "where nodes end is not traced"
     return ["-", event.buffer] if isinstance(event, Free) else ["gradient", event.fqn]
 
 

@@ -19,6 +19,7 @@ from zsim.training import (
     DTYPE_NBYTES,
     SUM_OF_GRADIENTS,
     LoweredModule,
+    NodeOver,
     ParameterGradient,
     Recomputed,
     TapeEvent,
@@ -143,7 +144,10 @@ def accumulated(
             made, gone = born(event.fqn)
             yield from made
             (late if event.fqn in after_sums else early).extend(gone)
-            is_over = event.ends_node
+        elif isinstance(event, NodeOver):
+            yield from early
+            early.clear()
+            is_over = True
         else:
             yield event
     yield from (*early, *late)

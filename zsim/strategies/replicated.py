@@ -24,7 +24,7 @@ from zsim.strategies.building import (
     trained_parameters,
     until_recomputed,
 )
-from zsim.training import DTYPE_NBYTES, LoweredModule, ParameterGradient, Recomputed, Training
+from zsim.training import DTYPE_NBYTES, LoweredModule, NodeOver, ParameterGradient, Recomputed, Training
 
 AXIS = "dp_replicate"
 MASTER_NBYTES = DTYPE_NBYTES[MASTER_DTYPE]
@@ -289,11 +289,11 @@ class ReplicatedStep:
                 yield made
                 turn = late if event.fqn in self.model.late else last if event.fqn in self.model.after_sums else early
                 turn += rest
-                if event.ends_node:
-                    yield from (*early, *late)
-                    early.clear()
-                    late.clear()
-                    is_over = True
+            elif isinstance(event, NodeOver):
+                yield from (*early, *late)
+                early.clear()
+                late.clear()
+                is_over = True
             else:
                 yield event
         yield from (*early, *late, *last)
