@@ -224,13 +224,13 @@ def changed(change: Callable[[Any], Any]) -> bytes:
         (lambda t: t["modules"][0]["forward"]["memory"].append(["+", "y"]), "expected a list of 4"),
         (
             lambda t: t["modules"][0]["forward"]["memory"].append(["run", "y"]),
-            "expected one of +, -, gradient, recomputed",
+            "expected one of +, -, gradient, gradient that is not the last, node over, recomputed",
         ),
         (
             lambda t: t["units"][1][1][0].__setitem__(1, []),
             "blocks.0.fc1.weight: expected a parameter of at least one dim",
         ),
-        (lambda t: t["modules"][0]["forward"]["memory"].append([]), "expected one of +, -, gradient, recomputed"),
+        (lambda t: t["modules"][0]["forward"]["memory"].append([]), "expected one of +, -, gradient, gradient that is not the last, node over, recomputed"),
         (
             lambda t: t["modules"][0]["forward"]["memory"].append(["+", "y", "activations", 1]),
             "y: expected a buffer that",
