@@ -10,6 +10,7 @@ recorded one can be run again without hypothesis.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
@@ -202,6 +203,7 @@ def draws(strategy: str, *, ranks: int, number: int) -> tuple[str, ...]:
     return tuple(found)
 
 
+@cache
 def matrix() -> tuple[str, ...]:
     """All draws; the strategies take turns, so that any stretch of it has each of them."""
     columns = [
