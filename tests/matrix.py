@@ -1,13 +1,16 @@
-"""The matrix of memory scenarios: every strategy with all its options × families × precision × optimizer × checkpointing × ranks.
+"""The matrix of memory scenarios: every strategy with all its options × all else that a scenario can ask × ranks.
 
-Models are deep (six layers and more), so that keeping everything gathered cannot pass for resharding, and narrow with a
-small vocabulary, so that the peak is often a collective's buffer rather than the logits. Sizes are uneven on purpose.
-Each draw is a scenario's text, so that a recorded one can be run again without hypothesis.
+That is families, precision and autocast, optimizers and clipping, checkpointing, wrapping, frozen and unused parts, blocks used
+twice and several forwards before one backward. Models are deep (six layers and more), so that keeping everything gathered cannot
+pass for resharding, and narrow with a small vocabulary, so that the peak is often a collective's buffer rather than the logits.
+Sizes are uneven on purpose. What the loader refuses together is never drawn together. Each draw is a scenario's text, so that a
+recorded one can be run again without hypothesis.
 """
 
 from __future__ import annotations
 
-import json
+from dataclasses import dataclass
+from functools import cache
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
@@ -15,6 +18,8 @@ from hypothesis import strategies as st
 NUM_RANKS = (1, 2, 3, 4, 8, 64, 1024)
 NUM_DRAWS = {"ddp": 5, "zero_redundancy": 5, "zero1": 7, "zero2": 6, "zero3": 7, "fsdp2": 8, "hsdp": 7}
 """Draws of the committed matrix for each number of ranks, by strategy: 315 in all."""
+KINDS = ("plain", "repeated", "autocast", "frozen", "unused")
+"""Each draw is of one: what runs again, casts in autocast's cache and parts that are not trained are not modelled together."""
 FLAT = ('"unit"', '"parameter"', '"900 B"', '"6 KiB"')
 PRECISIONS = (("fp32", "fp32"), ("bf16", "fp32"), ("bf16", "bf16"))
 OPTIMIZERS = (
@@ -28,6 +33,36 @@ OPTIMIZERS = (
 )
 BUCKETS = ("", ", bucket_cap_mb = 0.001", ", bucket_cap_mb = 0.01")
 VIEWS = ("", ", gradient_as_bucket_view = true")
+PREFETCH = ("", "", ", forward_prefetch = 1", ", backward_prefetch = 2", ", forward_prefetch = 2, backward_prefetch = 1")
+USES = ("2", "3", '{ times = 2, order = "stack" }')
+FROZEN = {
+    "mlp": ('["*.bias"]', '["*.fc2.weight"]', '["blocks.0.*", "*.fc1.bias"]'),
+    "gpt": ('["*.ln_1.*", "*.mlp.fc.weight"]', '["*.bias"]', '["wte.*", "wpe.*", "blocks.0.*"]', '["*.attn.*", "w?e.*"]'),
+    "llama": ('["blocks.*.weight"]', '["*.attn.[qk].*"]', '["wte.*", "blocks.0.*"]', '["*.attn.[qk].*", "wte.*"]'),
+}
+"""Patterns by family. The first two leave each block a backward, without which a number of ranks to reshard to is refused."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """What decides which other options may be drawn."""
+
+    strategy: str
+    ranks: int
+    kind: str
+    family: str
+    attention: str
+    tied: bool
+    layers: int
+    accumulation: int
+    uses: str
+    unused: str
+    frozen: str
+
+    @property
+    def part(self) -> bool:
+        """Whether parameters may be left on some of the ranks."""
+        return self.frozen in ("", *FROZEN[self.family][:2])
 
 
 def _choice(draw: st.DrawFn, *values: str) -> str:
@@ -38,41 +73,80 @@ def _divisors(number: int) -> list[int]:
     return [n for n in range(1, number + 1) if number % n == 0]
 
 
-def _sizes(draw: st.DrawFn, family: str, attention: str) -> str:
-    layers = draw(st.integers(6, 8))
-    width = draw(st.sampled_from([8, 12, 20] if family == "gpt" else [8, 16, 24]))
-    if family == "mlp":
-        dims = draw(st.lists(st.integers(3, 33), min_size=layers + 1, max_size=layers + 1))
-        return f"dims = {dims}, hidden = {draw(st.integers(2, 41))}, num_classes = {draw(st.integers(2, 9))}"
-    tied = _choice(draw, "true", "false")
-    common = f'num_layers = {layers}, hidden_size = {width}, tied = {tied}, attention = "{attention}"'
-    vocabulary = draw(st.sampled_from([5, 13, 101]))
-    if family == "gpt":
-        return f"{common}, num_heads = {draw(st.sampled_from([1, 2, 4]))}, vocabulary = {vocabulary}"
+@st.composite
+def frames(draw: st.DrawFn, strategy: str, *, ranks: int) -> Frame:
+    """What kind of scenario it is, and what it leaves untrained or runs again."""
+    kind, family, layers = _choice(draw, *KINDS), _choice(draw, "gpt", "llama", "mlp"), draw(st.integers(6, 8))
+    unused = f"blocks.{draw(st.integers(0, layers - 1))}" if kind == "unused" else ""
+    frozen = _choice(draw, *FROZEN[family]) if kind == "frozen" or (unused and draw(st.booleans())) else ""
+    if unused and strategy in ("ddp", "zero_redundancy"):  # DDP waits for every gradient
+        frozen = f'["{unused}.*"]'
+    return Frame(
+        strategy=strategy,
+        ranks=ranks,
+        kind=kind,
+        family=family,
+        attention=_choice(draw, "explicit", "sdpa"),
+        tied=family != "mlp" and draw(st.booleans()),
+        layers=layers + bool(unused),
+        accumulation=draw(st.integers(1, 3)),
+        uses=_choice(draw, "1", *USES) if kind == "repeated" else "1",
+        unused=unused,
+        frozen=frozen,
+    )
+
+
+def _sizes(draw: st.DrawFn, frame: Frame) -> str:
+    loss = _choice(draw, "", "", ', loss_dtype = "float32"')
+    if frame.family == "mlp":
+        width = st.integers(3, 33)
+        alike = frame.unused or frame.uses != "1"
+        dims = [draw(width)] * (frame.layers + 1) if alike else [draw(width) for _ in range(frame.layers + 1)]
+        return f"dims = {dims}, hidden = {draw(st.integers(2, 41))}, num_classes = {draw(st.integers(2, 9))}{loss}"
+    width, vocabulary = draw(st.sampled_from([8, 12, 20] if frame.family == "gpt" else [8, 16, 24])), draw(st.sampled_from([5, 13, 101]))
+    tied = "true" if frame.tied else "false"
+    common = f'num_layers = {frame.layers}, hidden_size = {width}, tied = {tied}, attention = "{frame.attention}"'
+    if frame.family == "gpt":
+        return f"{common}, num_heads = {draw(st.sampled_from([1, 2, 4]))}, vocabulary = {vocabulary}{loss}"
     heads, kv_heads = draw(st.sampled_from([(4, 4), (4, 2), (2, 1)]))
     wide = draw(st.integers(7, 50))
-    return f"{common}, num_heads = {heads}, num_kv_heads = {kv_heads}, feed_forward = {wide}, vocabulary = {vocabulary}"
+    return f"{common}, num_heads = {heads}, num_kv_heads = {kv_heads}, feed_forward = {wide}, vocabulary = {vocabulary}{loss}"
 
 
-def _model(draw: st.DrawFn, family: str, attention: str) -> str:
-    length = "" if family == "mlp" else f", sequence_length = {draw(st.sampled_from([2, 5, 16]))}"
-    batch = f"micro_batch = {draw(st.integers(1, 3))}{length}, accumulation = {draw(st.integers(1, 3))}"
-    sizes = _sizes(draw, family, attention)
-    return f'model = {{ family = "{family}", sizes = {{ {sizes} }} }}\nbatch = {{ {batch} }}\n'
+def _model(draw: st.DrawFn, frame: Frame) -> str:
+    length = "" if frame.family == "mlp" else f", sequence_length = {draw(st.sampled_from([2, 5, 16]))}"
+    forwards = draw(st.integers(1 if frame.uses != "1" else 2, 3)) if frame.kind == "repeated" else 1
+    own = (f", uses = {frame.uses}" if frame.uses != "1" else "") + (f', unused = ["{frame.unused}"]' if frame.unused else "")
+    batch = f"micro_batch = {draw(st.integers(1, 3))}{length}, accumulation = {frame.accumulation}"
+    batch += f", forwards = {forwards}" if forwards > 1 else ""
+    frozen = f"frozen = {frame.frozen}\n" if frame.frozen else ""
+    return f'model = {{ family = "{frame.family}", sizes = {{ {_sizes(draw, frame)} }}{own} }}\nbatch = {{ {batch} }}\n{frozen}'
 
 
-def _checkpointing(draw: st.DrawFn, family: str, attention: str) -> str:
+def _checkpointing(draw: st.DrawFn, frame: Frame) -> str:
     own = {"mlp": ["gelu"], "gpt": ["attention", "layer_norm", "gelu"], "llama": ["attention", "swiglu", "rms_norm"]}
     forms = ["", "", 'mode = "full"', 'mode = "full", every = 2']
-    forms.append(f'mode = "selective", recompute = {json.dumps([draw(st.sampled_from(own[family]))])}')
-    saved = [["linear"], ["linear", "attention"]] if family != "mlp" else [["linear"]]
-    if family == "mlp" or attention == "sdpa":
-        forms.append(f'mode = "selective", save = {json.dumps(draw(st.sampled_from(saved)))}')
+    forms.append(f'mode = "selective", recompute = ["{_choice(draw, *own[frame.family])}"]')
+    if frame.family == "mlp" or frame.attention == "sdpa":
+        saved = '["linear"]' if frame.family == "mlp" else _choice(draw, '["linear"]', '["linear", "attention"]')
+        forms += [f'mode = "selective", save = {saved}{which}' for which in ("", ", save_every = 2")]
     form = _choice(draw, *forms)
     return f"activation_checkpointing = {{ {form} }}\n" if form else ""
 
 
-def _strategy(draw: st.DrawFn, strategy: str, ranks: int) -> str:
+def _wrapping(draw: st.DrawFn, frame: Frame) -> str:
+    if frame.unused or draw(st.booleans()):
+        return ""
+    ends = "root" if frame.tied else _choice(draw, "root", "apart")
+    in_a_row = frame.uses not in ("1", USES[-1])
+    every = "1" if in_a_row else _choice(draw, "2", "3", "4", "1" if ends == "apart" else '"all"')
+    if in_a_row and ends == "root":
+        every = '"all"'
+    return f'wrapping = {{ every = {every}, ends = "{ends}" }}\n'
+
+
+def _strategy(draw: st.DrawFn, frame: Frame, *, offload: bool) -> str:
+    strategy, ranks = frame.strategy, frame.ranks
     if strategy in ("ddp", "zero_redundancy"):
         return _choice(draw, *BUCKETS) + _choice(draw, *VIEWS)
     if strategy in ("zero1", "zero2", "zero3"):
@@ -81,26 +155,31 @@ def _strategy(draw: st.DrawFn, strategy: str, ranks: int) -> str:
         return f"{own}, granularity = {_choice(draw, *FLAT)}"
     replicas = draw(st.sampled_from(_divisors(ranks)[:4])) if strategy == "hsdp" else 1
     shards = ranks // replicas
-    parts = [str(n) for n in _divisors(shards)]
-    reshard = _choice(draw, '"auto"', "true", "false", _choice(draw, *parts))
+    parts = [_choice(draw, *(str(n) for n in _divisors(shards)))] if frame.part else []
+    reshard = _choice(draw, '"auto"', "true", "false", *parts)
     mesh = f", dp_replicate = {replicas}, dp_shard = {shards}" if strategy == "hsdp" else ""
-    return f"{mesh}, reshard_after_forward = {reshard}"
+    when = _choice(draw, "", ', all_reduce = "last"') if strategy == "hsdp" else ""
+    return f"{mesh}{when}, reshard_after_forward = {reshard}{_choice(draw, *PREFETCH)}{', offload = true' if offload else ''}"
 
 
 @st.composite
 def scenario_texts(draw: st.DrawFn, strategy: str, *, ranks: int) -> str:
     """A whole scenario file of `strategy` on `ranks` ranks."""
-    family = _choice(draw, "gpt", "llama", "mlp")
-    attention = _choice(draw, "explicit", "sdpa")
-    parameters, reduce = draw(st.sampled_from(PRECISIONS))
-    options = _strategy(draw, strategy, ranks)
+    frame = draw(frames(strategy, ranks=ranks))
+    parameters, reduce = ("fp32", "fp32") if frame.kind == "autocast" else draw(st.sampled_from(PRECISIONS))
+    never_ran = frame.unused and parameters != reduce  # torch looks for its gradients where some wait in another dtype
+    sync = "every" if never_ran else _choice(draw, "every", "last")
+    offload = strategy in ("fsdp2", "hsdp") and draw(st.integers(0, 3)) == 3
+    clip = "" if offload else _choice(draw, "", "", ", clip_norm = 1.0")
+    autocast = ', autocast = "bf16"' if frame.kind == "autocast" else ""
     return (
-        _model(draw, family, attention)
-        + _checkpointing(draw, family, attention)
+        _model(draw, frame)
+        + _checkpointing(draw, frame)
+        + _wrapping(draw, frame)
         + f'cluster = {{ preset = "cpu-gloo", ranks = {ranks} }}\n'
-        + f'strategy = {{ name = "{strategy}"{options}, sync = "{_choice(draw, "every", "last")}" }}\n'
-        + f'precision = {{ parameters = "{parameters}", reduce = "{reduce}" }}\n'
-        + f"optimizer = {{ {_choice(draw, *OPTIMIZERS)} }}\n"
+        + f'strategy = {{ name = "{strategy}"{_strategy(draw, frame, offload=offload)}, sync = "{sync}" }}\n'
+        + f'precision = {{ parameters = "{parameters}", reduce = "{reduce}"{autocast} }}\n'
+        + f"optimizer = {{ {_choice(draw, *OPTIMIZERS)}{clip} }}\n"
     )
 
 
@@ -124,6 +203,7 @@ def draws(strategy: str, *, ranks: int, number: int) -> tuple[str, ...]:
     return tuple(found)
 
 
+@cache
 def matrix() -> tuple[str, ...]:
     """All draws; the strategies take turns, so that any stretch of it has each of them."""
     columns = [

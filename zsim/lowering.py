@@ -163,7 +163,7 @@ def _events(tape: tuple[TapeEvent, ...], names: dict[str, str]) -> tuple[TapeEve
             if type(event) is Alloc
             else Free(names[event.buffer])
             if type(event) is Free
-            else ParameterGradient(names[event.fqn], event.ends_node)
+            else ParameterGradient(names[event.fqn], event.goes_on)
             if type(event) is ParameterGradient
             else event
             for event in tape

@@ -17,7 +17,9 @@ from zsim.regions import Region, Step, packs_its_output
 from zsim.storages import Storages
 from zsim.training import (
     DTYPE_NBYTES,
+    SUM_OF_GRADIENTS,
     Batch,
+    NodeOver,
     ParameterGradient,
     Recomputed,
     storage_events,
@@ -226,6 +228,7 @@ class Tape:
         `over` are values that go with the node itself, as the inputs of a recomputed region do.
         """
         self._flatten_gradient(call)
+        start = len(self.storages.events)
         gradient = self.gradients.pop(call.output)
         unwanted = [value for value in call.gradients if call.joint and value not in self.needs_gradient]
         scratches = [(f"{call.output}.backward_scratch{i}", nbytes) for i, nbytes in enumerate(call.backward_scratch)]
@@ -243,6 +246,8 @@ class Tape:
         for name, _ in reversed(scratches):
             self.storages.release(name)
         if unpacked:
+            if summed and self.storages.events and isinstance(self.storages.events[-1], ParameterGradient):
+                self.storages.events[-1] = replace(self.storages.events[-1], goes_on=True)
             self._release_saved(saved)
         for name, way in summed.items():
             for place in range(1, len(way)):
@@ -267,8 +272,10 @@ class Tape:
         for value in over:
             if value in self.nbytes:
                 self.storages.release(value)
-        if self.storages.events and isinstance(self.storages.events[-1], ParameterGradient):
-            self.storages.events[-1] = replace(self.storages.events[-1], ends_node=True)
+        of_node = self.storages.events[start:]
+        made = [place for place, event in enumerate(of_node) if isinstance(event, ParameterGradient)]
+        if made and not any(isinstance(event, Free) for event in of_node[made[-1] :]):
+            self.storages.events.append(NodeOver())
         self._add_up(call, parts)
 
     def _add_up(self, call: Call, parts: list[tuple[str, str]]) -> None:
@@ -364,9 +371,9 @@ class Tape:
         for name, _ in call.keeps:
             self.storages.release(name)
 
-    def _new_gradient(self, value: str) -> str:
+    def _new_gradient(self, value: str, *, called: str = ".grad") -> str:
         self.births[value] = self.births.get(value, 0) + 1
-        name = f"{value}.grad{self.births[value]}"
+        name = f"{value}{called}{self.births[value]}"
         self.storages.allocate(name, self.nbytes[value], temporary=True)
         return name
 
@@ -388,7 +395,7 @@ class Tape:
         if self.in_place and first not in self.of_linears and self.storages.references[first] == 1:
             self.added.append(part)
         else:
-            self.gradients[value] = self._new_gradient(value)
+            self.gradients[value] = self._new_gradient(value, called=SUM_OF_GRADIENTS)
             if first in self.turned:
                 self.turned.add(self.gradients[value])
             self.storages.release(first)

@@ -23,6 +23,7 @@ from zsim.training import (
     Computation,
     Dtype,
     LoweredModule,
+    NodeOver,
     ParameterGradient,
     Recomputed,
     TapeEvent,
@@ -192,7 +193,11 @@ def _event_table(event: TapeEvent) -> list[Any]:
         return ["+", event.buffer, event.kind, event.nbytes]
     if isinstance(event, Recomputed):
         return ["recomputed"]
-    return ["-", event.buffer] if isinstance(event, Free) else ["gradient", event.fqn]
+    if isinstance(event, NodeOver):
+        return ["node over"]
+    if isinstance(event, Free):
+        return ["-", event.buffer]
+    return ["gradient that is not the last" if event.goes_on else "gradient", event.fqn]
 
 
 def save(model: TracedModel, path: str | Path) -> None:
@@ -291,12 +296,12 @@ def _computation(reader: Reader) -> Computation:
 
 
 def _event(reader: Reader) -> TapeEvent:
-    sign = next(reader.items(), reader).one_of(("+", "-", "gradient", "recomputed"))
+    sign = next(reader.items(), reader).one_of(("+", "-", "gradient", "gradient that is not the last", "node over", "recomputed"))
     if sign == "+":
         _, buffer, kind, nbytes = reader.row(4)
         return Alloc(buffer.name(), kind.one_of(MEMORY_KINDS), nbytes.size())
-    if sign == "recomputed":
+    if sign in ("recomputed", "node over"):
         reader.row(1)
-        return Recomputed()
+        return Recomputed() if sign == "recomputed" else NodeOver()
     _, name = reader.row(2)
-    return Free(name.name()) if sign == "-" else ParameterGradient(name.name())
+    return Free(name.name()) if sign == "-" else ParameterGradient(name.name(), goes_on=sign != "gradient")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from zsim.model import ROOT, ModelSpec
 from zsim.ops import Alloc, Free
 from zsim.tape import SEED
-from zsim.training import LoweredModule, ParameterGradient, Recomputed
+from zsim.training import LoweredModule, NodeOver, ParameterGradient, Recomputed
 
 
 def problems(model: ModelSpec, lowered: tuple[LoweredModule, ...], *, loss: str) -> Iterator[tuple[str, str, str]]:
@@ -48,6 +48,8 @@ def _lifetime_problems(
                     yield module.fqn, "gradients of its own parameters", event.fqn
             elif isinstance(event, Recomputed):
                 marked.append(module.fqn)
+            elif isinstance(event, NodeOver):
+                continue
             elif isinstance(event, Alloc) == (event.buffer in live):
                 yield module.fqn, "every buffer allocated once and freed once", event.buffer
             else:

@@ -65,11 +65,11 @@ class Optimizer:
 class ParameterGradient:
     """Autograd has made the gradient of `fqn`. The strategy says where it lives; the tape only says when it is born.
 
-    `ends_node`: it is the last that its node makes, and nothing goes with the node.
+    `goes_on`: its node makes another one, also where it lets go of something in between.
     """
 
     fqn: Final[str]
-    ends_node: Final[bool] = False
+    goes_on: Final[bool] = False
 
 
 @final
@@ -78,7 +78,15 @@ class Recomputed:
     """The last recomputation of a module's backward is over: what comes before belongs to it."""
 
 
-TapeEvent = Alloc | Free | ParameterGradient | Recomputed
+@final
+@dataclass(frozen=True, slots=True)
+class NodeOver:
+    """A node of autograd that makes gradients of parameters is over, and nothing went with it."""
+
+
+SUM_OF_GRADIENTS = ".summed"
+"""In the name of a buffer: two gradients of one value, which several operators read, have been added up in it."""
+TapeEvent = Alloc | Free | ParameterGradient | NodeOver | Recomputed
 
 
 def storage_events(tape: Iterable[TapeEvent]) -> list[MemoryEvent]:

@@ -1,5 +1,8 @@
 """Every allocation and every free of a steady step, in order: torch on the fake process group against the Program.
 
+Of small models with one option at a time, and of 50 draws of the matrix with all of them; those of ZeRO, which torch does not
+have, are not among them.
+
 Frees that follow one another are put in order of size: which of several references goes first when a frame of Python or a node of
 autograd ends changes no byte in use at any allocation. What is left out on torch's side is named in RESIDUE.
 """
@@ -7,10 +10,14 @@ autograd ends changes no byte in use at any allocation. What is left out on torc
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Iterator
+from functools import cache
 
 import pytest
+from torch.nn.utils import clip_grad_norm_
 
+from tests.matrix import matrix
 from tests.quick import one_in
 from zreal import modules, torch_private
 from zreal.meters import MemoryMeter
@@ -23,6 +30,9 @@ from zsim.scenario import Scenario, parse
 RESIDUE = {
     "aten::lift_fresh": "the 1.0 that AdamW foreach adds to its step counters on the host; 4 B, made and freed at once"
 }
+
+QUICK_DRAWS = (7, 19, 31, 43)
+"""Of the fifty draws, those that are compared in every run of the suite."""
 
 SMALL = "num_layers = 2, hidden_size = 16, num_heads = 4, feed_forward = 24, vocabulary = 29"
 MODELS = {
@@ -107,6 +117,8 @@ def of_torch(case: Scenario, *, steps: int = 3) -> list[int]:
                             loss = modules.summed_loss(subject.module, forwards)
                         loss.backward()
                         del loss
+                if case.optimizer.clip_norm:
+                    clip_grad_norm_(subject.module.parameters(), case.optimizer.clip_norm)
                 subject.optimizer.step()
                 subject.optimizer.zero_grad(set_to_none=True)
             events = list(meter.events or ())
@@ -198,4 +210,17 @@ def test_logits_are_cast_before_the_loss_in_torchs_order(parameters: str, autoca
 )
 def test_autocast_casts_keeps_and_lets_go_in_torchs_order(model: str, strategy: str, again: str) -> None:
     case = scenario(model, strategy, parameters="fp32", again=again, autocast="bf16")
+    assert of_program(case) == of_torch(case)
+
+
+@cache
+def draws() -> tuple[Scenario, ...]:
+    """Fifty of the matrix's draws of at most 8 ranks whose strategy torch has itself, spread over all of them."""
+    texts = [text for text in matrix() if re.search(r"ranks = [1-8] }", text) and re.search(r'name = "(ddp|fsdp2|hsdp|zero_r)', text)]
+    return tuple(parse(texts[place * len(texts) // 50].encode(), where="matrix.toml") for place in range(50))
+
+
+@pytest.mark.parametrize("place", [pytest.param(n, marks=[] if n in QUICK_DRAWS else [pytest.mark.slow]) for n in range(50)])
+def test_every_allocation_and_free_of_a_draw_comes_in_torchs_order(place: int) -> None:
+    case = draws()[place]
     assert of_program(case) == of_torch(case)

@@ -85,6 +85,7 @@ def test_a_scenario_of_the_project_agrees_with_its_real_run(name, capsys):
     assert {key: check["status"] for key, check in checks.items() if key != "step time"} == {
         "collective order": "ok",
         "bytes": "ok",
+        "groups": "ok",
         "peak memory, construction": "ok",
         "peak memory, first": "ok",
         "peak memory, steady": "ok",

@@ -385,6 +385,7 @@ NUMERICS = {"losses": [1.0], "largest_relative_difference": 0.0, "largest_gradie
         (lambda run: run["mesh"].update(dp_shard=4), "for 2 ranks"),
         (lambda run: run["ranks"][0]["phases"]["steady"]["memory"].update(peak_bytes=10**400), "more than 64 bits"),
         (lambda run: run.update(scenario="\ud800"), "surrogates not allowed"),
+        (lambda run: run["ranks"][0]["phases"].update(bogus=run["ranks"][0]["phases"]["first"]), "a phase that is none of"),
         (lambda run: run.update(stand_ins=[0, 7]), "stand_ins that are not among its ranks"),
         (lambda run: run["ranks"][0].update(numerics=NUMERICS | {"steps": 0}), "numerics of no steps"),
         (
@@ -488,7 +489,7 @@ def test_the_ranks_of_every_group_are_those_of_the_mesh():
     [
         ({"dp_shard": (1, 0)}, "rank 1, dp_shard: predicted ranks [0, 1], measured ranks [1, 0]"),
         ({"dp_shard": (1,)}, "rank 1, dp_shard: predicted ranks [0, 1], measured ranks [1]"),
-        ({"tp": (0, 1)}, "rank 1, tp: predicted ranks [], measured ranks [0, 1]"),
+        ({"dp_shard": (0, 1), "tp": (0, 1)}, "rank 1, tp: predicted ranks [], measured ranks [0, 1]"),
     ],
 )
 def test_a_group_of_other_ranks_fails(group, words):

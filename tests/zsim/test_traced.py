@@ -58,6 +58,7 @@ def model() -> TracedModel:
 
 
 MODEL = model()
+SIGNS = "expected one of +, -, gradient, gradient that is not the last, node over, recomputed"
 
 
 def test_a_model_and_what_is_read_from_its_json_are_equal(tmp_path: Path) -> None:
@@ -251,13 +252,13 @@ def changed(change: Callable[[Any], Any]) -> bytes:
         (lambda t: t["modules"][0]["forward"]["memory"].append(["+", "y"]), "expected a list of 4"),
         (
             lambda t: t["modules"][0]["forward"]["memory"].append(["run", "y"]),
-            "expected one of +, -, gradient, recomputed",
+            SIGNS,
         ),
         (
             lambda t: t["units"][1][1][0].__setitem__(1, []),
             "blocks.0.fc1.weight: expected a parameter of at least one dim",
         ),
-        (lambda t: t["modules"][0]["forward"]["memory"].append([]), "expected one of +, -, gradient, recomputed"),
+        (lambda t: t["modules"][0]["forward"]["memory"].append([]), SIGNS),
         (
             lambda t: t["modules"][0]["forward"]["memory"].append(["+", "y", "activations", 1]),
             "y: expected a buffer that",

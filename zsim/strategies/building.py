@@ -12,10 +12,20 @@ from dataclasses import dataclass, field, replace
 
 from zsim.mesh import Mesh
 from zsim.model import ROOT, ModelSpec, Module, Parameter, ParamGroup
-from zsim.ops import Kernel, MemoryEvent, Op, OpKind, Stream
+from zsim.ops import Alloc, Free, Kernel, MemoryEvent, Op, OpKind, Stream
 from zsim.program import Program, RankProgram
 from zsim.sharding import FlatLayout, Granularity, regroup
-from zsim.training import DTYPE_NBYTES, LoweredModule, Recomputed, Training, storage_events
+from zsim.training import (
+    DTYPE_NBYTES,
+    SUM_OF_GRADIENTS,
+    LoweredModule,
+    NodeOver,
+    ParameterGradient,
+    Recomputed,
+    TapeEvent,
+    Training,
+    storage_events,
+)
 
 MASTER_DTYPE = "float32"
 """What the optimizer steps in: 2-byte parameters have a master copy of this dtype."""
@@ -83,6 +93,54 @@ def late_weights(training: Training) -> frozenset[str]:
     if training.precision.autocast != "none":
         return frozenset()
     return frozenset(op.weight for m in training.model.modules for op in m.operators if op.kind == "linear" and op.bias)
+
+
+def accumulated_after_sums(training: Training) -> frozenset[str]:
+    """Parameters whose gradient is accumulated after the gradient of the same node's input has been added to what other nodes made.
+
+    The engine adds when a node is over, and accumulates when it comes to the next one. Of a linear with a bias the input goes
+    through a node more, so that its parameters are accumulated first.
+    """
+    operators = [op for module in training.model.modules for op in module.operators if not (op.kind == "linear" and op.bias)]
+    return frozenset(fqn for op in operators for fqn in (op.weight, op.bias) if fqn)
+
+
+def adds_up(event: TapeEvent) -> bool:
+    """Whether `event` makes the sum of two gradients of one value."""
+    return isinstance(event, Alloc) and SUM_OF_GRADIENTS in event.buffer
+
+
+def accumulated(
+    tape: Iterable[TapeEvent], born: Callable[[str], tuple[list[Alloc], list[Free]]], *, after_sums: frozenset[str]
+) -> list[MemoryEvent | Recomputed]:
+    """A module's backward, in which `born` says what a gradient allocates and what goes once it is accumulated.
+
+    That is when the node that made it is over, and has let go of what it held; for those in `after_sums` later still.
+    """
+    found = list[MemoryEvent | Recomputed]()
+    early, late = list[Free](), list[Free]()
+    is_over = goes_on = False
+    for event in tape:
+        frees = type(event) is Free and not goes_on
+        if is_over and not frees and (early or late):
+            found += early
+            early.clear()
+            if not adds_up(event):
+                found += late
+                late.clear()
+        is_over = frees
+        if type(event) is ParameterGradient:
+            goes_on = event.goes_on
+            made, gone = born(event.fqn)
+            found += made
+            (late if event.fqn in after_sums else early).extend(gone)
+        elif type(event) is NodeOver:
+            found += early
+            early.clear()
+            is_over = True
+        else:
+            found.append(event)
+    return [*found, *early, *late]
 
 
 def forward_memory(training: Training, module: LoweredModule) -> list[MemoryEvent]:

@@ -17,12 +17,13 @@ from zsim.strategies.building import (
     MASTER_DTYPE,
     FlatGroup,
     Step,
+    accumulated,
     copy_kernel,
     forward_memory,
     until_recomputed,
 )
 from zsim.strategies.flat_model import AXIS, FlatModel
-from zsim.training import DTYPE_NBYTES, LoweredModule, ParameterGradient, Recomputed
+from zsim.training import DTYPE_NBYTES, LoweredModule, Recomputed
 
 
 @dataclass(slots=True)
@@ -106,27 +107,15 @@ class FlatStep:
             if group.trained and group.fqn not in self._gradients:
                 self._gradients.add(group.fqn)
                 yield Alloc(f"{group.fqn}:gradients", self.gradient_kind, self.model.full_nbytes(group))
-        added: list[MemoryEvent] = []  # what a node makes lives until the node is over
-        for event in module.backward.memory:
-            if isinstance(event, ParameterGradient):
-                made, *freed = self._born(event.fqn)
-                yield made
-                added += freed
-                continue
-            if isinstance(event, Free):
-                yield from added
-                added = []
-            yield event
-        yield from added
+        yield from accumulated(module.backward.memory, self._born, after_sums=self.model.after_sums)
 
-    def _born(self, fqn: str) -> Iterator[MemoryEvent]:
+    def _born(self, fqn: str) -> tuple[list[Alloc], list[Free]]:
         """A gradient is made apart; the last of a parameter's gradients lets all of them be added and freed."""
         self._made[fqn] += 1
-        nbytes = self.model.numels[fqn] * DTYPE_NBYTES[self.model.dtype]
-        yield Alloc(f"{fqn}.gradient{self._made[fqn]}", "temporaries", nbytes)
-        if self._made[fqn] == self.model.uses[fqn]:
-            for made in range(self._made.pop(fqn), 0, -1):
-                yield Free(f"{fqn}.gradient{made}")
+        number, nbytes = self._made[fqn], self.model.numels[fqn] * DTYPE_NBYTES[self.model.dtype]
+        over = number == self.model.uses[fqn] and self._made.pop(fqn)
+        gone = [Free(f"{fqn}.gradient{made}") for made in range(number, 0, -1)] if over else []
+        return [Alloc(f"{fqn}.gradient{number}", "temporaries", nbytes)], gone
 
     def all_reduce_gradients(self, group: FlatGroup) -> None:
         """Average the whole flat gradient in place."""

@@ -14,6 +14,7 @@ from zsim.strategies.building import (
     MASTER_DTYPE,
     FlatGroup,
     Step,
+    accumulated_after_sums,
     copy_kernel,
     flat_groups,
     late_weights,
@@ -77,6 +78,11 @@ class FlatModel:
     def late(self) -> frozenset[str]:
         """Weights whose gradients are added after their bias's."""
         return late_weights(self.training)
+
+    @cached_property
+    def after_sums(self) -> frozenset[str]:
+        """Parameters whose gradients are accumulated after their node's others have been added up."""
+        return accumulated_after_sums(self.training)
 
     @cached_property
     def numels(self) -> dict[str, int]:

@@ -19,7 +19,7 @@ from zsim.model import ROOT, RUN, ModelSpec
 from zsim.ops import Alloc, Free, MemoryEvent, Op
 from zsim.program import Program, RankProgram
 from zsim.sharding import shard_size
-from zsim.strategies.building import Step, units_read
+from zsim.strategies.building import Step, accumulated_after_sums, units_read
 from zsim.strategies.sharded import ORIGINAL, ShardedStep, is_model_input
 from zsim.strategies.sharded_gradients import Gradients
 from zsim.strategies.sharded_groups import Group, local_numels, sharded_groups
@@ -205,7 +205,9 @@ def _passes(
 ) -> ShardedStep:
     """The forward and backward passes of one step, the same in every step."""
     element = DTYPE_NBYTES[training.precision.parameters]
-    gradients = Gradients(nbytes={p.fqn: p.numel * element for p in training.model.parameters})
+    gradients = Gradients(
+        nbytes={p.fqn: p.numel * element for p in training.model.parameters}, after_sums=accumulated_after_sums(training)
+    )
     reads = units_read(training.model)
     step = ShardedStep(training=training, mesh=mesh, gradients=gradients, reads=reads, offload=options.offload)
     for micro_batch in range(training.batch.accumulation):

@@ -15,6 +15,8 @@ from zsim.ops import Alloc, Free, MemoryEvent, MemoryKind, OpKind
 from zsim.strategies.building import (
     MASTER_DTYPE,
     Step,
+    accumulated_after_sums,
+    adds_up,
     copy_kernel,
     forward_memory,
     late_weights,
@@ -25,9 +27,9 @@ from zsim.strategies.building import (
 from zsim.training import (
     DTYPE_NBYTES,
     LoweredModule,
+    NodeOver,
     ParameterGradient,
     Recomputed,
-    TapeEvent,
     Training,
     storage_events,
 )
@@ -151,10 +153,9 @@ class ReplicatedModel:
         return late_weights(self.training)
 
     @cached_property
-    def unbiased(self) -> frozenset[str]:
-        """Weights of linears without a bias."""
-        modules = self.training.model.modules
-        return frozenset(op.weight for m in modules for op in m.operators if op.kind == "linear" and not op.bias)
+    def after_sums(self) -> frozenset[str]:
+        """Parameters whose gradients are accumulated after their node's others have been added up."""
+        return accumulated_after_sums(self.training)
 
     @cached_property
     def last_module(self) -> dict[str, str]:
@@ -238,14 +239,6 @@ def _collective(
     step.issue(kind, unit, group=AXIS, nbytes=nbytes, dtype=dtype, memory=memory)
 
 
-def _adds_up(event: TapeEvent, following: TapeEvent | None) -> bool:
-    """Whether `event` makes the sum of two gradients of one value, which go next."""
-    if not (isinstance(event, Alloc) and isinstance(following, Free)):
-        return False
-    value = event.buffer.rpartition(".grad")[0]
-    return bool(value) and following.buffer.rpartition(".grad")[0] == value
-
-
 @dataclass(slots=True)
 class ReplicatedStep:
     """One training step in the words of DDP. It remembers which gradients live."""
@@ -317,32 +310,33 @@ class ReplicatedStep:
     def _backward_memory(self, module: LoweredModule, *, into_buckets: bool) -> Iterator[MemoryEvent | Recomputed]:
         """A node makes its gradients, then frees what it held; only then are the gradients accumulated, and full buckets reduced.
 
-        A late weight is accumulated after its bias although it is made before; one without a bias after the gradient of the input
-        has been added to what other nodes made of it.
+        A late weight is accumulated after its bias although it is made before; parameters of other nodes after the gradient of the
+        input has been added to what other nodes made of it.
         """
         tape, loss = module.backward.memory, loss_buffers(self.model.training.model)
         early, late, last = list[MemoryEvent](), list[MemoryEvent](), list[MemoryEvent]()
-        is_over = False
-        for event, following in zip(tape, (*tape[1:], None), strict=True):
-            frees = isinstance(event, Free) and event.buffer not in loss
+        is_over = goes_on = False
+        for event in tape:
+            frees = isinstance(event, Free) and event.buffer not in loss and not goes_on
             if is_over and not frees:
                 yield from (*early, *late)
                 early.clear()
                 late.clear()
-                if not _adds_up(event, following):
+                if not adds_up(event):
                     yield from last
                     last.clear()
             is_over = frees
             if isinstance(event, ParameterGradient):
+                goes_on = event.goes_on
                 made, *rest = self._born(event.fqn, self.model.nbytes_of[event.fqn], into_buckets=into_buckets)
                 yield made
-                turn = late if event.fqn in self.model.late else last if event.fqn in self.model.unbiased else early
+                turn = late if event.fqn in self.model.late else last if event.fqn in self.model.after_sums else early
                 turn += rest
-                if event.ends_node:
-                    yield from (*early, *late)
-                    early.clear()
-                    late.clear()
-                    is_over = True
+            elif isinstance(event, NodeOver):
+                yield from (*early, *late)
+                early.clear()
+                late.clear()
+                is_over = True
             else:
                 yield event
         yield from (*early, *late, *last)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from zsim.ops import Alloc, Free, MemoryEvent
+from zsim.strategies.building import accumulated
 from zsim.training import LoweredModule, ParameterGradient, Recomputed, TapeEvent
 
 
@@ -15,6 +16,8 @@ class Gradients:
     """The unsharded gradients of one rank, "<fqn>.unsharded_gradient" each; `nbytes` of each whole parameter, by fqn."""
 
     nbytes: dict[str, int]
+    after_sums: frozenset[str]
+    """Parameters whose gradients are accumulated after their node's others have been added up."""
     uses_left: Counter[str] = field(default_factory=Counter)
     """Gradients of each parameter still to come in this backward: a tied one has several, summed before they are kept."""
     tied_parts: dict[str, list[str]] = field(default_factory=dict)
@@ -31,33 +34,19 @@ class Gradients:
     def events(self, tape: Iterable[TapeEvent], live: set[str]) -> list[MemoryEvent | Recomputed]:
         """A module's backward; `live` are the rank's live buffers, and learns of gradients that are born.
 
-        A gradient that finds an older one is added to it when the node that made it has let go of what it held.
+        A gradient that finds an older one is added to it when it is accumulated.
         """
-        found: list[MemoryEvent | Recomputed] = []
-        added: list[str] = []
-        node_over = False
-        for event in tape:
-            if added:
-                freed = isinstance(event, Free)
-                if node_over and not freed:
-                    found += [Free(name) for name in added]
-                    added, node_over = [], False
-                node_over = node_over or freed
-            if type(event) is not ParameterGradient:
-                found.append(event)
-                continue
-            name, nbytes = f"{event.fqn}.unsharded_gradient", self.nbytes[event.fqn]
-            self.uses_left[event.fqn] -= 1
-            if name not in live:
-                self.born.add(event.fqn)
-                live.add(name)
-                found.append(Alloc(name, "unsharded_gradients", nbytes))
-                continue
-            found.append(Alloc(part := f"{name}.added{self.uses_left[event.fqn]}", "temporaries", nbytes))
-            waiting = self.tied_parts.pop(event.fqn, [])
-            if self.uses_left[event.fqn] and event.fqn not in self.born:
-                self.tied_parts[event.fqn] = [*waiting, part]
-            else:
-                added += [*waiting, part]
-        found += [Free(name) for name in added]
-        return found
+        return accumulated(tape, lambda fqn: self._born(fqn, live), after_sums=self.after_sums)
+
+    def _born(self, fqn: str, live: set[str]) -> tuple[list[Alloc], list[Free]]:
+        name, nbytes = f"{fqn}.unsharded_gradient", self.nbytes[fqn]
+        self.uses_left[fqn] -= 1
+        if name not in live:
+            self.born.add(fqn)
+            live.add(name)
+            return [Alloc(name, "unsharded_gradients", nbytes)], []
+        part = f"{name}.added{self.uses_left[fqn]}"
+        parts = [*self.tied_parts.pop(fqn, []), part]
+        if self.uses_left[fqn] and fqn not in self.born:
+            self.tied_parts[fqn], parts = parts, []
+        return [Alloc(part, "temporaries", nbytes)], [Free(name) for name in parts]
