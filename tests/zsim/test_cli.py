@@ -51,9 +51,9 @@ class Echo:
 
     def run(self, scenario: Scenario, *, options: RunOptions) -> Run:
         run = backends.SimBackend("cpu").run(scenario, options=options)
-        return replace(run, backend=self.name, interpreter="observer", ranks=tuple(map(self.measured, run.ranks)))
+        return replace(run, backend=self.name, interpreter="observer", ranks=tuple(self.measured(rank, scenario) for rank in run.ranks))
 
-    def measured(self, rank: RankRun) -> RankRun:
+    def measured(self, rank: RankRun, scenario: Scenario) -> RankRun:
         steady = rank.phases["steady"]
         memory = replace(steady.memory, peak_bytes=steady.memory.peak_bytes + self.extra, by_kind={})
         losses = (1.0, 0.9, 0.8)
@@ -62,6 +62,7 @@ class Echo:
             largest_relative_difference=0.0,
             largest_gradient_difference=0.0,
             steps=3,
+            dtype=scenario.precision.narrowest,
             reference_losses=losses,
         )
         return replace(rank, phases={**rank.phases, "steady": replace(steady, memory=memory)}, numerics=numerics)
