@@ -21,7 +21,7 @@ from zsim.model import Module
 from zsim.ops import Op
 from zsim.repeats import with_forwards
 from zsim.scenario import Scenario
-from zsim.strategies import ddp, replicated
+from zsim.strategies import ddp, replicated_model
 from zsim.training import Training
 
 
@@ -38,14 +38,14 @@ class ReplicatedRank:
     looking_away: Callable[[], AbstractContextManager[None]] = nullcontext
     """Around collectives: copies that the backend makes inside are not the strategy's."""
     buffers: dict[str, Tensor] = field(default_factory=dict)
-    _buckets: tuple[replicated.Bucket, ...] = ()
+    _buckets: tuple[replicated_model.Bucket, ...] = ()
     _stepped: dict[str, Tensor] = field(default_factory=dict)
     _optimizer: torch.optim.Optimizer | None = None
 
     def __post_init__(self) -> None:
         finds = self.scenario.options.find_unused_parameters
-        self._buckets = self._later_buckets if finds else (replicated.ready_order(self._training),)
-        reduced = replicated.reduced_parameters(self.scenario.model)
+        self._buckets = self._later_buckets if finds else (replicated_model.ready_order(self._training),)
+        reduced = replicated_model.reduced_parameters(self.scenario.model)
         self._stepped = {p.fqn: self.model.get_parameter(p.fqn).data for p in reduced}
         self.model.to(self._dtype)
 
@@ -73,7 +73,7 @@ class ReplicatedRank:
             self._buckets = self._later_buckets
 
     @property
-    def _later_buckets(self) -> tuple[replicated.Bucket, ...]:
+    def _later_buckets(self) -> tuple[replicated_model.Bucket, ...]:
         return ddp.buckets(self._training, self.scenario.options)
 
     def construct(self, op: Op) -> None:
@@ -89,7 +89,7 @@ class ReplicatedRank:
                 self.buffers["buckets"] = torch.empty(self._numel, dtype=self._dtype, device=self._device)
                 if self.scenario.options.find_unused_parameters:
                     for place, device in (("host", torch.device("cpu")), ("device", self._device)):
-                        self.buffers[f"{replicated.USED}:{place}"] = torch.zeros(len(self._stepped), dtype=torch.int32, device=device)
+                        self.buffers[f"{replicated_model.USED}:{place}"] = torch.zeros(len(self._stepped), dtype=torch.int32, device=device)
 
     def _used_parameters(self) -> Tensor:
         """Which of the parameters in buckets have a gradient, as the ranks tell one another."""
@@ -134,7 +134,7 @@ class ReplicatedRank:
                 self._copy_back()
             case "copy":
                 self._fill(op)
-            case "all_reduce" if op.unit == replicated.USED:
+            case "all_reduce" if op.unit == replicated_model.USED:
                 used = self._used_parameters().to(self._device)
                 with self.looking_away():
                     dist.all_reduce(used, group=self.process_group)

@@ -15,7 +15,7 @@ from zsim.plan import plan
 from zsim.run import RunOptions
 from zsim.scenario import Scenario
 from zsim.strategies import ddp
-from zsim.strategies.replicated import USED
+from zsim.strategies.replicated_model import USED
 
 FINDS = 'name = "ddp", find_unused_parameters = true'
 OWNED = 'name = "zero_redundancy", find_unused_parameters = true'

@@ -15,7 +15,7 @@ from zsim.ops import COLLECTIVES, Alloc
 from zsim.plan import plan
 from zsim.program import PHASES, Program
 from zsim.scenario import parse
-from zsim.strategies import building, ddp, replicated, zero1, zero2, zero3, zero_redundancy
+from zsim.strategies import building, ddp, replicated_model, zero1, zero2, zero3, zero_redundancy
 from zsim.training import DTYPE_NBYTES, Batch, Dtype, Optimizer, Precision, Training
 
 MODELS = ("mlp-tiny", "mlp-uneven", "gpt-tiny")
@@ -260,8 +260,8 @@ def test_buckets_hold_every_parameter_once_in_the_order_of_ready_gradients(model
     case = training(model)
     buckets = ddp.buckets(case, ddp.Options(bucket_cap_mb=cap))
 
-    assert tuple(parameter for bucket in buckets for parameter in bucket) == replicated.ready_order(case)
-    assert sorted(p.fqn for p in replicated.ready_order(case)) == sorted(p.fqn for p in case.model.parameters)
+    assert tuple(parameter for bucket in buckets for parameter in bucket) == replicated_model.ready_order(case)
+    assert sorted(p.fqn for p in replicated_model.ready_order(case)) == sorted(p.fqn for p in case.model.parameters)
 
 
 def test_without_a_cap_the_first_bucket_is_small() -> None:
@@ -308,7 +308,7 @@ def test_zero1_adds_only_to_gradients_whose_reduction_has_ended(form):
 
 def test_a_bucket_closes_once_it_has_reached_its_cap_exactly():
     case = training("mlp-tiny")
-    first, second, *_ = replicated.ready_order(case)
+    first, second, *_ = replicated_model.ready_order(case)
     cap = 4 * (first.numel + second.numel) / ddp.MIB
     assert ddp.buckets(case, ddp.Options(bucket_cap_mb=cap))[0] == (first, second)
 

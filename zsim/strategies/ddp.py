@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from zsim.mesh import Mesh
 from zsim.model import ModelSpec, Parameter
 from zsim.program import Program
-from zsim.strategies import building, replicated
+from zsim.strategies import building, replicated_construction, replicated_model
 from zsim.strategies.building import Step
-from zsim.strategies.replicated import Bucket, ReplicatedModel, ReplicatedStep
+from zsim.strategies.replicated import ReplicatedStep
+from zsim.strategies.replicated_model import Bucket, ReplicatedModel
 from zsim.traced import TracedModel
 from zsim.training import DTYPE_NBYTES, Training
 
@@ -62,8 +63,8 @@ def buckets(training: Training, options: Options) -> tuple[Bucket, ...]:
     reverse, as gradients come about so.
     """
     if options.find_unused_parameters:
-        return _filled(replicated.reduced_parameters(training.model), training, options)[::-1]
-    return _filled(replicated.ready_order(training), training, options)
+        return _filled(replicated_model.reduced_parameters(training.model), training, options)[::-1]
+    return _filled(replicated_model.ready_order(training), training, options)
 
 
 def _filled(parameters: Bucket, training: Training, options: Options) -> tuple[Bucket, ...]:
@@ -83,23 +84,23 @@ def _filled(parameters: Bucket, training: Training, options: Options) -> tuple[B
 
 def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     """The Program of one step on the axis dp_replicate; a mesh of one rank communicates nothing."""
-    model = replicated_model(training, mesh=mesh, options=options)
+    model = under_ddp(training, mesh=mesh, options=options)
     owned = tuple(parameter.numel for parameter in model.trained)
     return building.spmd(
         mesh,
-        construction=replicated.construction(model, has_master=model.has_master),
+        construction=replicated_construction.construction(model, has_master=model.has_master),
         first=_step(model, owned, first=True),
         steady=_step(model, owned, first=False),
     )
 
 
-def replicated_model(training: Training, *, mesh: Mesh, options: Options) -> ReplicatedModel:
+def under_ddp(training: Training, *, mesh: Mesh, options: Options) -> ReplicatedModel:
     """What DDP knows of a training on the axis dp_replicate of `mesh`."""
     return ReplicatedModel(
         training=training,
         rebuilt=buckets(training, options),
         finds_unused=options.find_unused_parameters,
-        num_replicas=mesh.size(replicated.AXIS),
+        num_replicas=mesh.size(replicated_model.AXIS),
         views=options.gradient_as_bucket_view,
     )
 
@@ -115,7 +116,7 @@ def forward_backward(model: ReplicatedModel, *, first: bool) -> ReplicatedStep:
     """Every micro-batch; a bucket is reduced once all its gradients are ready, and copied back at the end."""
     training = model.training
     rebuilds = first and not model.finds_unused
-    step = ReplicatedStep(model, buckets=(replicated.ready_order(training),) if rebuilds else model.rebuilt)
+    step = ReplicatedStep(model, buckets=(replicated_model.ready_order(training),) if rebuilds else model.rebuilt)
     for step.micro_batch in range(training.batch.accumulation):
         synchronises = training.sync == "every" or step.micro_batch == training.batch.accumulation - 1
         if rebuilds and step.has_reduced:

@@ -2,241 +2,31 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import pairwise
 
 from zsim import clipping, optimizers
 from zsim.lowering import loss_buffers
-from zsim.model import ROOT, ModelSpec, Parameter
-from zsim.ops import Alloc, Free, MemoryEvent, MemoryKind, OpKind
+from zsim.model import ROOT
+from zsim.ops import Alloc, Free, MemoryEvent
 from zsim.strategies.building import (
     MASTER_DTYPE,
     Step,
-    accumulated_after_sums,
     adds_up,
     copy_kernel,
     forward_memory,
-    late_weights,
-    named_parameters,
-    trained_parameters,
     until_recomputed,
 )
+from zsim.strategies.replicated_construction import collective_over_replicas
+from zsim.strategies.replicated_model import AXIS, USED, Bucket, ReplicatedModel
 from zsim.training import (
     DTYPE_NBYTES,
     LoweredModule,
     NodeOver,
     ParameterGradient,
     Recomputed,
-    Training,
     storage_events,
 )
-
-AXIS = "dp_replicate"
-MASTER_NBYTES = DTYPE_NBYTES[MASTER_DTYPE]
-BROADCAST_CAP = 250 * (1 << 20)
-"""torch coalesces the construction's broadcasts of parameters up to this many bytes."""
-
-USED = "used_parameters"
-"""The map that says of each parameter in a bucket whether it has been used."""
-
-Bucket = tuple[Parameter, ...]
-
-
-def ready_order(training: Training) -> Bucket:
-    """The parameters in the order in which their gradients are ready: a tied one with its last gradient of backward.
-
-    Of a linear the bias is ready before the weight, whose gradient is transposed by a further node. Where gradients of several
-    uses are summed, that order is the tape's already.
-    """
-    parameters = {parameter.fqn: parameter for parameter in training.model.parameters}
-    last = late_weights(training)
-    late = {op.weight: op.bias for m in training.model.modules for op in m.operators if op.weight in last}
-    events = [e.fqn for m in training.modules[::-1] for e in m.backward.memory if isinstance(e, ParameterGradient)]
-    follows = dict(pairwise(events))
-    ready = {fqn: place + (1.5 if late.get(fqn) == follows.get(fqn, "") else 0) for place, fqn in enumerate(events)}
-    return tuple(parameters[fqn] for fqn in sorted(ready, key=lambda fqn: ready[fqn]))
-
-
-def reduced_parameters(model: ModelSpec) -> Bucket:
-    """What is in buckets, in the order of `named_parameters()`: all that is not frozen, used or not."""
-    return tuple([parameter for parameter in named_parameters(model) if parameter.requires_grad])
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReplicatedModel:
-    """A Training under DDP: its buckets once rebuilt, and whether gradients are views of them.
-
-    `finds_unused`: the buckets are never rebuilt, and ranks tell one another which parameters they have used.
-    """
-
-    training: Training
-    rebuilt: tuple[Bucket, ...]
-    num_replicas: int
-    views: bool
-    finds_unused: bool = False
-
-    @property
-    def dtype(self) -> str:
-        """The dtype of parameters and gradients."""
-        return self.training.precision.parameters
-
-    @property
-    def has_master(self) -> bool:
-        """Whether the optimizer steps a float32 copy of the parameters."""
-        return self.dtype != MASTER_DTYPE
-
-    @cached_property
-    def trained(self) -> Bucket:
-        """The parameters that get gradients: no optimizer steps others."""
-        return trained_parameters(self.training.model)
-
-    @cached_property
-    def reduced(self) -> Bucket:
-        """The parameters in buckets; for one that is not used, the bucket holds zeros."""
-        return reduced_parameters(self.training.model)
-
-    @property
-    def numel(self) -> int:
-        """Elements of all gradients."""
-        return sum([parameter.numel for parameter in self.trained])
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all buckets."""
-        return sum([parameter.numel for parameter in self.reduced]) * DTYPE_NBYTES[self.dtype]
-
-    @property
-    def used_nbytes(self) -> int:
-        """Bytes of the map of used parameters: an int32 for each in a bucket."""
-        return DTYPE_NBYTES["int32"] * len(self.reduced)
-
-    @cached_property
-    def uses(self) -> Counter[str]:
-        """How many gradients autograd makes of each parameter in one backward."""
-        events = (event for module in self.training.modules for event in module.backward.memory)
-        return Counter(event.fqn for event in events if isinstance(event, ParameterGradient))
-
-    @cached_property
-    def losses(self) -> frozenset[str]:
-        """The buffers of the losses, one for each forward."""
-        model = self.training.model
-        size = len(model.modules) // model.forwards
-        return frozenset(f"{last.fqn}:{last.operators[-1].output}" for last in model.modules[size - 1 :: size])
-
-    @cached_property
-    def turns(self) -> dict[str, int]:
-        """By module: its place in backward."""
-        return {module.fqn: turn for turn, module in enumerate(self.training.modules[::-1])}
-
-    @cached_property
-    def nbytes_of(self) -> dict[str, int]:
-        """Bytes of each parameter's gradient."""
-        element = DTYPE_NBYTES[self.dtype]
-        return {parameter.fqn: parameter.numel * element for parameter in self.training.model.parameters}
-
-    @property
-    def casts(self) -> bool:
-        """Whether gradients are reduced in another dtype than their own."""
-        return self.training.precision.reduce != self.dtype
-
-    @cached_property
-    def readiness(self) -> dict[str, int]:
-        """By parameter: its place in the order in which gradients are ready."""
-        return {parameter.fqn: place for place, parameter in enumerate(ready_order(self.training))}
-
-    @cached_property
-    def late(self) -> frozenset[str]:
-        """Weights whose gradients are added after their bias's."""
-        return late_weights(self.training)
-
-    @cached_property
-    def after_sums(self) -> frozenset[str]:
-        """Parameters whose gradients are accumulated after their node's others have been added up."""
-        return accumulated_after_sums(self.training)
-
-    @cached_property
-    def last_module(self) -> dict[str, str]:
-        """By parameter: the module whose backward makes its last gradient."""
-        return {
-            event.fqn: module.fqn
-            for module in self.training.modules[::-1]
-            for event in module.backward.memory
-            if isinstance(event, ParameterGradient)
-        }
-
-
-def construction(model: ReplicatedModel, *, has_master: bool) -> Step:
-    """Build the model, check and broadcast its parameters, make the first bucket.
-
-    A model that computes in two bytes is built in float32 and cast parameter by parameter; what was built is the master copy,
-    or goes, as it does where a parameter is frozen.
-    """
-    step, element = Step(), DTYPE_NBYTES[model.dtype]
-    units = model.training.model.units
-    mastered = {parameter.fqn for parameter in model.reduced} if has_master else set[str]()
-    if model.dtype != MASTER_DTYPE:
-        kinds: dict[bool, MemoryKind] = {True: "optimizer_states", False: "parameters"}
-        for unit in units:
-            built = [Alloc(f"{p.fqn}:master", kinds[p.fqn in mastered], p.numel * MASTER_NBYTES) for p in unit.parameters]
-            step.issue("alloc", unit.fqn, stream="host", memory=built)
-    for unit in sorted(units, key=lambda unit: unit.fqn == ROOT):  # the order of named_parameters()
-        memory: list[MemoryEvent] = []
-        for parameter in unit.parameters:
-            memory.append(Alloc(parameter.fqn, "parameters", parameter.numel * element))
-            goes = model.dtype != MASTER_DTYPE and parameter.fqn not in mastered
-            memory += [Free(f"{parameter.fqn}:master")] if goes else []
-        step.issue("alloc", unit.fqn, stream="host", memory=memory)
-    _check_shapes(step, model)
-    _broadcast_parameters(step, model)
-    memory = [Alloc("buckets", "communication", model.nbytes)]
-    if model.finds_unused:  # the map is kept on the host, and sent from the device
-        places = ("host", "device") if model.training.device == "cpu" else ("device",)
-        memory += [Alloc(f"{USED}:{place}", "communication", model.used_nbytes) for place in places]
-    step.issue("alloc", "buckets", stream="host", memory=memory)
-    return step
-
-
-def _check_shapes(step: Step, model: ReplicatedModel) -> None:
-    """Every rank's number of parameters is gathered; rank 0's sizes and strides are broadcast and checked against a copy.
-
-    All of these live until the check is over, also on one rank, which communicates nothing.
-    """
-    count, shapes = DTYPE_NBYTES["int64"], 2 * DTYPE_NBYTES["int64"] * sum(len(p.shape) for p in model.reduced)
-    counts = (Alloc("shapes:count", "communication", count), Alloc("shapes:counts", "communication", count * model.num_replicas))
-    sizes = (Alloc("shapes:sizes", "communication", shapes), Alloc("shapes:expected", "communication", shapes))
-    _collective(step, model, "all_gather", "shapes", counts[1].nbytes, dtype="int64", memory=counts)
-    freed = tuple(Free(alloc.buffer) for alloc in (*sizes, *counts))
-    _collective(step, model, "broadcast", "shapes", shapes, dtype="int64", memory=(*sizes, *freed))
-
-
-def _broadcast_parameters(step: Step, model: ReplicatedModel) -> None:
-    element, nbytes = DTYPE_NBYTES[model.dtype], 0
-    for parameter in named_parameters(model.training.model):
-        nbytes += parameter.numel * element
-        if nbytes >= BROADCAST_CAP:
-            _transient(step, model, "broadcast", "parameters", nbytes, dtype=model.dtype)
-            nbytes = 0
-    if nbytes:
-        _transient(step, model, "broadcast", "parameters", nbytes, dtype=model.dtype)
-
-
-def _transient(step: Step, model: ReplicatedModel, kind: OpKind, unit: str, nbytes: int, *, dtype: str) -> None:
-    """A collective over a buffer that lives only for it."""
-    memory = (Alloc(f"{unit}:{kind}", "communication", nbytes), Free(f"{unit}:{kind}"))
-    _collective(step, model, kind, unit, nbytes, dtype=dtype, memory=memory)
-
-
-def _collective(
-    step: Step, model: ReplicatedModel, kind: OpKind, unit: str, nbytes: int, *, dtype: str, memory: tuple[MemoryEvent, ...]
-) -> None:
-    """A collective over the replicas; on one rank its memory alone."""
-    if model.num_replicas == 1:
-        step.issue("alloc", unit, stream="host", memory=memory)
-        return
-    step.issue(kind, unit, group=AXIS, nbytes=nbytes, dtype=dtype, memory=memory)
 
 
 @dataclass(slots=True)
@@ -276,7 +66,7 @@ class ReplicatedStep:
             made = [Alloc(f"{unit}:{copy}", "communication", 4 * count) for copy in copies]
             sent = [*(Free(alloc.buffer) for alloc in made), *sent]
             ended = sent if unit == "bucket_sizes" else []
-            _collective(self.step, self.model, "broadcast", unit, 4 * count, dtype="int32", memory=(*made, *ended))
+            collective_over_replicas(self.step, self.model, "broadcast", unit, 4 * count, dtype="int32", memory=(*made, *ended))
         memory: list[MemoryEvent] = [Free("buckets"), Alloc("buckets.rebuilt", "communication", self.model.nbytes)]
         if self._viewed:
             memory.reverse()

@@ -11,10 +11,10 @@ from zsim.mesh import Mesh
 from zsim.model import Parameter
 from zsim.program import Program, RankProgram
 from zsim.sharding import greedy_owners
-from zsim.strategies import ddp, replicated
+from zsim.strategies import ddp, replicated_construction, replicated_model
 from zsim.strategies.building import Step
 from zsim.strategies.ddp import Options
-from zsim.strategies.replicated import ReplicatedModel
+from zsim.strategies.replicated_model import ReplicatedModel
 from zsim.training import DTYPE_NBYTES, Training
 
 __all__ = ["Options", "owned_parameters", "plan"]
@@ -22,7 +22,7 @@ __all__ = ["Options", "owned_parameters", "plan"]
 
 def owned_parameters(training: Training, *, num_ranks: int) -> tuple[tuple[Parameter, ...], ...]:
     """By rank: the parameters that it owns, largest first, as the optimizer keeps them; unused ones too, which it never steps."""
-    parameters = replicated.reduced_parameters(training.model)
+    parameters = replicated_model.reduced_parameters(training.model)
     owners = greedy_owners([parameter.numel for parameter in parameters], num_ranks=num_ranks)
     owned: list[list[Parameter]] = [[] for _ in range(num_ranks)]
     for parameter, owner in sorted(zip(parameters, owners, strict=True), key=lambda pair: -pair[0].numel):
@@ -32,7 +32,7 @@ def owned_parameters(training: Training, *, num_ranks: int) -> tuple[tuple[Param
 
 def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     """The Programs of one step on the axis dp_replicate; ranks whose parameters are as large, one by one, share one."""
-    model = ddp.replicated_model(training, mesh=mesh, options=options)
+    model = ddp.under_ddp(training, mesh=mesh, options=options)
     owned = owned_parameters(training, num_ranks=model.num_replicas)
     construction = tuple(_construction(model).ops)
     trained = training.model.trained
@@ -50,7 +50,7 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
 
 
 def _construction(model: ReplicatedModel) -> Step:
-    return replicated.construction(model, has_master=False)
+    return replicated_construction.construction(model, has_master=False)
 
 
 def _step(
@@ -73,7 +73,7 @@ def _broadcast(step: Step, model: ReplicatedModel, owned: tuple[tuple[Parameter,
                 parameter.fqn,
                 stream="all_gather",
                 waits=(after,),
-                group=replicated.AXIS,
+                group=replicated_model.AXIS,
                 nbytes=parameter.numel * DTYPE_NBYTES[model.dtype],
                 root=root,
                 dtype=model.dtype,

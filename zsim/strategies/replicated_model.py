@@ -1,0 +1,155 @@
+"""What DDP knows of a model: which parameters are in buckets, in which order their gradients are ready, how large they are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+from zsim.model import ModelSpec, Parameter
+from zsim.strategies.building import (
+    MASTER_DTYPE,
+    accumulated_after_sums,
+    late_weights,
+    named_parameters,
+    trained_parameters,
+)
+from zsim.training import (
+    DTYPE_NBYTES,
+    ParameterGradient,
+    Training,
+)
+
+AXIS = "dp_replicate"
+MASTER_NBYTES = DTYPE_NBYTES[MASTER_DTYPE]
+BROADCAST_CAP = 250 * (1 << 20)
+"""torch coalesces the construction's broadcasts of parameters up to this many bytes."""
+
+USED = "used_parameters"
+"""The map that says of each parameter in a bucket whether it has been used."""
+
+Bucket = tuple[Parameter, ...]
+
+
+def ready_order(training: Training) -> Bucket:
+    """The parameters in the order in which their gradients are ready: a tied one with its last gradient of backward.
+
+    Of a linear the bias is ready before the weight, whose gradient is transposed by a further node. Where gradients of several
+    uses are summed, that order is the tape's already.
+    """
+    parameters = {parameter.fqn: parameter for parameter in training.model.parameters}
+    last = late_weights(training)
+    late = {op.weight: op.bias for m in training.model.modules for op in m.operators if op.weight in last}
+    events = [e.fqn for m in training.modules[::-1] for e in m.backward.memory if isinstance(e, ParameterGradient)]
+    follows = dict(pairwise(events))
+    ready = {fqn: place + (1.5 if late.get(fqn) == follows.get(fqn, "") else 0) for place, fqn in enumerate(events)}
+    return tuple(parameters[fqn] for fqn in sorted(ready, key=lambda fqn: ready[fqn]))
+
+
+def reduced_parameters(model: ModelSpec) -> Bucket:
+    """What is in buckets, in the order of `named_parameters()`: all that is not frozen, used or not."""
+    return tuple([parameter for parameter in named_parameters(model) if parameter.requires_grad])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicatedModel:
+    """A Training under DDP: its buckets once rebuilt, and whether gradients are views of them.
+
+    `finds_unused`: the buckets are never rebuilt, and ranks tell one another which parameters they have used.
+    """
+
+    training: Training
+    rebuilt: tuple[Bucket, ...]
+    num_replicas: int
+    views: bool
+    finds_unused: bool = False
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of parameters and gradients."""
+        return self.training.precision.parameters
+
+    @property
+    def has_master(self) -> bool:
+        """Whether the optimizer steps a float32 copy of the parameters."""
+        return self.dtype != MASTER_DTYPE
+
+    @cached_property
+    def trained(self) -> Bucket:
+        """The parameters that get gradients: no optimizer steps others."""
+        return trained_parameters(self.training.model)
+
+    @cached_property
+    def reduced(self) -> Bucket:
+        """The parameters in buckets; for one that is not used, the bucket holds zeros."""
+        return reduced_parameters(self.training.model)
+
+    @property
+    def numel(self) -> int:
+        """Elements of all gradients."""
+        return sum([parameter.numel for parameter in self.trained])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buckets."""
+        return sum([parameter.numel for parameter in self.reduced]) * DTYPE_NBYTES[self.dtype]
+
+    @property
+    def used_nbytes(self) -> int:
+        """Bytes of the map of used parameters: an int32 for each in a bucket."""
+        return DTYPE_NBYTES["int32"] * len(self.reduced)
+
+    @cached_property
+    def uses(self) -> Counter[str]:
+        """How many gradients autograd makes of each parameter in one backward."""
+        events = (event for module in self.training.modules for event in module.backward.memory)
+        return Counter(event.fqn for event in events if isinstance(event, ParameterGradient))
+
+    @cached_property
+    def losses(self) -> frozenset[str]:
+        """The buffers of the losses, one for each forward."""
+        model = self.training.model
+        size = len(model.modules) // model.forwards
+        return frozenset(f"{last.fqn}:{last.operators[-1].output}" for last in model.modules[size - 1 :: size])
+
+    @cached_property
+    def turns(self) -> dict[str, int]:
+        """By module: its place in backward."""
+        return {module.fqn: turn for turn, module in enumerate(self.training.modules[::-1])}
+
+    @cached_property
+    def nbytes_of(self) -> dict[str, int]:
+        """Bytes of each parameter's gradient."""
+        element = DTYPE_NBYTES[self.dtype]
+        return {parameter.fqn: parameter.numel * element for parameter in self.training.model.parameters}
+
+    @property
+    def casts(self) -> bool:
+        """Whether gradients are reduced in another dtype than their own."""
+        return self.training.precision.reduce != self.dtype
+
+    @cached_property
+    def readiness(self) -> dict[str, int]:
+        """By parameter: its place in the order in which gradients are ready."""
+        return {parameter.fqn: place for place, parameter in enumerate(ready_order(self.training))}
+
+    @cached_property
+    def late(self) -> frozenset[str]:
+        """Weights whose gradients are added after their bias's."""
+        return late_weights(self.training)
+
+    @cached_property
+    def after_sums(self) -> frozenset[str]:
+        """Parameters whose gradients are accumulated after their node's others have been added up."""
+        return accumulated_after_sums(self.training)
+
+    @cached_property
+    def last_module(self) -> dict[str, str]:
+        """By parameter: the module whose backward makes its last gradient."""
+        return {
+            event.fqn: module.fqn
+            for module in self.training.modules[::-1]
+            for event in module.backward.memory
+            if isinstance(event, ParameterGradient)
+        }
