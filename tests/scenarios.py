@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from zsim.scenario import Scenario, parse
@@ -12,6 +13,8 @@ from zsim.scenario import Scenario, parse
 NUM_RANKS = st.sampled_from([1, 2, 3, 4, 6, 8])
 FLAT = ['granularity = "unit"', 'granularity = "parameter"', 'granularity = "900 B"']
 
+WHOLE = settings(max_examples=40)
+"""For tests that plan, replay or simulate a whole scenario: each draw takes a tenth of a second, not a microsecond."""
 
 FAMILIES = ("mlp", "gpt", "llama")
 STRATEGIES = ("ddp", "zero_redundancy", "zero1", "zero2", "zero3", "fsdp2", "hsdp")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.scenarios import scenarios
+from tests.scenarios import WHOLE, scenarios
 from zsim import memory
 from zsim.allocator import AllocatorRecord, replay
 from zsim.caching import DeviceFullError
@@ -136,6 +136,7 @@ def test_a_buffer_freed_or_made_twice_is_refused_with_its_op(events, words):
         replay(program(op(0, *events)))
 
 
+@WHOLE
 @given(scenarios(), st.booleans())
 def test_on_every_program_reserved_covers_active_and_active_covers_allocated_and_a_replay_repeats(found, expandable):
     for rank in plan(found, device="cuda").ranks:
@@ -152,6 +153,7 @@ def test_on_every_program_reserved_covers_active_and_active_covers_allocated_and
         assert replay(rank, expandable_segments=expandable) == records
 
 
+@WHOLE
 @given(scenarios())
 def test_every_program_fits_into_what_it_reserves_and_the_least_device_is_no_larger(found):
     rank = plan(found, device="cuda").ranks[0]

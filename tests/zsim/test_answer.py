@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
-from tests.scenarios import scenarios
+from tests.scenarios import WHOLE, scenarios
 from zsim import answer as answers
 from zsim import closed_forms, plan
 from zsim.advice import advice, changes
@@ -52,7 +52,7 @@ def of(case: Scenario) -> Answer:
 # -- the answer
 
 
-@settings(max_examples=40)
+@WHOLE
 @given(scenarios())
 def test_every_answer_adds_up(found: Scenario) -> None:
     """What lives at the peak is the peak, kind by kind; the waterfall's steps sum to its totals; bands hold what they band."""
@@ -71,7 +71,7 @@ def test_every_answer_adds_up(found: Scenario) -> None:
     assert so_far == one.needed.nbytes
 
 
-@settings(max_examples=40)
+@WHOLE
 @given(scenarios())
 def test_the_highest_ridge_is_the_peak_and_what_lives_there_is_a_subset_of_what_was_made(found: Scenario) -> None:
     program = plan.plan(found, device=found.cluster.kind)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from tests.scenarios import scenarios
+from tests.scenarios import WHOLE, scenarios
 from zsim import laws, sharding
 from zsim.costs import Costs
 from zsim.engine import simulate
@@ -58,6 +58,7 @@ def planned(strategy: str, **more: int) -> Program:
 # -- on random scenarios
 
 
+@WHOLE
 @given(scenarios())
 def test_every_program_is_valid_obeys_the_laws_and_reads_back(found):
     program = plan(found, device=found.cluster.kind)
@@ -67,6 +68,7 @@ def test_every_program_is_valid_obeys_the_laws_and_reads_back(found):
     assert parse(str(program)) == program
 
 
+@WHOLE
 @given(scenarios())
 def test_every_simulated_run_obeys_the_laws_folded_or_not(found):
     folded, whole = (SimBackend().run(found, options=RunOptions(all_ranks=every)) for every in (False, True))
@@ -90,6 +92,7 @@ def node_costs(costs: Costs):
     return node_ns
 
 
+@WHOLE
 @given(scenarios())
 def test_the_makespan_is_the_longest_path_and_the_path_has_no_gaps(found):
     program, costs = plan(found, device=found.cluster.kind), Costs(cluster=found.cluster)
@@ -102,6 +105,7 @@ def test_the_makespan_is_the_longest_path_and_the_path_has_no_gaps(found):
     assert all(whole.has_edge(*pair) for pair in zip(path, path[1:], strict=False))
 
 
+@WHOLE
 @given(scenarios())
 def test_more_bandwidth_is_never_slower_for_a_fixed_order(found):
     program, cluster = plan(found, device=found.cluster.kind), found.cluster
@@ -113,6 +117,7 @@ def test_more_bandwidth_is_never_slower_for_a_fixed_order(found):
     assert simulate(program, costs=fast).step_time_ns <= simulate(program, costs=slow).step_time_ns
 
 
+@WHOLE
 @given(scenarios())
 def test_waits_that_change_nothing_change_nothing(found):
     program, costs = plan(found, device=found.cluster.kind), Costs(cluster=found.cluster)

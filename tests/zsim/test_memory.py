@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.scenarios import scenarios
+from tests.scenarios import WHOLE, scenarios
 from zsim import scenario
 from zsim.errors import ProgramError
 from zsim.memory import Ledger, replay
@@ -53,6 +53,7 @@ def naive(rank: RankProgram) -> dict[str, tuple[int, int, int, dict[str, int]]]:
     return found
 
 
+@WHOLE
 @given(scenarios())
 def test_the_replay_is_the_naive_one_on_every_program(found):
     for rank in plan(found, device=found.cluster.kind).ranks:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.scenarios import scenarios
+from tests.scenarios import WHOLE, scenarios
 from zsim import metrics, report
 from zsim.expect import FIGURES
 from zsim.mesh import Mesh
@@ -131,6 +131,7 @@ def test_mfu_of_another_device_than_the_scenarios_is_not_claimed():
     assert metrics.figures(a_run(*SPANS, step=400, provenance={"device": "cpu"}), scenario()).mfu is None
 
 
+@WHOLE
 @given(scenarios())
 def test_exposed_is_part_of_communication_and_fits_into_the_step_beside_compute(found):
     run = SimBackend().run(found, options=RunOptions())

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 from tests.programs import small_training
-from tests.scenarios import scenarios
+from tests.scenarios import WHOLE, scenarios
 from zsim.errors import ZsimError
 from zsim.hardware import clusters, load_cluster
 from zsim.mesh import Mesh
@@ -159,6 +159,7 @@ def test_a_gpu_without_figures_is_refused_and_said_how_to_add():
         gpu(device)
 
 
+@WHOLE
 @given(scenarios())
 def test_every_scenario_on_gpus_has_a_band_that_holds_its_figure(found):
     program = plan(found, device="cuda")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.scenarios import scenarios
+from tests.scenarios import WHOLE, scenarios
 from zsim import memory
 from zsim.allocator import replay
 from zsim.errors import ProgramError
@@ -148,6 +148,7 @@ def test_a_program_that_frees_what_does_not_live_is_refused():
         snapshot(RankProgram(construction=(), first=(), steady=(op,)))
 
 
+@WHOLE
 @given(scenarios(), st.booleans())
 def test_the_trace_adds_up_to_the_ledger_and_played_backwards_from_the_segments_ends_at_an_empty_device(
     found, expandable
