@@ -46,7 +46,10 @@ def scenario_files(arguments: list[str]) -> tuple[Path, ...]:
     found: list[Path] = []
     for argument in arguments:
         path = Path(argument)
-        inside = sorted(path.rglob("*.toml")) if path.is_dir() else [path]
+        try:
+            inside = sorted(path.rglob("*.toml")) if path.is_dir() else [path]
+        except (OSError, ValueError) as error:
+            raise ScenarioError((f"{argument[:200]!r}: cannot be looked up: {getattr(error, 'strerror', None) or error}",)) from None
         if not inside:
             raise ScenarioError((f"{path}: expected scenario files in this folder, found none",))
         found += inside
@@ -76,7 +79,7 @@ def _require_distinct(scenarios: tuple[Scenario, ...]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """`zsim run`: 0 when every expectation held."""
+    """`zsim run`: 0 when every expectation held. Of several scenarios one that cannot run stops no other."""
     scenarios = load_all(options.scenarios)
     if options.save or options.trace:
         _require_distinct(scenarios)
@@ -88,21 +91,40 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(where="--trace", expected=expected, found=f"{backend.name}, whose trace would be empty")
     if backend.name == backends.SimBackend.name and options.interpreter:
         raise UsageError(where="--interpreter", expected="a real backend", found=backend.name)
-    reports = []
+    reports: list[report.RunReport] = []
+    failures: list[tuple[str, ZsimError]] = []
     for scenario in scenarios:
-        place = _place(options.save, scenario, several, ".json") if options.save else None
-        if place:
-            saved.require_place(place)
-        warnings = _warned(scenario)
-        with report.progress(f"{scenario.name} on {backend.name}"), keeping_what_there_is(place):
-            found = observed(backend, capabilities, scenario, how)
-        if place:
-            saved.save(found, place)
-        if options.trace:
-            trace.write(found, _place(options.trace, scenario, several, ".trace.json.gz"))
-        reports.append(report.of_run(found, scenario, warnings=warnings))
-    report.print_runs(reports, as_json=options.json, several=several)
-    return 0 if all(one.ok for one in reports) else 1
+        try:
+            reports.append(_run(scenario, backend, capabilities, options, how=how, several=several))
+        except ZsimError as error:
+            if not several:
+                raise
+            failures.append((scenario.name, error))
+            report.print_failure(scenario.name, error)
+    report.print_runs(reports, failures, as_json=options.json, several=several)
+    return max([int(not one.ok) for one in reports] + [error.exit_code for _, error in failures])
+
+
+def _run(
+    scenario: Scenario,
+    backend: Backend,
+    capabilities: Capabilities,
+    options: argparse.Namespace,
+    *,
+    how: RunOptions,
+    several: bool,
+) -> report.RunReport:
+    place = _place(options.save, scenario, several, ".json") if options.save else None
+    if place:
+        saved.require_place(place)
+    warnings = _warned(scenario)
+    with report.progress(f"{scenario.name} on {backend.name}"), keeping_what_there_is(place):
+        found = observed(backend, capabilities, scenario, how)
+    if place:
+        saved.save(found, place)
+    if options.trace:
+        trace.write(found, _place(options.trace, scenario, several, ".trace.json.gz"))
+    return report.of_run(found, scenario, warnings=warnings)
 
 
 def validate(options: argparse.Namespace) -> int:

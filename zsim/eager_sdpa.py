@@ -8,8 +8,9 @@ from typing import Any
 
 from zsim.aten_call import Call, Sizes
 from zsim.aten_forms import attention_flops, batched_matmul, clone, constant, view
+from zsim.model import ModelSpec
 from zsim.operators import Operator
-from zsim.training import Device
+from zsim.training import DTYPE_NBYTES, Device, Precision
 
 
 def sdpa_kernel(op: Operator, sizes: Sizes) -> str:
@@ -37,6 +38,14 @@ def without_kernel(op: Operator, *, device: Device, nbytes: int) -> str:
     if asked == "flash" and device == "cuda" and op.head_dim > 256:
         return f"flash attention has no kernel for heads of {op.head_dim}, 256 at most"
     return ""
+
+
+def kernel_problem(model: ModelSpec, precision: Precision, *, device: Device) -> str:
+    """What to say where torch has no kernel on `device` for an attention of `model`, or ""."""
+    nbytes = DTYPE_NBYTES[precision.products]
+    attentions = (op for module in model.modules for op in module.operators if op.kind == "attention")
+    reason = next(filter(None, (without_kernel(op, device=device, nbytes=nbytes) for op in attentions)), "")
+    return f'model.attention: {reason}; "sdpa" takes a kernel that there is' if reason else ""
 
 
 def fused(op: Operator, sizes: Sizes) -> Iterator[Call]:

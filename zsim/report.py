@@ -107,11 +107,14 @@ def say(text: str) -> None:
     sys.stdout.write(text.encode(encoding, errors="replace").decode(encoding) + "\n")
 
 
-def print_runs(reports: Sequence[RunReport], *, as_json: bool, several: bool) -> None:
-    """Every Run's figures and expectations."""
+def print_runs(
+    reports: Sequence[RunReport], failures: Sequence[tuple[str, ZsimError]], *, as_json: bool, several: bool
+) -> None:
+    """Every Run's figures and expectations; as JSON also what could not be run."""
     if as_json:
         objects = [run_object(one) for one in reports]
-        write_json({"schema_version": SCHEMA_VERSION, "runs": objects} if several else objects[0])
+        errors: dict[str, Any] = {"errors": _errors(failures)} if failures else {}
+        write_json({"schema_version": SCHEMA_VERSION, "runs": objects} | errors if several else objects[0])
         return
     for one in reports:
         run = one.run
@@ -198,6 +201,10 @@ def print_checks(one: CheckReport) -> None:
     sys.stdout.flush()
 
 
+def _errors(failures: Sequence[tuple[str, ZsimError]]) -> list[dict[str, Any]]:
+    return [{"scenario": name, "error": str(error), "exit_code": error.exit_code} for name, error in failures]
+
+
 def print_failure(scenario: str, error: ZsimError) -> None:
     """A scenario that could not be run, on standard error."""
     sys.stderr.write(f"zsim: {scenario}: {error}\n")
@@ -206,7 +213,7 @@ def print_failure(scenario: str, error: ZsimError) -> None:
 def write_checks(reports: Sequence[CheckReport], failures: Sequence[tuple[str, ZsimError]], *, several: bool) -> None:
     """The checks as JSON: of one scenario its object, of several a list of them and of those that could not be run."""
     objects = [check_object(one) for one in reports]
-    errors = [{"scenario": name, "error": str(error), "exit_code": error.exit_code} for name, error in failures]
+    errors = _errors(failures)
     ok = not failures and all(one.ok for one in reports)
     whole = {"schema_version": SCHEMA_VERSION, "validations": objects, "errors": errors, "ok": ok}
     write_json(whole if several else objects[0])

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 
 from zsim import checkpointing, guards, traced, training_part, wrapping
 from zsim.checkpointing import Checkpointing
+from zsim.eager_sdpa import kernel_problem
 from zsim.errors import ScenarioError, ZsimError
 from zsim.expect import Expectation, expectation
 from zsim.hardware import ClusterSpec, clusters, load_cluster
@@ -113,6 +114,9 @@ def parse(data: bytes, *, where: str, folder: Path | None = None) -> Scenario:
     if problems or made is None:
         raise ScenarioError(tuple(f"{where}: {problem}" for problem in each_key_once(problems)))
     precision: PrecisionTable = tables["precision"]
+    missing = kernel_problem(made.model, _precision(precision), device=made.cluster.kind)
+    if missing:
+        raise ScenarioError((f"{where}: {missing}",))
     return Scenario(
         name=Path(where).stem,
         description=tables["description"],

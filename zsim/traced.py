@@ -215,8 +215,9 @@ def load(path: str | Path) -> TracedModel:
     try:
         with Path(path).open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise TracedModelError(where=str(path), expected="a traced model", found=str(error.strerror)) from None
+    except (OSError, ValueError) as error:  # a path may hold what no path can
+        found = error.strerror if isinstance(error, OSError) else "a path that cannot be one"
+        raise TracedModelError(where=repr(str(path)[:200]), expected="a traced model", found=str(found)) from None
     return parse(data, where=str(path))
 
 

@@ -288,6 +288,51 @@ def test_arguments_that_cannot_be_read_are_one_object_too(arguments, capsys):
     assert said.err.splitlines()[-1] == f"zsim: {found['error'][0]}"
 
 
+EFFICIENT = (
+    'model = { preset = "gpt-tiny", attention = "efficient" }\nbatch = { micro_batch = 1, sequence_length = 8 }\n'
+    'cluster = { preset = "%s", ranks = 2 }\nstrategy = { name = "fsdp2" }\n'
+)
+
+
+def test_an_attention_without_a_kernel_is_refused_with_its_file_before_anything_runs(tmp_path, capsys):
+    file = tmp_path / "odd.toml"
+    file.write_text(EFFICIENT % "cpu-gloo")
+    assert main(["run", str(file)]) == 2
+    assert capsys.readouterr().err.startswith(f"zsim: {file}: model.attention: memory-efficient attention has no kernel on a CPU")
+
+
+def test_of_several_scenarios_one_that_cannot_run_stops_no_other(tmp_path, capsys):
+    """Fine on its own cluster, and not on the CPU that the backend plans for."""
+    file = tmp_path / "odd.toml"
+    file.write_text(EFFICIENT % "dgx-a100")
+    assert main(["run", FSDP2, str(file), ZERO3, "--backend", "echo", "--json"]) == 2
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert [run["scenario"] for run in found["runs"]] == ["fsdp2-mlp-4", "zero3-mlp-4"]
+    assert [error["scenario"] for error in found["errors"]] == ["odd"]
+    assert "memory-efficient attention has no kernel on a CPU" in said.err
+
+
+def test_paths_that_cannot_be_are_words_and_no_tracebacks(tmp_path, capsys):
+    assert main(["run", "a" * 300]) == 2
+    assert "cannot be looked up: File name too long" in capsys.readouterr().err
+    file = tmp_path / "nul.toml"
+    file.write_text('model = { traced = "a\\u0000b" }\nbatch = { micro_batch = 1 }\ncluster = { preset = "cpu-gloo", ranks = 2 }\n'
+                    'strategy = { name = "fsdp2" }\n')
+    assert main(["run", str(file)]) == 2
+    assert "expected a traced model, found a path that cannot be one" in capsys.readouterr().err
+    assert main(["show", FSDP2, "--snapshot", str(tmp_path / "new" / "folder" / "mem.pickle")]) == 0
+    assert (tmp_path / "new" / "folder" / "mem.pickle").stat().st_size > 0
+    assert main(["show", FSDP2, "--snapshot", "/dev/full"]) == 2
+    assert "expected a file that can be written" in capsys.readouterr().err
+
+
+def test_a_full_output_is_words_and_no_traceback():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "zsim", "run", FSDP2, "--json"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (2, "zsim: standard output: No space left on device")
+
+
 def test_kinds_of_memory_that_a_backend_does_not_see_are_null_and_not_zero(capsys):
     assert main(["run", FSDP2, "--backend", "echo", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
