@@ -9,10 +9,13 @@ from zsim.strategies.building import (
     Step,
     named_parameters,
 )
-from zsim.strategies.replicated_model import AXIS, BROADCAST_CAP, MASTER_NBYTES, USED, ReplicatedModel
+from zsim.strategies.replicated_model import AXIS, MASTER_NBYTES, USED, ReplicatedModel
 from zsim.training import (
     DTYPE_NBYTES,
 )
+
+BROADCAST_CAP = 250 * (1 << 20)
+"""torch coalesces the construction's broadcasts of parameters up to this many bytes."""
 
 
 def construction(model: ReplicatedModel, *, has_master: bool) -> Step:

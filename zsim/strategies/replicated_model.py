@@ -23,9 +23,6 @@ from zsim.training import (
 
 AXIS = "dp_replicate"
 MASTER_NBYTES = DTYPE_NBYTES[MASTER_DTYPE]
-BROADCAST_CAP = 250 * (1 << 20)
-"""torch coalesces the construction's broadcasts of parameters up to this many bytes."""
-
 USED = "used_parameters"
 """The map that says of each parameter in a bucket whether it has been used."""
 
