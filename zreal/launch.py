@@ -14,12 +14,14 @@ import multiprocessing
 import os
 import re
 import signal
+import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -28,6 +30,8 @@ from zsim.errors import RankError
 PRELOAD = ["torch", "torch.distributed", "torch.distributed.fsdp", "zreal.worker"]
 PROGRESS_BYTES = 200
 READ_BYTES = 1 << 20
+PR_SET_PDEATHSIG = 1
+"""Of Linux's <sys/prctl.h>: the signal that a process gets when its parent ends."""
 GRACE_S = 0.5
 """How long siblings may still report after the first rank failed."""
 
@@ -276,9 +280,7 @@ def _rank_main(
 ) -> None:
     """What runs in a rank's process."""
     os.setsid()
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    threading.Thread(target=_follow, args=(parent.sentinel,), daemon=True).start()
+    _die_with_controller()
 
     def say(text: str) -> None:
         progress.value = text.encode(errors="replace")[: PROGRESS_BYTES - 1].decode(errors="ignore").encode()
@@ -312,6 +314,23 @@ def _send(pipe: Connection, message: str) -> None:
     data = memoryview(message.encode() + b"\n")
     while data:
         data = data[os.write(pipe.fileno(), data) :]
+
+
+def _die_with_controller() -> None:
+    """End with the controller, however it ended: by a thread of this rank, and on Linux, for a rank that is stopped, by the system.
+
+    The system's signal comes when the fork server ends, and that ends when nobody holds its pipe any longer: a rank inherits the pipe
+    and has to let go of it, or a stopped rank would keep the server and itself.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=_follow, args=(parent.sentinel,), daemon=True).start()
+    server: Any = vars(forkserver)["_forkserver"]  # private: Python has no other name for the pipe
+    if server._forkserver_alive_fd is not None:
+        os.close(server._forkserver_alive_fd)
+        server._forkserver_alive_fd = None
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _follow(sentinel: int) -> None:

@@ -82,19 +82,22 @@ def test_where_all_ranks_stand_at_one_place_none_is_blamed() -> None:
     assert error.value.found.endswith("which of them did not arrive cannot be told")
 
 
-def test_ranks_end_when_their_controller_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("body", ["absent", "stopped"])
+def test_ranks_end_when_their_controller_is_killed_though_one_of_them_is_stopped(tmp_path: Path, body: str) -> None:
     marker = tmp_path / "controller.py"
     marker.write_text(
         textwrap.dedent(f"""
         from zreal.launch import launch
         if __name__ == "__main__":
-            launch("{BODIES}:absent", {{}}, world_size=2, timeout_s=50)
+            launch("{BODIES}:{body}", {{}}, world_size=3, timeout_s=50)
         """)
     )
     root = Path(__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": str(root)}
     controller = subprocess.Popen([sys.executable, str(marker)], cwd=root, env=environment)
-    ranks = _descendants_when(controller.pid, at_least=4)
+    ranks = _descendants_when(controller.pid, at_least=5)
+    while body == "stopped" and not any(_is_stopped(pid) for pid in ranks):
+        time.sleep(0.1)
     controller.kill()
     controller.wait()
     deadline = time.monotonic() + 10
@@ -102,6 +105,10 @@ def test_ranks_end_when_their_controller_is_killed(tmp_path: Path) -> None:
         time.sleep(0.1)
 
     assert [pid for pid in ranks if Path(f"/proc/{pid}").exists()] == []
+
+
+def _is_stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def _descendants_when(pid: int, *, at_least: int) -> list[int]:
