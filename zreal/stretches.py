@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from zreal.boundaries import ParameterGradients
-from zreal.storages import Again, Born, Died, Entry, Lives, Place, UntraceableError
+from zreal.storages import Again, Born, Died, Entry, Lives, Place
+from zreal.untraceable import UntraceableError
 from zsim.model import ROOT, Module, ParamGroup
 from zsim.ops import Alloc, Free, Kernel, MemoryKind
 from zsim.tape import SEED
@@ -20,6 +21,7 @@ from zsim.training import (
     DTYPE_NBYTES,
     Batch,
     Computation,
+    Device,
     Dtype,
     LoweredModule,
     ParameterGradient,
@@ -39,6 +41,7 @@ class Step:
     casts_input: bool
     buffer_nbytes: int
     input_nbytes: int
+    devices: tuple[Device, ...]
     order: tuple[str, ...]
     needs_gradient: tuple[bool, ...]
     cast_inputs: tuple[int, ...]
@@ -103,6 +106,7 @@ def traced_model(
             casts_input=step.casts_input,
             buffer_nbytes=step.buffer_nbytes,
             input_nbytes=step.input_nbytes,
+            devices=step.devices,
         )
     )
 

@@ -92,3 +92,8 @@ def real_tensors() -> Any:
 def is_view(tensor: torch.Tensor) -> bool:
     """Whether autograd knows a tensor as a view, which then holds the tensor that it views."""
     return bool(tensor._is_view())
+
+
+def below_autograd() -> Any:
+    """A context in which operators record no gradients and are not taken apart for it."""
+    return torch._C._AutoDispatchBelowAutograd()

@@ -18,13 +18,16 @@ from torch import Tensor, nn
 
 from zreal import torch_private
 from zreal.boundaries import Boundaries, ParameterGradients, cast_floats, tensors_in
-from zreal.faking import Faked, Inputs, Units, default_batch, fake, refuse, total
+from zreal.device_kernels import KernelChoices
+from zreal.faking import Faked, Inputs, Units, default_batch, fake, made, refuse, require_word, total
 from zreal.known_values import as_on_real_tensors
-from zreal.storages import Born, Lives, Place, StorageLog, UntraceableError, merged
+from zreal.modules import DTYPES
+from zreal.storages import Born, Lives, Place, StorageLog, merged
 from zreal.stretches import Step, traced_model
+from zreal.untraceable import UntraceableError
 from zsim.model import ROOT
-from zsim.traced import TracedModel
-from zsim.training import Batch, Dtype
+from zsim.traced import DEVICES, TracedModel
+from zsim.training import Batch, Device, Dtype
 from zsim.units import format_bytes
 
 
@@ -38,6 +41,7 @@ def trace(
     casts_input: bool = True,
     batch: Batch | None = None,
     sums_in_place: bool = True,
+    device: Device = "cpu",
     name: str = "",
 ) -> TracedModel:
     """What one step of `module` on `inputs` computes, allocates and frees, unit by unit; the module is left as it was.
@@ -54,16 +58,19 @@ def trace(
     `sums_in_place=False` gives what torch does while a dispatch mode such as `zreal.meters` watches it: several
     gradients of one value are then never added in place.
 
-    Operators are those of torch on a CPU. UntraceableError, which names what stands in the way, for anything that shapes
-    alone do not determine.
+    `device`: whose kernels; where none of them depends on that, the trace stands for both. UntraceableError, which names
+    what stands in the way, for anything that shapes alone do not determine.
     """
+    require_word("dtype", dtype, tuple(DTYPES))
+    require_word("device", device, DEVICES)
     with torch_private.fake_mode():
-        log = StorageLog()
+        log, choices = StorageLog(device), KernelChoices(device)
         with log:
-            model = module if isinstance(module, nn.Module) else module()
+            model = module if isinstance(module, nn.Module) else made(module)
         log.restart()
         step = fake(model, inputs, units=units, dtype=dtype, casts_input=casts_input)
-        run, held = _steady(step, log, loss, sums_in_place=sums_in_place)
+        with choices:
+            run, held = _steady(step, log, loss, sums_in_place=sums_in_place)
     traced = Step(
         name=name or type(model).__name__,
         groups=step.groups,
@@ -72,6 +79,7 @@ def trace(
         casts_input=step.cast is not None,
         buffer_nbytes=total(step.buffers.values()) + held,
         input_nbytes=total(tensors_in((step.args, step.kwargs))),
+        devices=(device,) if choices.seen or log.device_matters else DEVICES,
         order=tuple(run.boundaries.order),
         needs_gradient=tuple(run.boundaries.needs_gradient),
         cast_inputs=tuple(run.cast_inputs),
