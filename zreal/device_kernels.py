@@ -152,16 +152,18 @@ def require_known_memory(operator: str) -> None:
         _refuse_recurrent()
 
 
-def result_nbytes(operator: str, place: int, tensor: Tensor, *, device: Device) -> int:
-    """Bytes that the result at `place` of an operator holds: its storage's but for two that real ones have larger.
+def result_nbytes(operator: str, arguments: tuple[Any, ...], place: int, tensor: Tensor, *, device: Device) -> int:
+    """Bytes that the result at `place` of an operator holds: its storage's but for two that real ones have of another size.
 
-    Statistics of a layer norm are float32 on CUDA; where an embedding bag notes whose each index is, a CPU makes room for one more.
+    Statistics of a layer norm are float32 on CUDA. Where an embedding bag notes whose each index is, a CPU makes room for one more, but for
+    sums in two bytes, which it does without.
     """
     nbytes = tensor.untyped_storage().nbytes()
     if operator == "native_layer_norm" and place > 0 and device == "cuda":
         return 4 * tensor.numel()
     if operator.startswith("_embedding_bag") and place == 1 and nbytes and device == "cpu":
-        return nbytes + tensor.element_size()
+        sums = (*arguments[4:5], 0)[0] == 0
+        return 0 if sums and arguments[0].element_size() == 2 else nbytes + tensor.element_size()
     return nbytes
 
 

@@ -145,7 +145,7 @@ class StorageLog(TorchDispatchMode):
         for place, tensor in enumerate(tensors(result)):
             before = self._count
             number = self.number(tensor)
-            nbytes = device_kernels.result_nbytes(operator, place, tensor, device=self._device)
+            nbytes = device_kernels.result_nbytes(operator, args, place, tensor, device=self._device)
             if number > before and nbytes:
                 self.entries.append((self.place, Born(number, nbytes, operator)))
             elif number > before:
