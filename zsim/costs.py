@@ -64,11 +64,8 @@ class Costs:
         key = (kind, nbytes, ranks[0], ranks[-1], size)
         known = self._collectives.get(key)
         if known is None:
-            path = self._path(ranks)
             algorithms = ALGORITHMS[self.cluster.collectives]
-            wire = algorithms.duration_ns(
-                kind, nbytes, group_size=size, alpha_ns=path.alpha_ns, bytes_per_s=path.bytes_per_s
-            )
+            wire = algorithms.placed_ns(kind, nbytes, cluster=self.cluster, path=self._path(ranks))
             known = self._collectives[key] = self.cluster.overheads.collective + wire
         return known
 

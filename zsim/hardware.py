@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     import networkx
 
 Provenance = Literal["vendor sheet", "published", "source code", "measured", "assumed"]
+Generation = Literal["volta", "ampere", "hopper", "blackwell"]
+Fabric = Literal["ib", "roce", "efa", "tcp", "unknown"]
+Processor = Literal["intel", "amd"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +84,33 @@ class Overheads:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Nccl:
+    """What NCCL's model asks of a node besides its links: the GPU's generation, the kind of network, the processors' maker
+    and what joins the GPUs of a node."""
+
+    generation: Generation
+    fabric: Fabric
+    processor: Processor
+    links: Literal["nvlink", "pcie"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowRail:
+    """One NIC's link that carries only `bandwidth` bytes/s."""
+
+    node: int
+    nic: int
+    bandwidth: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
     """A ring over some ranks: mean latency of its hops, rounded up, and bytes/s of its narrowest hop."""
 
     alpha_ns: int
     bytes_per_s: int
+    num_ranks: int
+    num_nodes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +132,9 @@ class ClusterSpec:
     """Bytes/s that a node's processors reach to their memory, together."""
     overheads: Overheads
     figures: tuple[Figure, ...] = field(repr=False)
+    nccl: Nccl | None = None
+    slow_rails: tuple[SlowRail, ...] = ()
+    """Links that are slower than the preset's; none in a preset."""
 
     @property
     def host_bandwidth(self) -> int:
@@ -122,21 +150,34 @@ class ClusterSpec:
 
         In a node each rank has the fabric for itself. A ring that leaves the node runs as one channel per NIC, rail by
         rail; its members bring their own share of the node's NICs, since the node's other ranks form like groups that
-        use theirs at the same time.
+        use theirs at the same time. Channels get equal parts of a message, so the slowest rail holds all of them up.
         """
         per_node: dict[int, int] = {}
         for rank in ranks:
             per_node[self.node_of(rank)] = per_node.get(self.node_of(rank), 0) + 1
         inside = 2 * self.links.fabric.latency
         if len(per_node) <= 1:
-            return Path(alpha_ns=inside, bytes_per_s=self.links.fabric.bandwidth)
+            width = self.links.fabric.bandwidth
+            return Path(alpha_ns=inside, bytes_per_s=width, num_ranks=len(ranks), num_nodes=len(per_node))
         outside = 2 * (2 * self.links.pcie.latency + self.links.rail.latency)
         hops = len(ranks)
         alpha = -(-((hops - len(per_node)) * inside + len(per_node) * outside) // hops)
-        nic = min(self.links.pcie.bandwidth, self.links.rail.bandwidth)
+        nic = min(self.links.pcie.bandwidth, self.links.rail.bandwidth, *self._slow(ranks))
         rails = min(per_node.values()) * nic * self.nics_per_node // self.devices_per_node
         widest = min(rails, self.links.fabric.bandwidth) if max(per_node.values()) > 1 else rails
-        return Path(alpha_ns=alpha, bytes_per_s=widest)
+        return Path(alpha_ns=alpha, bytes_per_s=widest, num_ranks=len(ranks), num_nodes=len(per_node))
+
+    def nics_of(self, rank: int) -> range:
+        """The NICs of its node that are next to `rank`'s device: its even part of them, or the one that it shares."""
+        first = rank % self.devices_per_node * self.nics_per_node // self.devices_per_node
+        return range(first, first + max(1, self.nics_per_node // self.devices_per_node))
+
+    def _slow(self, ranks: tuple[int, ...]) -> list[int]:
+        """Bytes/s of the slow rails that a ring over `ranks` uses."""
+        if not self.slow_rails:
+            return []
+        used = {(self.node_of(rank), nic) for rank in ranks for nic in self.nics_of(rank)}
+        return [slow.bandwidth for slow in self.slow_rails if (slow.node, slow.nic) in used]
 
     def graph(self) -> networkx.Graph:
         """The cluster; nodes have `kind` (gpu, switch, pcie, nic, rail, host), edges `bandwidth` and `latency_ns`."""
@@ -181,6 +222,7 @@ def load_cluster(name: str, *, nodes: int = 1, ranks: int | None = None) -> Clus
         host_memory_bandwidth=_values(table["host"])["memory_bandwidth"],
         overheads=Overheads(**_values(table["overheads"])),
         figures=tuple(_figures("", table)),
+        nccl=Nccl(**table["nccl"]) if "nccl" in table else None,
     )
 
 
@@ -231,7 +273,7 @@ def _graph(cluster: ClusterSpec) -> networkx.Graph:
 
 def _add_node(graph: networkx.Graph, cluster: ClusterSpec, node: int) -> None:
     """One node: each device on the fabric and behind its NIC's PCIe switch, each NIC on the switch of its rail."""
-    links, num_switches = cluster.links, max(1, cluster.nics_per_node)
+    links, num_switches = cluster.links, max(1, min(cluster.nics_per_node, cluster.devices_per_node))
 
     def join(kind_a: str, a: str, kind_b: str, b: str, link: Link) -> None:
         graph.add_node(a, kind=kind_a)
@@ -244,7 +286,10 @@ def _add_node(graph: networkx.Graph, cluster: ClusterSpec, node: int) -> None:
         join("gpu", device, "switch", f"node{node}.switch", links.fabric)
         join("gpu", device, "pcie", pcie, links.pcie)
         join("pcie", pcie, "host", f"node{node}.host", links.host)
+    slow = {(one.node, one.nic): one.bandwidth for one in cluster.slow_rails}
     for index in range(cluster.nics_per_node):
         nic = f"node{node}.nic{index}"
-        join("pcie", f"node{node}.pcie{index}", "nic", nic, links.pcie)
-        join("nic", nic, "rail", f"rail{index}", links.rail)
+        bandwidth = min(links.rail.bandwidth, slow.get((node, index), links.rail.bandwidth))
+        pcie = f"node{node}.pcie{index * num_switches // cluster.nics_per_node}"
+        join("pcie", pcie, "nic", nic, links.pcie)
+        join("nic", nic, "rail", f"rail{index}", Link(bandwidth=bandwidth, latency=links.rail.latency))

@@ -93,6 +93,14 @@ GPUS: dict[str, Gpu] = {
         context=550 * MIB,
         context_source=_HOPPER,
     ),
+    "H100 SXM 96 GB": Gpu(
+        capability=90,
+        channels=24,
+        nvls_channels=16,
+        capacity=_capacity(95.0, 94.5, 95.3, "96 GiB less what the driver keeps of 80 GiB", "assumed"),
+        context=550 * MIB,
+        context_source=_HOPPER,
+    ),
     "H200 SXM 141 GB": Gpu(
         capability=90,
         channels=24,

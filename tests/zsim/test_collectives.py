@@ -18,9 +18,10 @@ libraries = st.sampled_from(sorted(ALGORITHMS))
 messages = st.one_of(st.integers(0, 10_000), st.integers(2**22 - 2, 40 * 2**20))
 
 
-def test_every_file_of_the_package_is_in_the_table() -> None:
+def test_every_file_of_the_package_is_in_the_table_or_a_part_of_one_that_is() -> None:
     folder = Path(zsim.collectives.__path__[0])
-    assert {file.stem for file in folder.glob("*.py")} - {"__init__"} == set(ALGORITHMS)
+    files = {file.stem for file in folder.glob("*.py")} - {"__init__"}
+    assert {stem.partition("_")[0] for stem in files} == set(ALGORITHMS) <= files
 
 
 @given(
@@ -128,7 +129,7 @@ def test_the_root_of_a_gloo_broadcast_sends_log2_n_messages_and_leaves_none(size
 
 @given(library=libraries, op=collectives, nbytes=messages, size=num_shards)
 def test_the_number_of_steps_is_known_without_making_them(library: str, op: str, nbytes: int, size: int) -> None:
-    num_steps = {"ring": ring.num_steps, "gloo": gloo.num_steps}[library]
+    num_steps = {"ring": ring.num_steps, "gloo": gloo.num_steps, "nccl": ring.num_steps}[library]
     steps = ALGORITHMS[library].steps(op, nbytes, group_size=size)
     assert num_steps(op, nbytes, group_size=size) == sum(1 for _ in steps)
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import ceil
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.strategies import collectives
 from zsim.costs import Costs
+from zsim.errors import ScenarioError
 from zsim.hardware import load_cluster
 from zsim.ops import Kernel, Op
 
@@ -40,10 +44,22 @@ def test_on_a_cpu_even_an_empty_kernel_takes_a_nanosecond() -> None:
     assert Costs(load_cluster("cpu-gloo", ranks=2)).kernel_ns(Kernel("gelu", 0, 0, "float32")) == 1
 
 
-def test_an_all_gather_in_a_node_takes_its_ring_steps_and_the_start_of_a_collective() -> None:
-    nbytes = 256 * 2**20
-    chunk_ns = -(-nbytes // 8 * 10**9 // (360 * 10**9))
-    assert H100.collective_ns("all_gather", nbytes, tuple(range(8))) == 8400 + 7 * (3400 + chunk_ns)
+def test_an_all_gather_in_a_node_takes_nccl_s_curve_and_what_torch_adds() -> None:
+    """Not the ring's steps alone, 676 µs: 18 + 649.2 at 1.005 of 360 GB/s + 50 · 256/264 µs, and 8.5 µs of torch."""
+    microseconds = 18 + 2**28 * 7 / 8 / (360e3 * 1.005) + 50 * 256 / 264 + 8.5
+    assert H100.collective_ns("all_gather", 2**28, tuple(range(8))) == ceil(microseconds * 1000) == 724_187
+
+
+def test_a_cluster_whose_library_is_the_ring_takes_its_steps_and_the_start_of_a_collective() -> None:
+    costs = Costs(replace(H100.cluster, collectives="ring"))
+    chunk_ns = -(-(2**28) // 8 * 10**9 // (360 * 10**9))
+    assert costs.collective_ns("all_gather", 2**28, tuple(range(8))) == 8500 + 7 * (3400 + chunk_ns)
+
+
+def test_nccl_is_asked_only_where_the_preset_describes_it() -> None:
+    costs = Costs(replace(H100.cluster, nccl=None))
+    with pytest.raises(ScenarioError, match='^cluster dgx-h100: expected a table "nccl", found none'):
+        costs.collective_ns("all_gather", 2**28, (0, 1))
 
 
 def test_one_rank_communicates_in_no_time() -> None:

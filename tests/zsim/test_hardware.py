@@ -4,19 +4,34 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import networkx
 import pytest
 
 from zsim.collectives import ALGORITHMS
 from zsim.errors import ScenarioError
-from zsim.hardware import Figure, Path, clusters, load_cluster
+from zsim.hardware import Figure, Path, SlowRail, clusters, load_cluster
 
 NAMES = clusters()
 
 
 def test_the_presets_are_those_that_the_documentation_names() -> None:
-    assert NAMES == ("cpu-gloo", "dgx-a100", "dgx-a100-40", "dgx-b200", "dgx-h100", "dgx-h200", "p4d", "pcie-box")
+    assert NAMES == (
+        "a100-40-roce",
+        "a100-80-roce",
+        "cpu-gloo",
+        "dgx-a100",
+        "dgx-a100-40",
+        "dgx-b200",
+        "dgx-h100",
+        "dgx-h200",
+        "grand-teton-h100",
+        "p4d",
+        "p4de",
+        "p5",
+        "pcie-box",
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -44,13 +59,14 @@ def test_a_figure_shows_what_the_file_says() -> None:
 def test_a_dgx_h100_has_the_link_rates_that_nccl_reaches() -> None:
     cluster = load_cluster("dgx-h100", nodes=2)
     assert (cluster.num_ranks, cluster.devices_per_node, cluster.kind) == (16, 8, "cuda")
-    assert cluster.path(tuple(range(8))) == Path(alpha_ns=3400, bytes_per_s=360 * 10**9)
-    assert cluster.path(tuple(range(16))) == Path(alpha_ns=4725, bytes_per_s=360 * 10**9)
-    assert cluster.path((3, 11)) == Path(alpha_ns=14000, bytes_per_s=48 * 10**9)
+    assert cluster.path(tuple(range(8))) == Path(alpha_ns=3400, bytes_per_s=360 * 10**9, num_ranks=8, num_nodes=1)
+    assert cluster.path(tuple(range(16))) == Path(alpha_ns=4725, bytes_per_s=360 * 10**9, num_ranks=16, num_nodes=2)
+    assert cluster.path((3, 11)) == Path(alpha_ns=14000, bytes_per_s=48 * 10**9, num_ranks=2, num_nodes=2)
 
 
 @pytest.mark.parametrize(
-    ("name", "bus_bandwidth"), [("dgx-a100", 192), ("p4d", 48), ("dgx-h100", 360), ("dgx-b200", 384)]
+    ("name", "bus_bandwidth"),
+    [("dgx-a100", 192), ("p4d", 48), ("p4de", 48), ("dgx-h100", 360), ("p5", 360), ("a100-40-roce", 192), ("dgx-b200", 384)],
 )
 def test_a_ring_over_whole_nodes_is_as_wide_as_all_its_rails_or_the_fabric(name: str, bus_bandwidth: int) -> None:
     cluster = load_cluster(name, nodes=4)
@@ -130,6 +146,41 @@ def test_a_ring_is_as_wide_as_the_node_with_the_fewest_of_its_members() -> None:
     one_nic = min(cluster.links.pcie.bandwidth, cluster.links.rail.bandwidth)
     assert cluster.path((6, 7, 8)).bytes_per_s == one_nic
     assert cluster.path((6, 7, 8, 9)).bytes_per_s == 2 * one_nic
+
+
+def test_each_gpu_of_a_p5_has_four_nics_of_its_own() -> None:
+    cluster = load_cluster("p5", nodes=2)
+    assert [list(cluster.nics_of(rank)) for rank in (0, 7, 9)] == [[0, 1, 2, 3], [28, 29, 30, 31], [4, 5, 6, 7]]
+    assert cluster.path((3, 11)).bytes_per_s == 4 * 12 * 10**9
+    assert networkx.is_connected(cluster.graph())
+
+
+def test_two_gpus_of_a_p4d_share_a_nic_and_so_do_the_rings_of_like_groups() -> None:
+    """HSDP's replicate axis: GPU 2 of each node; GPU 3's group uses the same NIC at the same time."""
+    cluster = load_cluster("p4d", nodes=3)
+    assert list(cluster.nics_of(2)) == list(cluster.nics_of(3)) == [1]
+    assert cluster.path((2, 10, 18)).bytes_per_s == 6 * 10**9
+
+
+def test_a_slow_rail_holds_up_every_channel_of_the_rings_that_use_it_and_no_other() -> None:
+    """12 of 24 GB/s on one of eight NICs: channels get equal parts, so the ring is as wide as eight slow ones."""
+    slow = SlowRail(node=1, nic=3, bandwidth=12 * 10**9)
+    cluster = replace(load_cluster("dgx-a100", nodes=4), slow_rails=(slow,))
+    assert cluster.path(tuple(range(32))).bytes_per_s == 96 * 10**9
+    assert cluster.path((3, 11)).bytes_per_s == 12 * 10**9
+    assert cluster.path((4, 12)).bytes_per_s == cluster.path((19, 27)).bytes_per_s == 24 * 10**9
+    assert cluster.graph().edges["node1.nic3", "rail3"]["bandwidth"] == 12 * 10**9
+
+
+def test_a_tensor_parallel_group_across_two_nodes_has_the_rails_of_its_members() -> None:
+    cluster = load_cluster("dgx-h100", nodes=2)
+    assert cluster.path((4, 5, 6, 7, 8, 9, 10, 11)).bytes_per_s == 4 * 48 * 10**9
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nccl_runs_where_the_preset_says_what_its_model_asks(name: str) -> None:
+    cluster = load_cluster(name)
+    assert (cluster.nccl is not None) == (cluster.collectives == "nccl") == (cluster.kind == "cuda")
 
 
 def test_an_h200_is_an_h100_with_another_memory():

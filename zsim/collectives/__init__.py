@@ -1,4 +1,8 @@
-"""Collectives: bytes on the wire, steps and nanoseconds of each library's algorithms. Pure functions, one file each."""
+"""Collectives: bytes on the wire, steps and nanoseconds of each library's algorithms. Pure functions, one file each.
+
+`duration_ns` and `steps` know one latency and one bandwidth, and agree with each other; `placed_ns` is what a simulation asks:
+the time of a group of ranks where they are on a cluster. The table alone knows clusters.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from zsim.collectives import gloo, ring
+from zsim.collectives import gloo, nccl, ring
 from zsim.collectives.ring import Step
+from zsim.errors import ScenarioError
+from zsim.hardware import ClusterSpec, Path
 
 
 class BytesSent(Protocol):
@@ -20,6 +26,12 @@ class DurationNs(Protocol):
     """Nanoseconds of a whole collective over links of latency α and bandwidth β that nobody else uses."""
 
     def __call__(self, op: str, nbytes: int, *, group_size: int, alpha_ns: int, bytes_per_s: int) -> int: ...
+
+
+class PlacedNs(Protocol):
+    """Nanoseconds of a whole collective along `path`, a ring over ranks of `cluster`, whose links nobody else uses."""
+
+    def __call__(self, op: str, nbytes: int, *, cluster: ClusterSpec, path: Path) -> int: ...
 
 
 class Steps(Protocol):
@@ -35,9 +47,57 @@ class Algorithms:
     bytes_sent: BytesSent
     duration_ns: DurationNs
     steps: Steps
+    placed_ns: PlacedNs
+
+
+def _along_the_path(duration_ns: DurationNs) -> PlacedNs:
+    """The closed form over the mean latency and the narrowest place of a ring over the ranks."""
+
+    def placed_ns(op: str, nbytes: int, *, cluster: ClusterSpec, path: Path) -> int:
+        return duration_ns(
+            op, nbytes, group_size=path.num_ranks, alpha_ns=path.alpha_ns, bytes_per_s=path.bytes_per_s
+        )
+
+    return placed_ns
+
+
+def communicator(cluster: ClusterSpec, path: Path) -> nccl.Communicator:
+    """NCCL's view of `path`; ScenarioError on a cluster whose preset says nothing about NCCL."""
+    node = cluster.nccl
+    if node is None:
+        raise ScenarioError((f'cluster {cluster.name}: expected a table "nccl", found none; collectives = "ring" needs none',))
+    return nccl.Communicator(
+        generation=node.generation,
+        num_ranks=path.num_ranks,
+        num_nodes=path.num_nodes,
+        bus_gb_s=path.bytes_per_s / 10**9,
+        fabric=node.fabric,
+        processor=node.processor,
+        links=node.links,
+    )
+
+
+def _by_nccl(op: str, nbytes: int, *, cluster: ClusterSpec, path: Path) -> int:
+    return nccl.time_ns(op, nbytes, communicator(cluster, path))
 
 
 ALGORITHMS: dict[str, Algorithms] = {
-    "ring": Algorithms(bytes_sent=ring.bytes_sent, duration_ns=ring.duration_ns, steps=ring.steps),
-    "gloo": Algorithms(bytes_sent=gloo.bytes_sent, duration_ns=gloo.duration_ns, steps=gloo.steps),
+    "ring": Algorithms(
+        bytes_sent=ring.bytes_sent,
+        duration_ns=ring.duration_ns,
+        steps=ring.steps,
+        placed_ns=_along_the_path(ring.duration_ns),
+    ),
+    "gloo": Algorithms(
+        bytes_sent=gloo.bytes_sent,
+        duration_ns=gloo.duration_ns,
+        steps=gloo.steps,
+        placed_ns=_along_the_path(gloo.duration_ns),
+    ),
+    "nccl": Algorithms(
+        bytes_sent=nccl.bytes_sent,
+        duration_ns=nccl.duration_ns,
+        steps=nccl.steps,
+        placed_ns=_by_nccl,
+    ),
 }

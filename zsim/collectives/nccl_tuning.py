@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
-Generation = Literal["volta", "ampere", "hopper", "blackwell"]
+from zsim.hardware import Generation, Processor
+
 Algorithm = Literal["ring", "tree", "nvls", "nvls_tree", "pat"]
 Protocol = Literal["LL", "LL128", "Simple"]
-Processor = Literal["intel", "amd"]
 
 GENERATIONS: tuple[Generation, ...] = ("volta", "ampere", "hopper", "blackwell")
 RING_STEPS: dict[str, int] = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}
@@ -261,7 +262,7 @@ def _tree_dip(nbytes: int) -> float:
     """
     corners = ((12, 1.0), (16, 0.5), (21, 0.5), (26, 1.0))
     exponent = max(0, nbytes.bit_length() - 1)
-    for (left, low), (right, high) in zip(corners, corners[1:], strict=False):
+    for (left, low), (right, high) in pairwise(corners):
         if left <= exponent <= right:
             return low + (high - low) * (exponent - left) / (right - left)
     return 1.0

@@ -1,0 +1,212 @@
+"""How long NCCL's collectives take: the tuner's bandwidths, and curves calibrated on published measurements.
+
+The tuner (`nccl_tuning`) says which algorithm runs and how wide it is; `nccl_curves` says what a measurement takes beyond
+that. Bytes on the wire, and the explicit steps over links that nobody else uses, are the ring's. Knows no stream and no preset.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil
+from typing import Literal
+
+from zsim.collectives.nccl_curves import (
+    CARRIED_OVER,
+    NVLS,
+    RING_SHARE_LOST,
+    RINGS,
+    Band,
+    Curve,
+    CurveProvenance,
+    crossing,
+)
+from zsim.collectives.nccl_search import FEWEST_NVLS_RANKS, RINGS_IN_NODE, nvls_graph
+from zsim.collectives.nccl_tuning import (
+    HOPS,
+    NVLS_EFFICIENCY,
+    NVLS_TREE_MOST,
+    PAT_SHARE,
+    RING_STEPS,
+    Algorithm,
+    Graph,
+    System,
+    latency_us,
+)
+from zsim.collectives.ring import bytes_sent, duration_ns, steps
+from zsim.hardware import Fabric, Generation, Processor
+
+__all__ = ["Communicator", "Estimate", "bytes_sent", "duration_ns", "estimate", "steps", "time_ns"]
+
+EFFECT_OF_PCIE = 1.6
+"""A ring over PCIe has 1.6 times the tuner's latency, as between nodes, for want of measurements on PCIe."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Communicator:
+    """A group of ranks as NCCL lays its rings over it. `bus_gb_s` is the ring's bus bandwidth: its narrowest shared place."""
+
+    generation: Generation
+    num_ranks: int
+    num_nodes: int
+    bus_gb_s: float
+    fabric: Fabric = "unknown"
+    processor: Processor = "intel"
+    links: Literal["nvlink", "pcie"] = "nvlink"
+    nvls: bool = True
+
+    @property
+    def per_node(self) -> int:
+        """Ranks per node."""
+        return max(1, self.num_ranks // self.num_nodes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """µs of one collective, its band, the algorithm, and where the widest of its constants comes from."""
+
+    microseconds: float
+    low: float
+    high: float
+    algorithm: Algorithm
+    provenance: CurveProvenance
+
+
+def time_ns(op: str, nbytes: int, communicator: Communicator) -> int:
+    """Nanoseconds of `op` over a message of `nbytes` (the full one) alone on its links, rounded up; 0 for one rank."""
+    if communicator.num_ranks == 1:
+        return 0
+    return max(1, ceil(estimate(op, nbytes, communicator).microseconds * 1000))
+
+
+@lru_cache(maxsize=1 << 14)
+def estimate(op: str, nbytes: int, communicator: Communicator) -> Estimate:
+    """What nccl-tests would show for `op`; KeyError for an unknown collective."""
+    steps_per_pass = _passes(op)
+    candidates = [_ring(op, nbytes, communicator, steps_per_pass)]
+    if op == "all_reduce" and _can_use_nvls(communicator):
+        candidates.append(_nvls(nbytes, communicator))
+    if op in ("all_gather", "reduce_scatter") and communicator.per_node == 1 and communicator.num_nodes > 1:
+        candidates.append(_pat(op, nbytes, communicator))
+    return min(candidates, key=lambda each: each.microseconds)
+
+
+def _passes(op: str) -> int:
+    """How often the message goes round; a broadcast goes down the ring once."""
+    return 1 if op == "broadcast" else RING_STEPS[op]
+
+
+def _factor(op: str, num_ranks: int) -> float:
+    """Message bytes to bytes that each link carries: 1 for a broadcast, steps/N otherwise."""
+    return 1.0 if op == "broadcast" else RING_STEPS[op] * (num_ranks - 1) / num_ranks
+
+
+def _ring(op: str, nbytes: int, communicator: Communicator, passes: int) -> Estimate:
+    """A ring: wire time at the narrowest place, and the curve of its node or of its network."""
+    wire = nbytes * _factor(op, communicator.num_ranks) / (1000 * communicator.bus_gb_s)
+    if communicator.num_nodes > 1:
+        return _across(op, nbytes, communicator, wire_us=wire, algorithm="ring")
+    if communicator.links == "pcie":
+        return _over_pcie(op, nbytes, communicator, wire)
+    curve = RINGS[communicator.generation, "all_gather" if op == "broadcast" else op]
+    n = communicator.num_ranks
+    share = curve.share - RING_SHARE_LOST.get(communicator.generation, 0.0) * (1 / n - 1 / 8 if n < 8 else 0.0)
+    longer = passes * (n - 8) * HOPS["nvlink"]["ring"]["LL"]
+    found = _on(curve, nbytes, wire / share, scale=(n - 1) / 7, more_us=longer)
+    known = curve.provenance == "calibrated" and op != "broadcast" and (n == 8 or n in _KNOWN_SIZES.get(communicator.generation, ()))
+    return _estimate(found, nbytes, curve.band if known else CARRIED_OVER, "ring", curve.provenance if known else "assumed")
+
+
+_KNOWN_SIZES: dict[Generation, range] = {"volta": range(2, 9), "ampere": range(2, 9), "hopper": range(4, 9)}
+"""Numbers of GPUs in a node for which there are measurements."""
+
+
+def _can_use_nvls(communicator: Communicator) -> bool:
+    """NVLS, or its tree between nodes; with EFA NCCL 2.27.7 stays with rings at 4 nodes of H200."""
+    fewest = FEWEST_NVLS_RANKS.get(communicator.generation)
+    wide_enough = fewest is not None and communicator.per_node >= fewest
+    return communicator.nvls and communicator.links == "nvlink" and wide_enough and (
+        communicator.num_nodes == 1 or communicator.fabric != "efa"
+    )
+
+
+def _nvls(nbytes: int, communicator: Communicator) -> Estimate:
+    """All-reduce in the switch; between two nodes its tree crosses once each way, where a ring crosses twice."""
+    generation, n, nodes = communicator.generation, communicator.num_ranks, communicator.num_nodes
+    channels, rate = RINGS_IN_NODE[generation]
+    graph = nvls_graph(generation, per_node=communicator.per_node)
+    assert graph is not None
+    whole = graph.channels * graph.intra * NVLS_EFFICIENCY[generation]
+    if nodes == 1:
+        curve = NVLS[generation]
+        wire = nbytes / (1000 * whole * communicator.bus_gb_s / (channels * rate) * curve.share)
+        return _estimate(_on(curve, nbytes, wire), nbytes, curve.band, "nvls", curve.provenance)
+    in_node = 2 * whole * (communicator.per_node - 1) / communicator.per_node
+    most = graph.channels * NVLS_TREE_MOST[generation][0 if nodes == 2 else 1]
+    bus = min(in_node, most, 2 * communicator.bus_gb_s) if nodes == 2 else communicator.bus_gb_s
+    wire = nbytes * _factor("all_reduce", n) / (1000 * max(bus, communicator.bus_gb_s))
+    return _across("all_reduce", nbytes, communicator, wire_us=wire, algorithm="nvls_tree")
+
+
+def _pat(op: str, nbytes: int, communicator: Communicator) -> Estimate:
+    """Logarithmic in nodes, at three quarters of the ring's bandwidth, with one GPU per node; nobody has published a measurement."""
+    wire = nbytes * _factor(op, communicator.num_ranks) / (1000 * communicator.bus_gb_s * PAT_SHARE)
+    constants, band, _ = crossing(communicator.fabric, op)
+    found = constants.floor * latency_us(op, "pat", "Simple", _system(communicator)) + wire / constants.share
+    return _estimate(found, nbytes, band, "pat", "assumed")
+
+
+def _across(op: str, nbytes: int, communicator: Communicator, *, wire_us: float, algorithm: Algorithm) -> Estimate:
+    """A collective between nodes: the network's floor, its wire time, and what middle sizes add."""
+    constants, band, provenance = crossing(communicator.fabric, op)
+    system = _system(communicator)
+    like = "all_gather" if op == "broadcast" else op
+    quick = latency_us(like, "tree" if op == "all_reduce" else "ring", "LL", system)
+    slow = latency_us(like, "ring", "LL128", system)
+    added = sum(times * slow * nbytes / (nbytes + half) for times, half in constants.added)
+    total = constants.floor * quick + wire_us / (constants.share * _node_share(communicator.generation, op)) + added
+    return _estimate(total, nbytes, band, algorithm, provenance)
+
+
+def _node_share(generation: Generation, op: str) -> float:
+    """Of a network's bandwidth: what rings reach of it, 97 % with A100 (4 nodes), 102 % with H200 (4 nodes, EFA), all with B200."""
+    return {"ampere": 0.97, "hopper": 1.02 if op == "all_reduce" else 1.0}.get(generation, 1.0)
+
+
+def _over_pcie(op: str, nbytes: int, communicator: Communicator, wire_us: float) -> Estimate:
+    system = _system(communicator)
+    like = "all_gather" if op == "broadcast" else op
+    quick, slow = (latency_us(like, "ring", protocol, system) for protocol in ("LL", "Simple"))
+    total = EFFECT_OF_PCIE * quick + wire_us + slow * nbytes / (nbytes + 32 * 2**20)
+    return _estimate(total, nbytes, Band(large=0.3, middle=0.5, small=0.5), "ring", "assumed")
+
+
+def _system(communicator: Communicator) -> System:
+    """The tuner's view, for its latencies alone: they do not depend on channels."""
+    return System(
+        generation=communicator.generation,
+        num_ranks=communicator.num_ranks,
+        num_nodes=communicator.num_nodes,
+        ring=Graph(channels=1, intra=communicator.bus_gb_s, inter=communicator.bus_gb_s),
+        processor=communicator.processor,
+        links=communicator.links,
+    )
+
+
+def _on(curve: Curve, nbytes: int, wire_us: float, *, scale: float = 1.0, more_us: float = 0.0) -> float:
+    """A point of the curve; `scale` multiplies what middle sizes add, `more_us` the floor of longer or shorter rings."""
+    added = sum(each.microseconds * scale * nbytes / (nbytes + each.half) for each in curve.added)
+    return max(1.0, curve.floor_us + more_us) + wire_us + added
+
+
+def _estimate(
+    microseconds: float, nbytes: int, band: Band, algorithm: Algorithm, provenance: CurveProvenance
+) -> Estimate:
+    share = band.at(nbytes)
+    return Estimate(
+        microseconds=microseconds,
+        low=microseconds * (1 - share),
+        high=microseconds * (1 + share),
+        algorithm=algorithm,
+        provenance=provenance,
+    )
