@@ -13,6 +13,7 @@ from typing import Literal
 
 from zsim.collectives.nccl_curves import (
     CARRIED_OVER,
+    LARGE_DOMAIN,
     NVLS,
     RING_SHARE_LOST,
     RINGS,
@@ -138,14 +139,19 @@ def _nvls(nbytes: int, communicator: Communicator) -> Estimate:
     assert graph is not None
     whole = graph.channels * graph.intra * NVLS_EFFICIENCY[generation]
     if nodes == 1:
-        curve = NVLS[generation]
+        curve, scale = (NVLS[generation], 1.0) if n <= 8 else (LARGE_DOMAIN, _between(n, 8, 72))
         wire = nbytes / (1000 * whole * communicator.bus_gb_s / (channels * rate) * curve.share)
-        return _estimate(_on(curve, nbytes, wire), nbytes, curve.band, "nvls", curve.provenance)
+        return _estimate(_on(curve, nbytes, wire, scale=scale), nbytes, curve.band, "nvls", curve.provenance)
     in_node = 2 * whole * (communicator.per_node - 1) / communicator.per_node
     most = graph.channels * NVLS_TREE_MOST[generation][0 if nodes == 2 else 1]
     bus = min(in_node, most, 2 * communicator.bus_gb_s) if nodes == 2 else communicator.bus_gb_s
     wire = nbytes * _factor("all_reduce", n) / (1000 * max(bus, communicator.bus_gb_s))
     return _across("all_reduce", nbytes, communicator, wire_us=wire, algorithm="nvls_tree")
+
+
+def _between(n: int, few: int, many: int) -> float:
+    """From a fifth for the `few` ranks of one node to 1 for `many`, in proportion."""
+    return 0.2 + 0.8 * (n - few) / (many - few)
 
 
 def _pat(op: str, nbytes: int, communicator: Communicator) -> Estimate:

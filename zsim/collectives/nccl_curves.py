@@ -83,6 +83,16 @@ NVLS: dict[Generation, Curve] = {
 }
 """All-reduce in the switch of one node."""
 
+LARGE_DOMAIN = Curve(
+    floor_us=45,
+    share=0.93,
+    added=(Added(microseconds=560, half=32 * MIB),),
+    band=Band(large=0.15, middle=0.5, small=0.5),
+    provenance="published",
+    source="72 GB200: 586, 681 and 835 GB/s of bus bandwidth at 0.5, 1 and 8 GB (CoreWeave); nothing below",
+)
+"""All-reduce in the switches of 72 GPUs; what is added is taken to grow in proportion from that of 8 ranks."""
+
 RINGS: dict[tuple[Generation, str], Curve] = {
     ("volta", "all_reduce"): Curve(
         floor_us=41, share=1.12, added=(), band=Band(large=0.08, middle=0.4, small=0.5), provenance="calibrated", source=_V100

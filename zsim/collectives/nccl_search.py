@@ -19,6 +19,9 @@ RINGS_IN_NODE: dict[Generation, tuple[int, float]] = {
     "blackwell": (16, 45.0),
 }
 """Rings and GB/s of each over a whole node of eight."""
+CUBE_MESH_GB_S: dict[int, float] = {2: 20.0, 3: 40.0, 4: 76.0, 5: 33.0, 6: 41.0, 7: 78.0}
+"""Part of a V100 node: as many rings as the cube mesh has between its first N GPUs, 1, 2, 4, 1, 2 and 4 (with 5 GPUs also over
+PCIe); GB/s so that 112 % of them is what 1 GiB reached (VIA-Research/vTrain trace/v100)."""
 NVLS_HEAD_GB_S: dict[Generation, float] = {"hopper": 320.0, "blackwell": 640.0}
 """GB/s per GPU over all heads: 8 × 40 and 8 × 80."""
 FEWEST_NVLS_RANKS: dict[Generation, int] = {"hopper": 5, "blackwell": 6}
@@ -39,7 +42,7 @@ class Rails:
     line_gb_s: float
 
     def effective_gb_s(self, generation: Generation) -> float:
-        """What NCCL counts on per NIC, never more than its slot: 100 Gbit/s gives 12, HDR 200 24, NDR 400 48 (§ topo.h)."""
+        """What NCCL counts on per NIC, never more than its slot: 100 Gbit/s gives 12, HDR 200 24, NDR 400 48 (topo.h)."""
         return min(self.line_gb_s * 0.96, PCIE_GB_S[generation])
 
 
@@ -54,7 +57,7 @@ def system(
 ) -> System:
     """The tuner's view of `num_ranks` GPUs on NVLink, packed evenly into `num_nodes` nodes that `rails` join."""
     if num_nodes == 1 or rails is None:
-        ring = in_node(generation)
+        ring = in_node(generation, num_ranks)
         inter = 0.0
     else:
         ring = between_nodes(generation, rails)
@@ -69,9 +72,11 @@ def system(
     )
 
 
-def in_node(generation: Generation) -> Graph:
-    """Rings inside one node."""
+def in_node(generation: Generation, num_ranks: int = 8) -> Graph:
+    """Rings over `num_ranks` GPUs inside one node: NVSwitch gives any number of them all links, V100's cube mesh does not."""
     channels, rate = RINGS_IN_NODE[generation]
+    if generation == "volta" and num_ranks in CUBE_MESH_GB_S:
+        return Graph(channels=channels, intra=CUBE_MESH_GB_S[num_ranks] / channels)
     return Graph(channels=channels, intra=rate)
 
 

@@ -1,0 +1,154 @@
+"""One row of nccl-tests, or of a like benchmark, and what the simulator's model of NCCL says of it.
+
+The mapping from words to a communicator is the whole of it: `mapped` shows what was read and what was assumed. No file format here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from zsim.collectives.nccl import Communicator, estimate
+from zsim.collectives.nccl_curves import TORCH_US, CurveProvenance
+from zsim.collectives.nccl_search import PCIE_GB_S, Rails, between_nodes, in_node
+from zsim.measurements import nccl_text
+
+PCIE_RING_GB_S = 20.0
+"""A ring of 4 or more GPUs over PCIe 4: 20 GB/s across bridged pairs of A100 (NVIDIA/nccl-tests issue 178)."""
+CONGESTION = {False: 1.25, True: 1.75}
+"""How much longer a shared EFA cluster of H100 takes in the median: at up to two nodes, and at more (nanotron, 256 MiB)."""
+CONGESTION_BAND = (0.3, 3.0)
+"""Its 5th and 95th percentiles, as shares of the median."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NcclRow:
+    """A measurement: `size_bytes` of the full message, µs, and the words around it. `microseconds` is None for a mere question."""
+
+    collective: str
+    gpu: str
+    n_ranks: int
+    n_nodes: int
+    size_bytes: int
+    intra_node: str = ""
+    inter_node: str = ""
+    nccl_version: str = ""
+    tool: str = "nccl-tests"
+    notes: str = ""
+    microseconds: float | None = None
+    source: str = ""
+    line: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """µs, the band in which a measurement is expected, where the constants come from, and what had to be assumed."""
+
+    microseconds: float
+    low: float
+    high: float
+    provenance: CurveProvenance
+    algorithm: str
+    assumed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mapped:
+    """The communicator that a row describes, whether torch called it, whether others used the network, and what was assumed."""
+
+    communicator: Communicator
+    through_torch: bool
+    shared: bool
+    assumed: tuple[str, ...]
+
+
+class UnknownGpuError(ValueError):
+    """A GPU that NCCL's model does not know."""
+
+
+def predict(row: NcclRow) -> Prediction:
+    """What `row` should have measured. UnknownGpuError for a GPU without a model, KeyError for an unknown collective."""
+    found = mapped(row)
+    alone = estimate(row.collective, row.size_bytes, found.communicator)
+    more = TORCH_US if found.through_torch else 0.0
+    microseconds, low, high = alone.microseconds + more, alone.low + more, alone.high + more
+    provenance = alone.provenance
+    if found.assumed:
+        low, high, provenance = low / 1.5, high * 1.5, "assumed"
+    if found.shared:
+        microseconds, low, high = _congested(row, microseconds, low, high)
+    return Prediction(
+        microseconds=microseconds,
+        low=low,
+        high=high,
+        provenance=provenance,
+        algorithm=alone.algorithm,
+        assumed=found.assumed,
+    )
+
+
+def _congested(row: NcclRow, microseconds: float, low: float, high: float) -> tuple[float, float, float]:
+    """On a network that others use: longer, and anything from undisturbed to three times as long."""
+    if row.n_nodes == 1 and row.collective == "all_reduce":
+        return microseconds, low, high
+    usual = microseconds * CONGESTION[row.n_nodes > 2]
+    if row.n_nodes == 1:
+        return usual, low, usual * high / microseconds
+    return usual, min(low, usual * CONGESTION_BAND[0]), usual * CONGESTION_BAND[1]
+
+
+def mapped(row: NcclRow) -> Mapped:
+    """The row's words as a communicator. UnknownGpuError for a GPU without a model."""
+    part = nccl_text.part(row.gpu, row.intra_node)
+    if part is None:
+        raise UnknownGpuError(row.gpu)
+    domain = nccl_text.NVLINK_DOMAIN if "NVL72" in f"{row.gpu} {row.intra_node}".upper() or part.name in ("GB200", "GB300") else 0
+    nodes = -(-row.n_ranks // domain) if domain else row.n_nodes
+    assumed: list[str] = []
+    bus = _inside(part, max(1, row.n_ranks // nodes), assumed)
+    if nodes > 1:
+        bus = min(bus, _between(row, part, nodes, assumed)) if row.n_ranks > nodes else _between(row, part, nodes, assumed)
+    links: Literal["nvlink", "pcie"] = "pcie" if part.links == "pcie" else "nvlink"
+    communicator = Communicator(
+        generation=part.generation,
+        num_ranks=row.n_ranks,
+        num_nodes=nodes,
+        bus_gb_s=bus,
+        fabric=nccl_text.fabric(row.inter_node) if nodes > 1 else "unknown",
+        processor="amd" if part.generation == "ampere" else "intel",
+        links=links,
+        nvls=nccl_text.has_nvls(f"{row.notes} {row.tool}", row.nccl_version),
+    )
+    return Mapped(
+        communicator=communicator,
+        through_torch=nccl_text.through_torch(row.tool),
+        shared=nccl_text.is_shared(row.inter_node),
+        assumed=tuple(assumed),
+    )
+
+
+def _inside(part: nccl_text.Part, per_node: int, assumed: list[str]) -> float:
+    if part.links == "pcie":
+        assumed.append(f"{PCIE_RING_GB_S:g} GB/s for a ring over PCIe")
+        return PCIE_RING_GB_S
+    ring = in_node(part.generation, per_node)
+    return ring.channels * ring.intra * part.nvlink_share
+
+
+def _between(row: NcclRow, part: nccl_text.Part, nodes: int, assumed: list[str]) -> float:
+    """Bus bandwidth of rings between nodes, GB/s: the NICs' share of each GPU, as NCCL counts it."""
+    per_node = max(1, row.n_ranks // nodes)
+    most = PCIE_GB_S[part.generation] / 0.96
+    node = nccl_text.node_gb_s(row.inter_node, per_node=per_node, most=most)
+    if node is None:
+        is_efa = nccl_text.fabric(row.inter_node) == "efa"
+        usual = nccl_text.EFA_NODE_GB_S if is_efa else nccl_text.DEFAULT_NODE_GB_S
+        node = usual[part.generation] * (per_node / 8 if per_node > 8 else 1)
+        assumed.append(f"{node:g} GB/s of network per node")
+    graph = between_nodes(part.generation, Rails(count=per_node, line_gb_s=node / per_node))
+    return graph.channels * graph.inter
+
+
+def question(row: NcclRow) -> NcclRow:
+    """The row without its answer: what a prediction may look at."""
+    return replace(row, microseconds=None)
