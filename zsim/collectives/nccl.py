@@ -6,21 +6,18 @@ that. Bytes on the wire, and the explicit steps over links that nobody else uses
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
 from typing import Literal
 
 from zsim.collectives.nccl_curves import (
     CARRIED_OVER,
-    LARGE_DOMAIN,
-    NVLS,
-    RING_SHARE_LOST,
-    RINGS,
+    CURVES,
     Band,
     Curve,
     CurveProvenance,
-    crossing,
+    Curves,
 )
 from zsim.collectives.nccl_search import FEWEST_NVLS_RANKS, RINGS_IN_NODE, nvls_graph
 from zsim.collectives.nccl_tuning import (
@@ -81,15 +78,25 @@ def time_ns(op: str, nbytes: int, communicator: Communicator) -> int:
 
 
 @lru_cache(maxsize=1 << 14)
-def estimate(op: str, nbytes: int, communicator: Communicator) -> Estimate:
+def estimate(op: str, nbytes: int, communicator: Communicator, curves: Curves = CURVES) -> Estimate:
     """What nccl-tests would show for `op`; KeyError for an unknown collective."""
-    steps_per_pass = _passes(op)
-    candidates = [_ring(op, nbytes, communicator, steps_per_pass)]
+    candidates = [_ring(op, nbytes, communicator, curves)]
     if op == "all_reduce" and _can_use_nvls(communicator):
-        candidates.append(_nvls(nbytes, communicator))
+        candidates.append(_nvls(nbytes, communicator, curves))
     if op in ("all_gather", "reduce_scatter") and communicator.per_node == 1 and communicator.num_nodes > 1:
-        candidates.append(_pat(op, nbytes, communicator))
-    return min(candidates, key=lambda each: each.microseconds)
+        candidates.append(_pat(op, nbytes, communicator, curves))
+    found = min(candidates, key=lambda each: each.microseconds)
+    if communicator.num_nodes == 1 or communicator.per_node == 1 or communicator.links == "pcie":
+        return found
+    return max(found, estimate(op, nbytes, _one_node(communicator), curves), key=lambda each: each.microseconds)
+
+
+def _one_node(communicator: Communicator) -> Communicator:
+    """One of its nodes alone, which the whole is never faster than: with many NICs a node is the narrower part."""
+    channels, rate = RINGS_IN_NODE[communicator.generation]
+    return replace(
+        communicator, num_ranks=communicator.per_node, num_nodes=1, bus_gb_s=max(channels * rate, communicator.bus_gb_s)
+    )
 
 
 def _passes(op: str) -> int:
@@ -102,17 +109,17 @@ def _factor(op: str, num_ranks: int) -> float:
     return 1.0 if op == "broadcast" else RING_STEPS[op] * (num_ranks - 1) / num_ranks
 
 
-def _ring(op: str, nbytes: int, communicator: Communicator, passes: int) -> Estimate:
+def _ring(op: str, nbytes: int, communicator: Communicator, curves: Curves) -> Estimate:
     """A ring: wire time at the narrowest place, and the curve of its node or of its network."""
     wire = nbytes * _factor(op, communicator.num_ranks) / (1000 * communicator.bus_gb_s)
     if communicator.num_nodes > 1:
-        return _across(op, nbytes, communicator, wire_us=wire, algorithm="ring")
+        return _across(op, nbytes, communicator, curves, wire_us=wire, algorithm="ring")
     if communicator.links == "pcie":
         return _over_pcie(op, nbytes, communicator, wire)
-    curve = RINGS[communicator.generation, "all_gather" if op == "broadcast" else op]
+    curve = curves.rings[communicator.generation, "all_gather" if op == "broadcast" else op]
     n = communicator.num_ranks
-    share = curve.share - RING_SHARE_LOST.get(communicator.generation, 0.0) * (1 / n - 1 / 8 if n < 8 else 0.0)
-    longer = passes * (n - 8) * HOPS["nvlink"]["ring"]["LL"]
+    share = curve.share - curves.ring_share_lost.get(communicator.generation, 0.0) * (1 / n - 1 / 8 if n < 8 else 0.0)
+    longer = _passes(op) * (n - 8) * HOPS["nvlink"]["ring"]["LL"]
     found = _on(curve, nbytes, wire / share, scale=(n - 1) / 7, more_us=longer)
     known = curve.provenance == "calibrated" and op != "broadcast" and (n == 8 or n in _KNOWN_SIZES.get(communicator.generation, ()))
     return _estimate(found, nbytes, curve.band if known else CARRIED_OVER, "ring", curve.provenance if known else "assumed")
@@ -131,7 +138,7 @@ def _can_use_nvls(communicator: Communicator) -> bool:
     )
 
 
-def _nvls(nbytes: int, communicator: Communicator) -> Estimate:
+def _nvls(nbytes: int, communicator: Communicator, curves: Curves) -> Estimate:
     """All-reduce in the switch; between two nodes its tree crosses once each way, where a ring crosses twice."""
     generation, n, nodes = communicator.generation, communicator.num_ranks, communicator.num_nodes
     channels, rate = RINGS_IN_NODE[generation]
@@ -139,14 +146,14 @@ def _nvls(nbytes: int, communicator: Communicator) -> Estimate:
     assert graph is not None
     whole = graph.channels * graph.intra * NVLS_EFFICIENCY[generation]
     if nodes == 1:
-        curve, scale = (NVLS[generation], 1.0) if n <= 8 else (LARGE_DOMAIN, _between(n, 8, 72))
+        curve, scale = (curves.nvls[generation], 1.0) if n <= 8 else (curves.large_domain, _between(n, 8, 72))
         wire = nbytes / (1000 * whole * communicator.bus_gb_s / (channels * rate) * curve.share)
         return _estimate(_on(curve, nbytes, wire, scale=scale), nbytes, curve.band, "nvls", curve.provenance)
     in_node = 2 * whole * (communicator.per_node - 1) / communicator.per_node
     most = graph.channels * NVLS_TREE_MOST[generation][0 if nodes == 2 else 1]
     bus = min(in_node, most, 2 * communicator.bus_gb_s) if nodes == 2 else communicator.bus_gb_s
     wire = nbytes * _factor("all_reduce", n) / (1000 * max(bus, communicator.bus_gb_s))
-    return _across("all_reduce", nbytes, communicator, wire_us=wire, algorithm="nvls_tree")
+    return _across("all_reduce", nbytes, communicator, curves, wire_us=wire, algorithm="nvls_tree")
 
 
 def _between(n: int, few: int, many: int) -> float:
@@ -154,17 +161,19 @@ def _between(n: int, few: int, many: int) -> float:
     return 0.2 + 0.8 * (n - few) / (many - few)
 
 
-def _pat(op: str, nbytes: int, communicator: Communicator) -> Estimate:
+def _pat(op: str, nbytes: int, communicator: Communicator, curves: Curves) -> Estimate:
     """Logarithmic in nodes, at three quarters of the ring's bandwidth, with one GPU per node; nobody has published a measurement."""
     wire = nbytes * _factor(op, communicator.num_ranks) / (1000 * communicator.bus_gb_s * PAT_SHARE)
-    constants, band, _ = crossing(communicator.fabric, op)
+    constants, band, _ = curves.crossing(communicator.fabric, op)
     found = constants.floor * latency_us(op, "pat", "Simple", _system(communicator)) + wire / constants.share
     return _estimate(found, nbytes, band, "pat", "assumed")
 
 
-def _across(op: str, nbytes: int, communicator: Communicator, *, wire_us: float, algorithm: Algorithm) -> Estimate:
+def _across(
+    op: str, nbytes: int, communicator: Communicator, curves: Curves, *, wire_us: float, algorithm: Algorithm
+) -> Estimate:
     """A collective between nodes: the network's floor, its wire time, and what middle sizes add."""
-    constants, band, provenance = crossing(communicator.fabric, op)
+    constants, band, provenance = curves.crossing(communicator.fabric, op)
     system = _system(communicator)
     like = "all_gather" if op == "broadcast" else op
     quick = latency_us(like, "tree" if op == "all_reduce" else "ring", "LL", system)

@@ -7,6 +7,7 @@ off it may be; `zsim.measurements.nccl_rows` shows the errors. Figures are µs a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -106,7 +107,7 @@ RINGS: dict[tuple[Generation, str], Curve] = {
     ("ampere", "all_reduce"): Curve(
         floor_us=42,
         share=0.98,
-        added=(Added(microseconds=200, half=24 * MIB),),
+        added=(Added(microseconds=235, half=28 * MIB),),
         band=Band(large=0.15, middle=0.3, small=0.45),
         provenance="calibrated",
         source="8 A100, three sources 10 to 20 % apart between 8 and 256 MiB: stas00/ml-engineering, VIA-Research/vTrain, Azure's NDv4",
@@ -247,10 +248,29 @@ CROSSINGS: dict[tuple[Fabric, bool], Crossing] = {
 """By fabric, and whether everything is reduced. RoCE and an unknown fabric go by InfiniBand, with a wider band."""
 
 
-def crossing(fabric: Fabric, op: str) -> tuple[Crossing, Band, CurveProvenance]:
-    """The network's constants for `op`, how far off they may be, and where they come from."""
-    reduces = op == "all_reduce"
-    found = CROSSINGS.get((fabric, reduces))
-    if found is not None:
-        return found, found.band, found.provenance
-    return CROSSINGS["ib", reduces], _WIDEST, "assumed"
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Curves:
+    """All constants together, so that some can be left out: by generation, by generation and collective, by fabric."""
+
+    nvls: Mapping[Generation, Curve]
+    rings: Mapping[tuple[Generation, str], Curve]
+    large_domain: Curve
+    ring_share_lost: Mapping[Generation, float]
+    crossings: Mapping[tuple[Fabric, bool], Crossing]
+
+    def crossing(self, fabric: Fabric, op: str) -> tuple[Crossing, Band, CurveProvenance]:
+        """The network's constants for `op`, how far off they may be, and where they come from."""
+        reduces = op == "all_reduce"
+        found = self.crossings.get((fabric, reduces))
+        if found is not None:
+            return found, found.band, found.provenance
+        return self.crossings["ib", reduces], _WIDEST, "assumed"
+
+
+CURVES = Curves(
+    nvls=NVLS,
+    rings=RINGS,
+    large_domain=LARGE_DOMAIN,
+    ring_share_lost=RING_SHARE_LOST,
+    crossings=CROSSINGS,
+)

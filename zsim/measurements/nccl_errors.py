@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import ceil
 from statistics import fmean, median
@@ -34,7 +34,7 @@ class Scored:
     def group(self) -> str:
         """The system that was measured, as the source names it; shared networks are groups of their own."""
         row = self.row
-        shared = ", shared network" if row.n_nodes > 1 and is_shared(row.inter_node) else ""
+        shared = ", shared network" if is_shared(row.inter_node) else ""
         return f"{row.gpu.partition('(per plot')[0].strip()} {row.n_nodes} x {row.n_ranks // row.n_nodes}{shared}"
 
 
@@ -54,12 +54,12 @@ class Errors:
     in_band: float
 
 
-def score(rows: Iterable[NcclRow]) -> tuple[Scored, ...]:
-    """Each row that has a time, predicted."""
+def score(rows: Iterable[NcclRow], *, predictor: Callable[[NcclRow], Prediction] = predict) -> tuple[Scored, ...]:
+    """Each row that has a time, predicted; `predictor` never sees the time."""
     found = []
     for row in rows:
         if row.microseconds is not None:
-            prediction = predict(question(row))
+            prediction = predictor(question(row))
             found.append(Scored(row=row, prediction=prediction, error=prediction.microseconds / row.microseconds - 1))
     return tuple(found)
 

@@ -82,6 +82,13 @@ def is_csv(text: str) -> bool:
 
 def read_csv(text: str, *, source: str) -> Rows:
     """Rows under a header that has at least `CSV_NEEDS` and one of `CSV_TIMES`; other columns may be missing or more."""
+    try:
+        return _read_csv(text, source)
+    except csv.Error as damaged:
+        return Rows(rows=(), skipped=(Skipped(source=source, line=1, reason=f"CSV damaged: {damaged}"),))
+
+
+def _read_csv(text: str, source: str) -> Rows:
     reader = csv.DictReader(io.StringIO(text))
     header = set(reader.fieldnames or ())
     lacking = [name for name in CSV_NEEDS if name not in header]
@@ -115,6 +122,7 @@ def _csv_row(table: dict[str, str | None], source: str, line: int) -> Callable[[
                 tool=said.get("tool", ""),
                 notes=said.get("notes", ""),
                 microseconds=_number(time, "time_us"),
+                origin=said.get("source", ""),
                 source=source,
                 line=line,
             ),
@@ -208,7 +216,7 @@ def read_json(text: str, *, source: str, collective: str = "", inter_node: str =
     """One run of nccl-tests' `-J` file (version 2.17 and later); its times are µs."""
     try:
         whole = json.loads(text)
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return Rows(rows=(), skipped=(Skipped(source=source, line=1, reason="JSON cut or damaged"),))
     results = whole.get("results") if isinstance(whole, dict) else None
     if not isinstance(results, list) or "average_bus_bandwidth" not in whole:

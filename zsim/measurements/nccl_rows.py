@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from zsim.collectives.nccl import Communicator, estimate
-from zsim.collectives.nccl_curves import TORCH_US, CurveProvenance
+from zsim.collectives.nccl_curves import CURVES, TORCH_US, CurveProvenance, Curves
 from zsim.collectives.nccl_search import PCIE_GB_S, Rails, between_nodes, in_node
 from zsim.measurements import nccl_text
 
@@ -36,7 +36,10 @@ class NcclRow:
     tool: str = "nccl-tests"
     notes: str = ""
     microseconds: float | None = None
+    origin: str = ""
+    """Who measured, as the file says."""
     source: str = ""
+    """The file."""
     line: int = 0
 
 
@@ -66,10 +69,13 @@ class UnknownGpuError(ValueError):
     """A GPU that NCCL's model does not know."""
 
 
-def predict(row: NcclRow) -> Prediction:
-    """What `row` should have measured. UnknownGpuError for a GPU without a model, KeyError for an unknown collective."""
-    found = mapped(row)
-    alone = estimate(row.collective, row.size_bytes, found.communicator)
+def predict(row: NcclRow, *, curves: Curves = CURVES, apart: Mapped | None = None) -> Prediction:
+    """What `row` should have measured, by `curves` and for the communicator in `apart` where they are given.
+
+    UnknownGpuError for a GPU without a model, KeyError for an unknown collective.
+    """
+    found = apart or mapped(row)
+    alone = estimate(row.collective, row.size_bytes, found.communicator, curves)
     more = TORCH_US if found.through_torch else 0.0
     microseconds, low, high = alone.microseconds + more, alone.low + more, alone.high + more
     provenance = alone.provenance

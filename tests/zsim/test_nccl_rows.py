@@ -1,0 +1,257 @@
+"""Rows of nccl-tests: words are read, contradictions refused by name, and errors stay where they were published."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zsim.measurements import nccl_text
+from zsim.measurements.nccl_errors import TARGETS, Errors, score, table
+from zsim.measurements.nccl_files import Rows, Skipped, read, read_csv, read_json, read_text
+from zsim.measurements.nccl_left_out import predict_left_out
+from zsim.measurements.nccl_rows import NcclRow, UnknownGpuError, mapped, predict
+
+PUBLISHED = Path(__file__).parents[1] / "published"
+FILES = {"nccl_collectives.csv": 146, "nccl_h100_sweep.csv": 33, "nccl_allreduce_vtrain_lut.csv": 154}
+MIB, GIB = 2**20, 2**30
+
+
+def published() -> list[NcclRow]:
+    return [row for name in FILES for row in read(PUBLISHED / name).rows]
+
+
+def lines(scored: tuple[Errors, ...]) -> dict[tuple[str, str], Errors]:
+    return {(line.collective, line.size): line for line in scored if line.group == "all"}
+
+
+@pytest.mark.parametrize(("name", "count"), FILES.items())
+def test_every_published_row_is_read_and_none_contradicts_itself(name: str, count: int) -> None:
+    found = read(PUBLISHED / name)
+    assert (len(found.rows), found.skipped) == (count, ())
+
+
+def test_median_errors_stay_within_what_was_asked_for_each_collective_and_size() -> None:
+    """Except that all-gather and reduce-scatter below 1 MiB have only two rows each."""
+    for (_, size), line in lines(table(score(published()))).items():
+        assert line.median <= TARGETS[size]  # type: ignore[index]
+
+
+def test_left_out_systems_are_predicted_with_the_errors_that_were_reported() -> None:
+    """Percent, fitted and left out; V100's cube mesh and the two sizes below 1 MiB are why some are above the targets."""
+    fitted = lines(table(score(published())))
+    left_out = lines(table(score(published(), predictor=predict_left_out)))
+    found = {key: (round(100 * fitted[key].median), round(100 * left_out[key].median)) for key in sorted(fitted)}
+    assert found == REPORTED
+
+
+def test_congested_rows_stand_apart_and_lie_in_their_wide_band() -> None:
+    shared = [one for one in table(score(published())) if one.group.endswith("shared network")]
+    assert sum(one.n for one in shared) == 21
+    assert sum(one.in_band * one.n for one in shared) == 21
+
+
+def test_nine_of_ten_measurements_lie_in_their_band() -> None:
+    scored = score(published())
+    inside = sum(one.prediction.low <= (one.row.microseconds or 0) <= one.prediction.high for one in scored)
+    assert 0.9 <= inside / len(scored) < 1
+
+
+REPORTED = {
+    ("all_gather", "large"): (2, 3),
+    ("all_gather", "middle"): (5, 16),
+    ("all_gather", "small"): (8, 15),
+    ("all_reduce", "large"): (1, 5),
+    ("all_reduce", "middle"): (7, 11),
+    ("all_reduce", "small"): (9, 17),
+    ("reduce_scatter", "large"): (2, 8),
+    ("reduce_scatter", "middle"): (4, 6),
+    ("reduce_scatter", "small"): (14, 40),
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "per_node", "fabric", "gb_s"),
+    [
+        ("EFA 3200 Gbps/node", 8, "efa", 400),
+        ("EFA v4 8x50 GB/s per node", 8, "efa", 400),
+        ("4 × 200G HDR", 4, "ib", 100),
+        ("8xNDR400", 8, "ib", 400),
+        ("InfiniBand 400 Gb/s per GPU", 8, "ib", 400),
+        ("IB 200 Gbit/s per NIC", 8, "ib", 200),
+        ("RoCE 1600 Gbps", 8, "roce", 200),
+        ("GPUDirect-TCPXO 8x200 Gbps", 8, "tcp", 200),
+        ("3.2 Tbps per node, RoCE", 8, "roce", 400),
+        ("unknown", 8, "unknown", None),
+        ("", 8, "unknown", None),
+    ],
+)
+def test_what_people_write_about_a_network_is_read(words: str, per_node: int, fabric: str, gb_s: float | None) -> None:
+    assert nccl_text.fabric(words) == fabric
+    assert nccl_text.node_gb_s(words, per_node=per_node) == gb_s
+
+
+def test_a_rate_that_no_slot_carries_is_the_whole_node_s() -> None:
+    """400 Gbit/s of EFA on A100, behind PCIe 4, is p4d's four NICs of 100."""
+    row = NcclRow(collective="all_reduce", gpu="A100", n_ranks=16, n_nodes=2, size_bytes=GIB, inter_node="EFA 400 Gbps")
+    assert mapped(row).communicator.bus_gb_s == pytest.approx(48)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "generation", "links"),
+    [
+        ("NVIDIA H100 80GB HBM3", "hopper", "nvlink"),
+        ("NVIDIA A100-SXM4-40GB", "ampere", "nvlink"),
+        ("B200 (p6-b200)", "blackwell", "nvlink"),
+        ("Tesla V100-SXM2-32GB", "volta", "nvlink"),
+        ("A100 PCIe 80GB", "ampere", "pcie"),
+        ("RTX 4090", "ampere", "pcie"),
+        ("GB200 NVL72", "blackwell", "nvlink"),
+    ],
+)
+def test_a_gpu_is_known_by_its_name(gpu: str, generation: str, links: str) -> None:
+    found = nccl_text.part(gpu)
+    assert found is not None
+    assert (found.generation, found.links) == (generation, links)
+
+
+def test_a_gpu_without_a_model_is_refused_and_never_taken_for_another() -> None:
+    assert nccl_text.part("AMD Instinct MI300X") is None
+    with pytest.raises(UnknownGpuError):
+        predict(NcclRow(collective="all_reduce", gpu="MI300X", n_ranks=8, n_nodes=1, size_bytes=8))
+
+
+def test_torch_takes_longer_than_nccl_tests_and_a_switch_that_is_off_is_a_ring() -> None:
+    row = {"collective": "all_reduce", "gpu": "H200", "n_ranks": 8, "n_nodes": 1, "size_bytes": GIB}
+    plain, torch = predict(NcclRow(**row)), predict(NcclRow(**row, tool="all_reduce_bench.py (torch)"))
+    assert torch.microseconds - plain.microseconds == pytest.approx(8.5)
+    for notes, algorithm in (("NCCL_NVLS_ENABLE=0 (ring)", "ring"), ("NVLS from 2MiB", "nvls"), ("ring, NVLS off", "ring")):
+        assert predict(NcclRow(**row, notes=notes)).algorithm == algorithm
+    assert predict(NcclRow(**row, nccl_version="2.16.2")).algorithm == "ring"
+
+
+def test_a_network_that_nobody_describes_is_assumed_by_name() -> None:
+    found = predict(NcclRow(collective="all_gather", gpu="H100", n_ranks=16, n_nodes=2, size_bytes=GIB))
+    assert (found.provenance, found.assumed) == ("assumed", ("400 GB/s of network per node",))
+
+
+HEADER = "collective,gpu,n_ranks,n_nodes,size_bytes,time_us,busbw_gb_s\n"
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ("all_reduce,A100,8,1,1073741824,8.204,229.04", "time, size and bus bandwidth contradict one another"),  # ms
+        ("all_reduce,A100,16,1,1073741824,8203.9,229.04", "time, size and bus bandwidth contradict one another"),
+        ("all_gather,H100,8,1,134217728,729,322.2", "time, size and bus bandwidth contradict one another"),  # a rank's part
+        ("all_reduce,A100,8,3,1073741824,8203.9,229.04", "ranks and nodes contradict each other"),
+        ("all_reduce,A100,,1,1073741824,8203.9,229.04", "n_ranks missing or no whole number"),
+        ("all_reduce,A100,8,1,1 GiB,8203.9,229.04", "size_bytes missing or no whole number"),
+        ("all_reduce,A100,8,1,1073741824,,229.04", "time_us missing or no number"),
+        ("all_reduce,A100,8,1,1073741824,nan,229.04", "time_us missing or no number"),
+        ("all_reduce,A100,8,1,1073741824,0,229.04", "size or time is not above 0"),
+        ("all_to_all,A100,8,1,1073741824,8203.9,229.04", "collective 'all_to_all' has no model"),
+        ("all_reduce,MI300X,8,1,1073741824,8203.9,229.04", "no NCCL model of the GPU 'MI300X'"),
+        ("all_reduce,A100,8,1,1073741824", "more or fewer fields than the header"),
+    ],
+)
+def test_a_row_that_cannot_be_used_is_skipped_by_name_and_the_others_are_kept(row: str, reason: str) -> None:
+    good = "all_reduce,A100,8,1,1073741824,8203.9,229.04\n"
+    found = read_csv(f"{HEADER}{good}{row}\n{good}", source="rows.csv")
+    assert [one.line for one in found.rows] == [2, 4]
+    assert found.skipped == (Skipped(source="rows.csv", line=3, reason=reason),)
+    assert found.reasons == {reason: 1}
+
+
+def test_a_table_in_another_unit_is_refused_as_a_whole_with_its_count() -> None:
+    text = "collective,gpu,n_ranks,n_nodes,size_bytes,time_ms\nall_reduce,A100,8,1,8,1\nall_reduce,A100,8,1,8,1\n"
+    assert read_csv(text, source="ms.csv").skipped == (
+        Skipped(source="ms.csv", line=1, reason="no column time_us_oop or time_us", count=2),
+    )
+
+
+LOG = """# nccl-tests version 2.17.0 nccl-headers=22707 nccl-library=22707
+# Collective test starting: all_reduce_perf
+# nThread 1 nGpus 2 minBytes 1073741824 maxBytes 2147483648 step: 2(factor) warmup iters: 5 iters: 20
+# Using devices
+#  Rank  0 Group  0 Pid   1234 on  node-a device  0 [0000:07:00] NVIDIA H100 80GB HBM3
+#  Rank  1 Group  0 Pid   1234 on  node-a device  1 [0000:0f:00] NVIDIA H100 80GB HBM3
+#
+#                                                              out-of-place                       in-place
+#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)  (GB/s)  (GB/s)
+  1073741824     268435456     float     sum      -1  3000.00  357.91  357.91       0  3000.00  357.91  357.91       0
+  2147483648     536870912     float     sum      -1  5990.00  358.51  358.51       0  5990.00  358.51  358.51       0
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 358.2
+#
+"""
+
+
+def test_a_log_of_nccl_tests_gives_its_rows_and_what_they_ran_on() -> None:
+    found = read_text(LOG, source="run.log")
+    assert [(row.size_bytes, row.microseconds) for row in found.rows] == [(GIB, 3000), (2 * GIB, 5990)]
+    row = found.rows[0]
+    assert (row.collective, row.gpu, row.n_ranks, row.n_nodes) == ("all_reduce", "NVIDIA H100 80GB HBM3", 2, 1)
+    assert (row.nccl_version, row.line) == ("2.27.7", 11)
+
+
+@pytest.mark.parametrize("lines_kept", [11, 12, 13])
+def test_a_log_that_was_cut_is_refused_with_the_number_of_its_rows(lines_kept: int) -> None:
+    cut = "\n".join(LOG.splitlines()[:lines_kept])
+    found = read_text(cut, source="cut.log")
+    assert found.rows == ()
+    assert found.reasons == {"log cut: no closing summary": min(2, lines_kept - 10)}
+
+
+def test_a_log_in_milliseconds_or_without_devices_is_refused() -> None:
+    assert read_text(LOG.replace("(us)", "(ms)"), source="a").reasons == {"no time in us": 2}
+    assert read_text(LOG.replace("#  Rank", "#  Runk"), source="a").reasons == {"no devices listed": 2}
+    assert read_text(LOG.replace("all_reduce_perf", "perf"), source="a").reasons == {"no collective named": 2}
+    assert read_text("", source="a").reasons == {"log cut: no closing summary": 1}
+
+
+def report() -> dict[str, object]:
+    devices = [{"rank": rank, "hostname": f"n{rank // 2}", "device_info": "NVIDIA H100 80GB HBM3"} for rank in range(4)]
+    timed = {"time": 3000.0, "alg_bw": 357.91, "bus_bw": 536.87, "nwrong": 0.0}
+    result = {"size": GIB, "count": 1, "type": "float", "out_of_place": timed, "experiment_name": "all_reduce_perf"}
+    return {
+        "nccl_version": 22707,
+        "config": {"ngpus": 2, "devices": devices},
+        "results": [result, {**result, "out_of_place": None}],
+        "average_bus_bandwidth": {"bandwidth": 536.9},
+    }
+
+
+def test_the_json_of_nccl_tests_gives_the_same_fields() -> None:
+    found = read_json(json.dumps(report()), source="run.json", inter_node="NDR400")
+    row = found.rows[0]
+    assert (row.collective, row.n_ranks, row.n_nodes, row.size_bytes, row.microseconds) == ("all_reduce", 4, 2, GIB, 3000)
+    assert (row.nccl_version, row.inter_node) == ("2.27.7", "NDR400")
+    assert found.reasons == {"no out-of-place time": 1}
+
+
+def test_json_that_was_cut_or_is_something_else_is_refused() -> None:
+    whole = json.dumps(report())
+    assert read_json(whole[:-40], source="a").reasons == {"JSON cut or damaged": 1}
+    assert read_json("{}", source="a").reasons == {"not a whole run of nccl-tests": 1}
+    without = {key: value for key, value in report().items() if key != "average_bus_bandwidth"}
+    assert read_json(json.dumps(without), source="a").reasons == {"not a whole run of nccl-tests": 2}
+
+
+WRITTEN = st.text(alphabet='#01. ,-e"{}[]:usGB\n\r\x00', max_size=80)
+
+
+@given(text=st.one_of(WRITTEN, WRITTEN.map(lambda more: HEADER + more), WRITTEN.map(lambda more: LOG + more)))
+def test_no_text_makes_a_reader_raise(text: str) -> None:
+    for found in (read_csv(text, source="x"), read_text(text, source="x"), read_json(text, source="x")):
+        assert isinstance(found, Rows)
+
+
+def test_a_file_is_read_by_its_first_characters(tmp_path: Path) -> None:
+    for name, text, count in (("a.csv", HEADER, 0), ("b.log", LOG, 2), ("c.json", json.dumps(report()), 1)):
+        (tmp_path / name).write_text(text)
+        assert len(read(tmp_path / name).rows) == count
