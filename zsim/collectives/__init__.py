@@ -61,6 +61,10 @@ def _along_the_path(duration_ns: DurationNs) -> PlacedNs:
     return placed_ns
 
 
+def _by_gloo(op: str, nbytes: int, *, cluster: ClusterSpec, path: Path) -> int:
+    return gloo.in_practice_ns(op, _along_the_path(gloo.duration_ns)(op, nbytes, cluster=cluster, path=path))
+
+
 def communicator(cluster: ClusterSpec, path: Path) -> nccl.Communicator:
     """NCCL's view of `path`; ScenarioError on a cluster whose preset says nothing about NCCL."""
     node = cluster.nccl
@@ -92,7 +96,7 @@ ALGORITHMS: dict[str, Algorithms] = {
         bytes_sent=gloo.bytes_sent,
         duration_ns=gloo.duration_ns,
         steps=gloo.steps,
-        placed_ns=_along_the_path(gloo.duration_ns),
+        placed_ns=_by_gloo,
     ),
     "nccl": Algorithms(
         bytes_sent=nccl.bytes_sent,

@@ -164,7 +164,7 @@ def _between(n: int, few: int, many: int) -> float:
 def _pat(op: str, nbytes: int, communicator: Communicator, curves: Curves) -> Estimate:
     """Logarithmic in nodes, at three quarters of the ring's bandwidth, with one GPU per node; nobody has published a measurement."""
     wire = nbytes * _factor(op, communicator.num_ranks) / (1000 * communicator.bus_gb_s * PAT_SHARE)
-    constants, band, _ = curves.crossing(communicator.fabric, op)
+    constants, band, _ = curves.crossing(communicator.fabric, op, communicator.generation)
     found = constants.floor * latency_us(op, "pat", "Simple", _system(communicator)) + wire / constants.share
     return _estimate(found, nbytes, band, "pat", "assumed")
 
@@ -173,7 +173,7 @@ def _across(
     op: str, nbytes: int, communicator: Communicator, curves: Curves, *, wire_us: float, algorithm: Algorithm
 ) -> Estimate:
     """A collective between nodes: the network's floor, its wire time, and what middle sizes add."""
-    constants, band, provenance = curves.crossing(communicator.fabric, op)
+    constants, band, provenance = curves.crossing(communicator.fabric, op, communicator.generation)
     system = _system(communicator)
     like = "all_gather" if op == "broadcast" else op
     quick = latency_us(like, "tree" if op == "all_reduce" else "ring", "LL", system)
@@ -184,8 +184,8 @@ def _across(
 
 
 def _node_share(generation: Generation, op: str) -> float:
-    """Of a network's bandwidth: what rings reach of it, 97 % with A100 (4 nodes), 102 % with H200 (4 nodes, EFA), all with B200."""
-    return {"ampere": 0.97, "hopper": 1.02 if op == "all_reduce" else 1.0}.get(generation, 1.0)
+    """Of a network's bandwidth: what rings reach of it, 98 % with A100 (3 and 4 nodes), 102 % with H200 (4 nodes, EFA), all with B200."""
+    return {"ampere": 0.98, "hopper": 1.02 if op == "all_reduce" else 1.0}.get(generation, 1.0)
 
 
 def _over_pcie(op: str, nbytes: int, communicator: Communicator, wire_us: float) -> Estimate:

@@ -67,7 +67,7 @@ _AS_ALL_REDUCE = "half of its all-reduce, as a ring's steps are"
 NVLS: dict[Generation, Curve] = {
     "hopper": Curve(
         floor_us=30,
-        share=1.0,
+        share=1.005,
         added=(Added(microseconds=70, half=16 * MIB),),
         band=MEASURED,
         provenance="calibrated",
@@ -197,6 +197,8 @@ class Crossing:
     band: Band
     provenance: CurveProvenance
     source: str
+    generations: tuple[Generation, ...] = ("hopper",)
+    """Generations that were measured; for others the band is the widest."""
 
 
 _WIDE = Band(large=0.3, middle=0.4, small=0.4)
@@ -212,7 +214,13 @@ _IB_RING = Crossing(
     source="reduce-scatter floor 24 µs at 2 × 4 GPUs (NVIDIA/nccl-tests issue 128); what is added is the tuner's own latency",
 )
 _IB_ALL_REDUCE = Crossing(
-    floor=1.85, added=((0.35, MIB),), share=1.0, band=_WIDE, provenance="calibrated", source=f"{_IB_FLOOR}; added from the latter"
+    floor=1.85,
+    added=((0.35, MIB),),
+    share=1.0,
+    band=_WIDE,
+    provenance="calibrated",
+    source=f"{_IB_FLOOR}; added from the latter",
+    generations=("ampere", "hopper"),
 )
 CROSSINGS: dict[tuple[Fabric, bool], Crossing] = {
     ("ib", True): _IB_ALL_REDUCE,
@@ -224,6 +232,7 @@ CROSSINGS: dict[tuple[Fabric, bool], Crossing] = {
         band=_WIDE,
         provenance="calibrated",
         source=f"4 × 8 B200, 256 KiB to 16 GiB, NCCL 2.27.7 (stas00/ml-engineering); floor of {_EFA_FLOOR}",
+        generations=("hopper", "blackwell"),
     ),
     ("efa", False): Crossing(
         floor=4.5,
@@ -258,13 +267,13 @@ class Curves:
     ring_share_lost: Mapping[Generation, float]
     crossings: Mapping[tuple[Fabric, bool], Crossing]
 
-    def crossing(self, fabric: Fabric, op: str) -> tuple[Crossing, Band, CurveProvenance]:
+    def crossing(self, fabric: Fabric, op: str, generation: Generation) -> tuple[Crossing, Band, CurveProvenance]:
         """The network's constants for `op`, how far off they may be, and where they come from."""
         reduces = op == "all_reduce"
-        found = self.crossings.get((fabric, reduces))
-        if found is not None:
+        found = self.crossings.get((fabric, reduces), self.crossings["ib", reduces])
+        if (fabric, reduces) in self.crossings and generation in found.generations:
             return found, found.band, found.provenance
-        return self.crossings["ib", reduces], _WIDEST, "assumed"
+        return found, _WIDEST, "assumed"
 
 
 CURVES = Curves(
