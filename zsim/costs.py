@@ -7,6 +7,7 @@ knows no streams and no strategy. Every constant comes from the cluster's preset
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 from zsim.collectives import ALGORITHMS
 from zsim.hardware import ClusterSpec, Path
@@ -74,6 +75,10 @@ class Costs:
         if key not in self._paths:
             self._paths[key] = self.cluster.path(ranks)
         return self._paths[key]
+
+    def usage(self, ranks: tuple[int, ...]) -> dict[str, Fraction]:
+        """What a collective over `ranks` at full speed takes of each member's links, by their kind."""
+        return self.cluster.usage(ranks)
 
     def bytes_sent(self, kind: str, nbytes: int, *, group_size: int, rank: int = 0, root: int = 0) -> int:
         """Bytes that group-local `rank` puts on the wire in a collective of `nbytes`."""

@@ -4,20 +4,26 @@ An op starts when the host has issued it, the op before it on its stream is over
 for a collective, every member has arrived and the communicator's last collective is over. Between collectives nothing
 is shared, so times there follow by arithmetic at once; each collective, whose start all its members decide, is one simpy event.
 A member's arrival is known at the latest at the moment of the last completion it depends on, so no event lies in the past.
+
+Communicators that meet in a rank and together need more of its links than there is contend: while their collectives run at once,
+each runs at its max–min fair share (`zsim.contention`), found anew at each start and end. Their latency is stretched as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Protocol
 
 import simpy
 
+from zsim.contention import SharedLinks, contended
 from zsim.errors import DeadlockError
 from zsim.folding import Meetings, stand_ins
 from zsim.ops import COLLECTIVES, STREAMS, Kernel, Op
 from zsim.program import Program
+from zsim.sharing import Usage
 
 UNKNOWN = -1
 _HOST = STREAMS.index("host")
@@ -32,6 +38,10 @@ class Durations(Protocol):
 
     def collective_ns(self, kind: str, nbytes: int, ranks: tuple[int, ...]) -> int:
         """How long a collective of `nbytes` (full message) over `ranks` runs alone."""
+        ...
+
+    def usage(self, ranks: tuple[int, ...]) -> Mapping[str, Fraction]:
+        """What a collective over `ranks` at full speed takes of each member's links, by their kind."""
         ...
 
     def issue_ns(self, op: Op) -> int:
@@ -90,6 +100,10 @@ class _Communicator:
     free_at: int = 0
     next: int = 0
     pending: dict[int, _Collective] = field(default_factory=dict)
+    usage: Usage = field(default_factory=dict)
+    """What its collectives take of the simulated ranks' links, if it can contend; otherwise nothing."""
+    waiting: list[_Collective] = field(default_factory=list)
+    is_busy: bool = False
 
 
 @dataclass(slots=True)
@@ -129,7 +143,7 @@ def _compile(ops: tuple[Op, ...], durations: Durations) -> _Compiled:
 class _Engine:
     """The state of one simulation."""
 
-    def __init__(self, program: Program, durations: Durations, *, all_ranks: bool) -> None:
+    def __init__(self, program: Program, durations: Durations, *, all_ranks: bool, contention: bool) -> None:
         self.program, self.durations = program, durations
         self.environment = simpy.Environment()
         compiled = [_compile(rank.steady, durations) for rank in program.ranks]
@@ -160,6 +174,11 @@ class _Engine:
                 )
             )
         self.places = {id(c): _sequence(c) for c in compiled}
+        self.links = SharedLinks(self)
+        if contention and len(communicators) > 1:
+            groups = [(present, durations.usage(each.ranks)) for (_, present), each in communicators.items()]
+            for each, usage in zip(communicators.values(), contended(groups), strict=True):
+                each.usage = usage
 
     def run(self) -> Timeline:
         """Advance every rank as far as it goes, then let collectives end one by one."""
@@ -255,11 +274,39 @@ class _Engine:
             self._start(communicator, following)
 
     def _start(self, communicator: _Communicator, collective: _Collective) -> None:
+        if communicator.usage:
+            communicator.waiting.append(collective)
+            self._launch(communicator)
+            return
         begin = max(collective.ready, communicator.free_at)
         end = begin + self.durations.collective_ns(collective.kind, collective.nbytes, communicator.ranks)
         communicator.free_at = end
         event = self.environment.timeout(end - int(self.environment.now))
         event.callbacks.append(lambda _: self._end(collective, begin, end))
+
+    def _launch(self, communicator: _Communicator) -> None:
+        """Let the next collective of a communicator that contends begin when it can, if none is running."""
+        if communicator.is_busy or not communicator.waiting:
+            return
+        communicator.is_busy = True
+        collective = communicator.waiting.pop(0)
+        begin = max(collective.ready, communicator.free_at)
+        alone = self.durations.collective_ns(collective.kind, collective.nbytes, communicator.ranks)
+
+        def ended() -> None:
+            communicator.free_at, communicator.is_busy = self.now(), False
+            self._launch(communicator)
+            self._end(collective, begin, communicator.free_at)
+
+        self.after(begin - self.now(), lambda: self.links.begin(communicator.usage, alone, ended))
+
+    def now(self) -> int:
+        """The time of the simulation."""
+        return int(self.environment.now)
+
+    def after(self, delay: int, call: Callable[[], None]) -> None:
+        """Call `call` in `delay` nanoseconds of the simulation."""
+        self.environment.timeout(delay).callbacks.append(lambda _: call())
 
     def _end(self, collective: _Collective, begin: int, end: int) -> None:
         for rank, index in collective.arrived:
@@ -303,9 +350,10 @@ def _deadlock(stuck: list[_Rank]) -> DeadlockError:
     return DeadlockError(where="simulation", expected="every op to end", found="a deadlock: " + "; ".join(stories))
 
 
-def simulate(program: Program, *, costs: Durations, all_ranks: bool = False) -> Timeline:
-    """The times of the steady step. Without `all_ranks`, one rank stands for all that are alike (`zsim.folding`).
+def simulate(program: Program, *, costs: Durations, all_ranks: bool = False, contention: bool = True) -> Timeline:
+    """The times of the steady step. Without `all_ranks`, one rank stands for all that are alike (`zsim.folding`); without
+    `contention`, every collective runs as if its links were its own.
 
     DeadlockError when ranks wait for one another forever or disagree on a collective.
     """
-    return _Engine(program, costs, all_ranks=all_ranks).run()
+    return _Engine(program, costs, all_ranks=all_ranks, contention=contention).run()

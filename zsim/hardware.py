@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import difflib
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from fractions import Fraction
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Literal
@@ -166,6 +168,24 @@ class ClusterSpec:
         rails = min(per_node.values()) * nic * self.nics_per_node // self.devices_per_node
         widest = min(rails, self.links.fabric.bandwidth) if max(per_node.values()) > 1 else rails
         return Path(alpha_ns=alpha, bytes_per_s=widest, num_ranks=len(ranks), num_nodes=len(per_node))
+
+    def usage(self, ranks: tuple[int, ...]) -> dict[str, Fraction]:
+        """What a ring over `ranks` at full speed takes of each member's `fabric` link, and of its part of the `rail`s.
+
+        The other ranks of a node bring their own parts, as in `path`; one rank alone uses nothing.
+        """
+        if len(ranks) < 2:
+            return {}
+        path = self.path(ranks)
+        per_node = Counter(self.node_of(rank) for rank in ranks)
+        found = {}
+        if max(per_node.values()) > 1:
+            found["fabric"] = Fraction(path.bytes_per_s, self.links.fabric.bandwidth)
+        if path.num_nodes > 1:
+            nic = min(self.links.pcie.bandwidth, self.links.rail.bandwidth)
+            part = Fraction(nic * self.nics_per_node, self.devices_per_node)
+            found["rail"] = min(Fraction(1), path.bytes_per_s / (part * min(per_node.values())))
+        return found
 
     def nics_of(self, rank: int) -> range:
         """The NICs of its node that are next to `rank`'s device: its even part of them, or the one that it shares."""

@@ -46,8 +46,10 @@ def longest(program: Program, costs: Costs) -> int:
 
 @pytest.mark.parametrize("name", GPU + CPU)
 def test_the_makespan_is_the_longest_path_of_the_queue_augmented_graph(name):
+    """Of collectives whose links are their own: the graph's durations do not depend on what else runs."""
     program, costs = planned(name)
-    assert simulate(program, costs=costs).step_time_ns == longest(program, costs)
+    alone = simulate(program, costs=costs, contention=False).step_time_ns
+    assert alone == longest(program, costs) <= simulate(program, costs=costs).step_time_ns
 
 
 @pytest.mark.parametrize("name", GPU + CPU)

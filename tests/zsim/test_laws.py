@@ -100,7 +100,7 @@ def test_the_makespan_is_the_longest_path_and_the_path_has_no_gaps(found):
 
     length, path = longest_path(whole, node_ns)
 
-    assert simulate(program, costs=costs).step_time_ns == length
+    assert simulate(program, costs=costs, contention=False).step_time_ns == length
     assert sum(node_ns(node, whole.nodes[node]["op"]) for node in path) == length
     assert all(whole.has_edge(*pair) for pair in zip(path, path[1:], strict=False))
 
