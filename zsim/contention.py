@@ -32,42 +32,71 @@ class _Flow:
     """A running collective: nanoseconds at full speed that were left at `at`, and what to do at its end."""
 
     usage: Usage
-    left: Fraction
+    left: int | Fraction
     at: int
     ended: Callable[[], None]
-    speed: Fraction = Fraction(0)
+    speed: int | Fraction = 0
     version: int = 0
     """Its end is scheduled anew whenever its speed changes; a call of an earlier version is void."""
 
 
 class SharedLinks:
-    """The collectives that run at present over links for which several compete."""
+    """The collectives that run at present over links for which several compete.
+
+    Which of them run decides their speeds, so each such set is worked out once; changes at one moment are worked out together.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self.flows: list[_Flow] = []
+        self.flows: dict[int, _Flow] = {}
+        """By the identity of what they use, of which only one runs at a time."""
+        self.known: dict[tuple[int, ...], tuple[int | Fraction, ...]] = {}
+        self.is_stale = False
 
     def begin(self, usage: Usage, alone_ns: int, ended: Callable[[], None]) -> None:
-        """From now on run a collective that takes `alone_ns` at full speed; `ended` is called when it is over."""
-        self._share([*self.flows, _Flow(usage=usage, left=Fraction(alone_ns), at=self.clock.now(), ended=ended)])
+        """From now on run a collective that takes `alone_ns` at full speed; `ended` is called when it is over.
 
-    def _share(self, flows: list[_Flow]) -> None:
-        """From now on `flows` run, each at its fair share; the ends of those whose share changes are scheduled anew."""
+        `usage` is the same object for all collectives of one group, and its last one is over.
+        """
+        flow = _Flow(usage=usage, left=alone_ns, at=self.clock.now(), ended=ended)
+        self.flows[id(usage)] = flow
+        if len(self.flows) == 1:
+            self._run(flow, 1)
+        else:
+            self._share_soon()
+
+    def _share_soon(self) -> None:
+        """Once everything else of this moment has happened, find the speeds anew."""
+        if not self.is_stale:
+            self.is_stale = True
+            self.clock.after(0, self._share)
+
+    def _share(self) -> None:
+        self.is_stale = False
+        running = tuple(sorted(self.flows))
+        found = self.known.get(running)
+        if found is None:
+            exact = speeds([self.flows[key].usage for key in running])
+            found = self.known[running] = tuple(1 if speed == 1 else speed for speed in exact)
+        for key, speed in zip(running, found, strict=True):
+            if self.flows[key].speed != speed:
+                self._run(self.flows[key], speed)
+
+    def _run(self, flow: _Flow, speed: int | Fraction) -> None:
+        """From now on `flow` runs at `speed`."""
         now = self.clock.now()
-        self.flows = flows
-        for flow, speed in zip(flows, speeds([flow.usage for flow in flows]), strict=True):
-            if speed != flow.speed:
-                flow.left = max(Fraction(0), flow.left - (now - flow.at) * flow.speed)
-                flow.at, flow.speed, flow.version = now, speed, flow.version + 1
-                self._schedule(flow, flow.version)
+        flow.left = max(0, flow.left - (now - flow.at) * flow.speed)
+        flow.at, flow.speed, flow.version = now, speed, flow.version + 1
+        version = flow.version
 
-    def _schedule(self, flow: _Flow, version: int) -> None:
         def finish() -> None:
             if version == flow.version:
-                self._share([other for other in self.flows if other is not flow])
+                del self.flows[id(flow.usage)]
+                if self.flows:
+                    self._share_soon()
                 flow.ended()
 
-        self.clock.after(ceil(flow.left / flow.speed), finish)
+        self.clock.after(ceil(flow.left / speed) if speed != 1 else ceil(flow.left), finish)
 
 
 def contended(groups: Sequence[tuple[Sequence[int], Mapping[str, Fraction]]]) -> list[Usage]:

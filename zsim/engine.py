@@ -298,7 +298,10 @@ class _Engine:
             self._launch(communicator)
             self._end(collective, begin, communicator.free_at)
 
-        self.after(begin - self.now(), lambda: self.links.begin(communicator.usage, alone, ended))
+        if begin == self.now():
+            self.links.begin(communicator.usage, alone, ended)
+        else:
+            self.after(begin - self.now(), lambda: self.links.begin(communicator.usage, alone, ended))
 
     def now(self) -> int:
         """The time of the simulation."""

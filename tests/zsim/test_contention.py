@@ -47,7 +47,7 @@ def ends(flows: list[tuple[int, int, dict[str, Part]]]) -> list[int]:
     links = SharedLinks(clock)
     for index, (begin, alone, usage) in enumerate(flows):
 
-        def start(index: int = index, alone: int = alone, usage: dict[str, Part] = usage) -> None:
+        def start(index: int = index, alone: int = alone, usage: dict[str, Part] = dict(usage)) -> None:  # noqa: B006, each its own
             links.begin(usage, alone, lambda: found.__setitem__(index, clock.now()))
 
         clock.after(begin, start)
