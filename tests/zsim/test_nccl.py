@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.collectives import ALGORITHMS, communicator
+from zsim.collectives import ALGORITHMS, communicator, estimated
 from zsim.collectives.nccl import Communicator, estimate, time_ns
 from zsim.collectives.nccl_curves import CROSSINGS, LARGE_DOMAIN, NVLS, RINGS
 from zsim.collectives.nccl_tuning import GENERATIONS
@@ -137,6 +137,15 @@ def test_a_group_s_communicator_is_as_wide_as_its_narrowest_shared_place() -> No
     strided = communicator(cluster, cluster.path((2, 10, 18, 26)))
     assert (rails.bus_gb_s, rails.num_nodes, rails.fabric) == (48, 4, "efa")
     assert (strided.bus_gb_s, strided.num_ranks, strided.num_nodes) == (6, 4, 4)
+
+
+def test_a_collective_on_a_cluster_has_a_band_as_wide_as_its_constants_are_uncertain() -> None:
+    inside, across = (
+        estimated("all_gather", GIB, cluster=load_cluster("dgx-h100", nodes=2), ranks=tuple(range(n))) for n in (8, 16)
+    )
+    assert (inside.provenance, across.provenance) == ("calibrated", "published")
+    assert inside.high / inside.microseconds == pytest.approx(1.08)
+    assert across.high / across.microseconds == pytest.approx(1.3)
 
 
 @pytest.mark.parametrize(("op", "share"), [("all_gather", 1.005), ("reduce_scatter", 1.005), ("all_reduce", 1.02)])

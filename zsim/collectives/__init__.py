@@ -81,6 +81,11 @@ def communicator(cluster: ClusterSpec, path: Path) -> nccl.Communicator:
     )
 
 
+def estimated(op: str, nbytes: int, *, cluster: ClusterSpec, ranks: tuple[int, ...]) -> nccl.Estimate:
+    """NCCL's time for `op` over `ranks` with its band and provenance, without what torch adds; at least two ranks."""
+    return nccl.estimate(op, nbytes, communicator(cluster, cluster.path(ranks)))
+
+
 def _by_nccl(op: str, nbytes: int, *, cluster: ClusterSpec, path: Path) -> int:
     return nccl.time_ns(op, nbytes, communicator(cluster, path))
 
