@@ -70,6 +70,7 @@ def fused(op: Operator, sizes: Sizes) -> Iterator[Call]:
         backward_flops=5 * flops // 4 if op.causal else 5 * flops // 2,
         moved=4 * nbytes,
         backward_moved=8 * nbytes,
+        shape=(sizes.batch.micro_batch * op.num_heads, sizes.batch.sequence_length, sizes.batch.sequence_length, op.head_dim),
     )
 
 

@@ -8,7 +8,7 @@ A member's arrival is known at the latest at the moment of the last completion i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from zsim.ops import COLLECTIVES, STREAMS, Kernel, Op
 from zsim.program import Program
 
 UNKNOWN = -1
+Longer = Mapping[int, Mapping[int, int]]
 _HOST = STREAMS.index("host")
 
 
@@ -107,7 +108,7 @@ class _Rank:
     host_delay: int = 0
 
 
-def _compile(ops: tuple[Op, ...], durations: Durations) -> _Compiled:
+def _compile(ops: tuple[Op, ...], durations: Durations, longer: Mapping[int, int]) -> _Compiled:
     clock, issued = 0, []
     queues: list[list[int]] = [[] for _ in STREAMS]
     streams = [STREAMS.index(op.stream) for op in ops]
@@ -115,10 +116,13 @@ def _compile(ops: tuple[Op, ...], durations: Durations) -> _Compiled:
         clock += durations.issue_ns(op)
         issued.append(clock)
         queues[stream].append(op.index)
+    durations_of = [_duration(op, durations) for op in ops]
+    for index, extra in longer.items():
+        durations_of[index] += extra
     return _Compiled(
         ops=ops,
         streams=streams,
-        durations=[UNKNOWN if op.kind in COLLECTIVES else durations.compute_ns(op.kernels) if op.kernels else 0 for op in ops],
+        durations=durations_of,
         waits=[op.waits for op in ops],
         issued=issued,
         queues=queues,
@@ -126,13 +130,19 @@ def _compile(ops: tuple[Op, ...], durations: Durations) -> _Compiled:
     )
 
 
+def _duration(op: Op, durations: Durations) -> int:
+    if op.kind in COLLECTIVES:
+        return UNKNOWN
+    return durations.compute_ns(op.kernels) if op.kernels else 0
+
+
 class _Engine:
     """The state of one simulation."""
 
-    def __init__(self, program: Program, durations: Durations, *, all_ranks: bool) -> None:
+    def __init__(self, program: Program, durations: Durations, *, all_ranks: bool, longer: Longer) -> None:
         self.program, self.durations = program, durations
         self.environment = simpy.Environment()
-        compiled = [_compile(rank.steady, durations) for rank in program.ranks]
+        compiled = [_compile(rank.steady, durations, longer.get(kind, {})) for kind, rank in enumerate(program.ranks)]
         everyone = tuple(range(program.mesh.world_size))
         self.stand_ins = everyone if all_ranks else stand_ins(program, duration_ns=durations.collective_ns)
         communicators: dict[tuple[str, tuple[int, ...]], _Communicator] = {}
@@ -303,9 +313,10 @@ def _deadlock(stuck: list[_Rank]) -> DeadlockError:
     return DeadlockError(where="simulation", expected="every op to end", found="a deadlock: " + "; ".join(stories))
 
 
-def simulate(program: Program, *, costs: Durations, all_ranks: bool = False) -> Timeline:
+def simulate(program: Program, *, costs: Durations, all_ranks: bool = False, longer: Longer = {}) -> Timeline:  # noqa: B006, never changed
     """The times of the steady step. Without `all_ranks`, one rank stands for all that are alike (`zsim.folding`).
 
+    `longer`: nanoseconds by which ops of a rank program (by its place in the Program, then by index) take longer than their kernels.
     DeadlockError when ranks wait for one another forever or disagree on a collective.
     """
-    return _Engine(program, costs, all_ranks=all_ranks).run()
+    return _Engine(program, costs, all_ranks=all_ranks, longer=longer).run()

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from zsim.devices import Device, Provenance
 from zsim.errors import ZsimError
-from zsim.hardware import ClusterSpec, Device, Provenance
+from zsim.hardware import ClusterSpec
 from zsim.mesh import Mesh
 from zsim.nccl_buffers import SHARED_NETWORK, layout
 from zsim.program import PHASES, Program, RankProgram
