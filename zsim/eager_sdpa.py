@@ -180,7 +180,7 @@ def _weights(op: Operator, sizes: Sizes) -> Iterator[Call]:
     scores = batched_matmul("scores", (f"{name}.q", f"{name}.k"), raw, nbytes, op, sizes)
     yield replace(scores, drops=(*scores.drops, f"{name}.keys"))
     if op.causal:
-        yield Call(operator="mask", inputs=(raw,), output=masked, nbytes=nbytes, passes=(raw,), drops=(raw,))
+        yield Call(operator="mask", inputs=(raw,), output=masked, nbytes=nbytes, passes=(raw,), drops=(raw,), moved=2 * nbytes)
     source = masked if op.causal else raw
     yield Call(
         operator="softmax",
@@ -190,4 +190,6 @@ def _weights(op: Operator, sizes: Sizes) -> Iterator[Call]:
         saves=(probabilities,),
         gradients=(source,),
         drops=(source,),
+        moved=2 * nbytes,
+        backward_moved=3 * nbytes,
     )

@@ -20,7 +20,17 @@ from zsim.ops import COLLECTIVES, STREAMS, Kernel, Op
 from zsim.program import Program
 
 UNKNOWN = -1
-Longer = Mapping[int, Mapping[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """Nanoseconds, by op index, by which ops of one rank program take longer than their kernels, and by which the host issues them later."""
+
+    longer: Mapping[int, int] = field(default_factory=dict)
+    later: Mapping[int, int] = field(default_factory=dict)
+
+
+NO_DELAYS = Delays()
 _HOST = STREAMS.index("host")
 
 
@@ -108,16 +118,16 @@ class _Rank:
     host_delay: int = 0
 
 
-def _compile(ops: tuple[Op, ...], durations: Durations, longer: Mapping[int, int]) -> _Compiled:
+def _compile(ops: tuple[Op, ...], durations: Durations, delays: Delays) -> _Compiled:
     clock, issued = 0, []
     queues: list[list[int]] = [[] for _ in STREAMS]
     streams = [STREAMS.index(op.stream) for op in ops]
     for op, stream in zip(ops, streams, strict=True):
-        clock += durations.issue_ns(op)
+        clock += durations.issue_ns(op) + delays.later.get(op.index, 0)
         issued.append(clock)
         queues[stream].append(op.index)
     durations_of = [_duration(op, durations) for op in ops]
-    for index, extra in longer.items():
+    for index, extra in delays.longer.items():
         durations_of[index] += extra
     return _Compiled(
         ops=ops,
@@ -139,10 +149,11 @@ def _duration(op: Op, durations: Durations) -> int:
 class _Engine:
     """The state of one simulation."""
 
-    def __init__(self, program: Program, durations: Durations, *, all_ranks: bool, longer: Longer) -> None:
+    def __init__(self, program: Program, durations: Durations, *, all_ranks: bool, delays: Sequence[Delays]) -> None:
         self.program, self.durations = program, durations
         self.environment = simpy.Environment()
-        compiled = [_compile(rank.steady, durations, longer.get(kind, {})) for kind, rank in enumerate(program.ranks)]
+        delays = delays or [NO_DELAYS] * len(program.ranks)
+        compiled = [_compile(rank.steady, durations, own) for rank, own in zip(program.ranks, delays, strict=True)]
         everyone = tuple(range(program.mesh.world_size))
         self.stand_ins = everyone if all_ranks else stand_ins(program, duration_ns=durations.collective_ns)
         communicators: dict[tuple[str, tuple[int, ...]], _Communicator] = {}
@@ -313,10 +324,10 @@ def _deadlock(stuck: list[_Rank]) -> DeadlockError:
     return DeadlockError(where="simulation", expected="every op to end", found="a deadlock: " + "; ".join(stories))
 
 
-def simulate(program: Program, *, costs: Durations, all_ranks: bool = False, longer: Longer = {}) -> Timeline:  # noqa: B006, never changed
+def simulate(program: Program, *, costs: Durations, all_ranks: bool = False, delays: Sequence[Delays] = ()) -> Timeline:
     """The times of the steady step. Without `all_ranks`, one rank stands for all that are alike (`zsim.folding`).
 
-    `longer`: nanoseconds by which ops of a rank program (by its place in the Program, then by index) take longer than their kernels.
+    `delays`: those of each rank program, or nothing.
     DeadlockError when ranks wait for one another forever or disagree on a collective.
     """
-    return _Engine(program, costs, all_ranks=all_ranks, longer=longer).run()
+    return _Engine(program, costs, all_ranks=all_ranks, delays=delays).run()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from zsim.costs import Costs
-from zsim.engine import Timeline, simulate
+from zsim.engine import Delays, Timeline, simulate
 from zsim.execution import Execution
 from zsim.ops import COLLECTIVES, Op
 from zsim.program import Program
@@ -20,25 +20,29 @@ COMPUTE = ("forward", "backward", "recompute", "optimizer", "copy")
 
 def simulate_step(program: Program, *, costs: Costs, all_ranks: bool = False) -> Timeline:
     """The times of the steady step with all that slows it down."""
-    pauses = {kind: _pauses(rank.steady, costs.execution) for kind, rank in enumerate(program.ranks)}
-    alone = simulate(program, costs=costs, all_ranks=all_ranks, longer=pauses)
+    pauses = [_pauses(rank.steady, costs.execution) for rank in program.ranks]
+    alone = simulate(program, costs=costs, all_ranks=all_ranks, delays=[Delays(one, one) for one in pauses])
     share = costs.cluster.device.interference if costs.execution.interference else 0.0
     lost = interference(program, alone, share=share) if share else {}
     if not any(lost.values()):
         return alone
-    both = {kind: _sum(pauses[kind], lost.get(kind, {})) for kind in pauses}
-    return simulate(program, costs=costs, all_ranks=all_ranks, longer=both)
+    both = [Delays(_sum(one, lost.get(kind, {})), one) for kind, one in enumerate(pauses)]
+    return simulate(program, costs=costs, all_ranks=all_ranks, delays=both)
 
 
 def _pauses(ops: tuple[Op, ...], execution: Execution) -> dict[int, int]:
-    """A pause before the first kernels of each micro-batch, and that of the step before its last op."""
+    """A pause before the first kernels of each micro-batch, and that of the step before the optimizer's.
+
+    In it the trainer has waited for the device and does something else, so neither of them works: the op is issued later, and a device
+    that still has work starts it as much later.
+    """
     found: dict[int, int] = {}
     if execution.micro_batch_overhead_ns:
         firsts = {op.micro_batch: op.index for op in reversed(ops) if op.kind == "forward"}
         found = dict.fromkeys(firsts.values(), execution.micro_batch_overhead_ns)
-    last = next((op.index for op in reversed(ops) if op.kind == "optimizer"), None)
-    if execution.step_overhead_ns and last is not None:
-        found[last] = found.get(last, 0) + execution.step_overhead_ns
+    step = next((op.index for op in ops if op.kind == "optimizer"), None)
+    if execution.step_overhead_ns and step is not None:
+        found[step] = found.get(step, 0) + execution.step_overhead_ns
     return found
 
 
