@@ -9,7 +9,14 @@ from __future__ import annotations
 from zsim.devices import Figure
 from zsim.scenario import Scenario
 
-COMPUTE: dict[str, float] = {"measured": 0.05, "calibrated": 0.08, "published": 0.15, "source code": 0.2, "vendor sheet": 0.3, "assumed": 0.3}
+COMPUTE: dict[str, float] = {
+    "measured": 0.05,
+    "calibrated": 0.08,
+    "published": 0.15,
+    "source code": 0.2,
+    "vendor sheet": 0.3,
+    "assumed": 0.3,
+}
 """Half-width by the weakest provenance among the device's constants that decide. Calibrated: the 95th percentile of errors on left-out
 groups of llm-foundry, 5 to 7 %, rounded up; published: what llm-foundry's steps miss by with published priors alone, 9 %, and a
 source's own software on top; assumed: carrying a fraction from one generation to the next was 18 % off, doubled for the 95th percentile."""

@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from zsim import (
+    accuracy_commands,
     advice,
     answer,
     backends,
@@ -375,4 +376,5 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "show": show,
     "fit": least,
     "list": listing,
+    "accuracy": accuracy_commands.show,
 }

@@ -24,7 +24,7 @@ UNKNOWN = -1
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """Nanoseconds, by op index, by which ops of one rank program take longer than their kernels, and by which the host issues them later."""
+    """Nanoseconds by op index: how much longer than their kernels ops of one rank program take, and how much later the host issues them."""
 
     longer: Mapping[int, int] = field(default_factory=dict)
     later: Mapping[int, int] = field(default_factory=dict)

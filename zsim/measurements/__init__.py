@@ -35,7 +35,9 @@ def files(folder: Path) -> list[Path]:
         return [folder]
     found = sorted(path for path in folder.glob("*.csv") if path.is_file()) if folder.is_dir() else []
     if not found:
-        raise MeasurementError(where=str(folder), expected="a folder with CSV files of measurements", found="none")
+        raise MeasurementError(
+            where=str(folder), expected="a folder with CSV files of measurements", found="none"
+        )
     return found[:MAX_FILES]
 
 
@@ -55,4 +57,16 @@ def steps(name: str, records: list[Record], *, file: str) -> Iterator[Step | Ski
             yield Skipped(source=file, line=record.line, reason=str(error))
 
 
-__all__ = ["SOURCES", "MeasurementError", "Record", "RowError", "Skipped", "Source", "Step", "files", "read", "source_of", "steps"]
+__all__ = [
+    "SOURCES",
+    "MeasurementError",
+    "Record",
+    "RowError",
+    "Skipped",
+    "Source",
+    "Step",
+    "files",
+    "read",
+    "source_of",
+    "steps",
+]

@@ -10,7 +10,19 @@ from zsim.measurements.mapping import CLUSTERS, ScenarioText
 from zsim.measurements.table import Record, RowError, Step
 from zsim.measurements.torchtitan import MODELS, checkpointing
 
-COLUMNS = frozenset(("model", "n_gpus", "gpu", "seq_len", "micro_batch", "grad_accum", "sharding", "mfu_frac", "tokens_per_s_per_gpu"))
+COLUMNS = frozenset(
+    (
+        "model",
+        "n_gpus",
+        "gpu",
+        "seq_len",
+        "micro_batch",
+        "grad_accum",
+        "sharding",
+        "mfu_frac",
+        "tokens_per_s_per_gpu",
+    )
+)
 
 
 def step(record: Record, *, source: str) -> Step:
@@ -21,9 +33,17 @@ def step(record: Record, *, source: str) -> Step:
     if gpu not in CLUSTERS:
         raise RowError(f"gpu: expected one of {', '.join(CLUSTERS)}, found {gpu[:40]!r}")
     num_gpus = record.size("n_gpus")
-    cluster = "p4de" if "400 gbps" in record.text("interconnect", "").lower() and CLUSTERS[gpu] == "dgx-a100" else CLUSTERS[gpu]
+    cluster = (
+        "p4de"
+        if "400 gbps" in record.text("interconnect", "").lower() and CLUSTERS[gpu] == "dgx-a100"
+        else CLUSTERS[gpu]
+    )
     sharding = record.text("sharding").upper()
-    batch, accumulation, length = record.size("micro_batch"), record.size("grad_accum", 1), record.size("seq_len")
+    batch, accumulation, length = (
+        record.size("micro_batch"),
+        record.size("grad_accum", 1),
+        record.size("seq_len"),
+    )
     text = ScenarioText(
         description=f"fms-fsdp, {record.text('model')} on {num_gpus} GPUs",
         model={"preset": MODELS[name]},
@@ -35,7 +55,17 @@ def step(record: Record, *, source: str) -> Step:
         activation_checkpointing=checkpointing(record.text("activation_checkpointing", "none")),
         execution={"compile": True} if record.truth("torch_compile", False) else {},
     )
-    names = ("model", "n_gpus", "gpu", "seq_len", "micro_batch", "grad_accum", "sharding", "activation_checkpointing", "torch_compile")
+    names = (
+        "model",
+        "n_gpus",
+        "gpu",
+        "seq_len",
+        "micro_batch",
+        "grad_accum",
+        "sharding",
+        "activation_checkpointing",
+        "torch_compile",
+    )
     return Step(
         source=source,
         line=record.line,

@@ -16,7 +16,20 @@ from zsim.measurements.mapping import CLUSTERS, ScenarioText
 from zsim.measurements.table import Record, RowError, Step, same
 
 COLUMNS = frozenset(
-    ("model", "d_model", "n_heads", "n_layers", "seq_len", "n_gpus", "gpu", "mp_mode", "sharding", "micro_batch", "grad_accum", "tokens_per_s")
+    (
+        "model",
+        "d_model",
+        "n_heads",
+        "n_layers",
+        "seq_len",
+        "n_gpus",
+        "gpu",
+        "mp_mode",
+        "sharding",
+        "micro_batch",
+        "grad_accum",
+        "tokens_per_s",
+    )
 )
 SHARDINGS = {"FULL_SHARD": "full", "SHARD_GRAD_OP": "grad_op"}
 STEP_OVERHEAD, MICRO_BATCH_OVERHEAD = "12 ms", "6 ms"
@@ -33,7 +46,11 @@ def step(record: Record, *, source: str) -> Step:
     if record.truth("activation_cpu_offload", False):
         raise RowError("activation_cpu_offload: not simulated")
     num_gpus, per_node = record.size("n_gpus"), record.size("gpus_per_node", 8)
-    micro_batch, accumulation, length = record.size("micro_batch"), record.size("grad_accum"), record.size("seq_len")
+    micro_batch, accumulation, length = (
+        record.size("micro_batch"),
+        record.size("grad_accum"),
+        record.size("seq_len"),
+    )
     sequences = micro_batch * accumulation * num_gpus
     if record.text("global_batch_seqs", ""):
         same("global_batch_seqs", record.positive("global_batch_seqs"), sequences)
@@ -55,7 +72,18 @@ def step(record: Record, *, source: str) -> Step:
 
 
 def _fields(record: Record) -> dict[str, str]:
-    names = ("model", "seq_len", "n_gpus", "gpu", "precision", "mp_mode", "sharding", "activation_checkpointing", "micro_batch", "grad_accum")
+    names = (
+        "model",
+        "seq_len",
+        "n_gpus",
+        "gpu",
+        "precision",
+        "mp_mode",
+        "sharding",
+        "activation_checkpointing",
+        "micro_batch",
+        "grad_accum",
+    )
     return {name: record.text(name, "") for name in names}
 
 
@@ -76,7 +104,11 @@ def _scenario(record: Record, cluster: str, num_gpus: int) -> tuple[ScenarioText
         "attention": "sdpa",
     }
     checkpointing = {"mode": "full", "early_stop": early_stop} if again else {}
-    execution = {"attention_kernels": "triton", "step_overhead": STEP_OVERHEAD, "micro_batch_overhead": MICRO_BATCH_OVERHEAD}
+    execution = {
+        "attention_kernels": "triton",
+        "step_overhead": STEP_OVERHEAD,
+        "micro_batch_overhead": MICRO_BATCH_OVERHEAD,
+    }
     text = ScenarioText(
         description=f"llm-foundry, {record.text('model')}, {record.size('seq_len')} tokens, {num_gpus} × {record.text('gpu')}",
         model={"family": "gpt", "sizes": model},

@@ -11,7 +11,20 @@ from __future__ import annotations
 from zsim.measurements.mapping import CLUSTERS, ScenarioText
 from zsim.measurements.table import Record, RowError, Step, same
 
-COLUMNS = frozenset(("d_model", "n_heads", "n_layers", "seq_len", "n_gpus", "dp", "micro_batch", "n_microbatches", "iter_time_ms", "framework"))
+COLUMNS = frozenset(
+    (
+        "d_model",
+        "n_heads",
+        "n_layers",
+        "seq_len",
+        "n_gpus",
+        "dp",
+        "micro_batch",
+        "n_microbatches",
+        "iter_time_ms",
+        "framework",
+    )
+)
 VOCABULARY = 51_200
 ISSUE_KERNEL = "55 us"
 MB = "5 ms"
@@ -24,7 +37,11 @@ def step(record: Record, *, source: str) -> Step:
             raise RowError(f"{axis} = {record.size(axis)}: only data parallelism is simulated")
     num_gpus, per_node = record.size("n_gpus"), record.size("gpus_per_node", 8)
     same("dp", record.size("dp"), num_gpus)
-    micro_batch, accumulation, length = record.size("micro_batch"), record.size("n_microbatches"), record.size("seq_len")
+    micro_batch, accumulation, length = (
+        record.size("micro_batch"),
+        record.size("n_microbatches"),
+        record.size("seq_len"),
+    )
     if record.text("global_batch_seqs", ""):
         same("global_batch_seqs", record.positive("global_batch_seqs"), micro_batch * accumulation * num_gpus)
     gpu = record.text("gpu").lower()

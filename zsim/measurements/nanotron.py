@@ -9,7 +9,20 @@ from __future__ import annotations
 from zsim.measurements.mapping import CLUSTERS, ScenarioText
 from zsim.measurements.table import Record, RowError, Step, same
 
-COLUMNS = frozenset(("model", "seq_len", "nodes", "n_gpus", "micro_batch", "grad_accum", "dp", "zero_stage", "status", "tokens_per_s_per_gpu"))
+COLUMNS = frozenset(
+    (
+        "model",
+        "seq_len",
+        "nodes",
+        "n_gpus",
+        "micro_batch",
+        "grad_accum",
+        "dp",
+        "zero_stage",
+        "status",
+        "tokens_per_s_per_gpu",
+    )
+)
 
 
 def step(record: Record, *, source: str) -> Step:
@@ -23,10 +36,18 @@ def step(record: Record, *, source: str) -> Step:
     if gpu not in CLUSTERS:
         raise RowError(f"gpu: expected one of {', '.join(CLUSTERS)}, found {gpu[:40]!r}")
     same("dp", record.size("dp"), num_gpus)
-    batch, accumulation, length = record.size("micro_batch"), record.size("grad_accum"), record.size("seq_len")
+    batch, accumulation, length = (
+        record.size("micro_batch"),
+        record.size("grad_accum"),
+        record.size("seq_len"),
+    )
     if record.text("global_batch_seqs", ""):
         same("global_batch_seqs", record.positive("global_batch_seqs"), batch * accumulation * num_gpus)
-    cluster = "p5" if "efa" in record.text("interconnect", "").lower() and CLUSTERS[gpu] == "dgx-h100" else CLUSTERS[gpu]
+    cluster = (
+        "p5"
+        if "efa" in record.text("interconnect", "").lower() and CLUSTERS[gpu] == "dgx-h100"
+        else CLUSTERS[gpu]
+    )
     text = ScenarioText(
         description=f"nanotron, {record.text('model')} on {num_gpus} GPUs",
         model={

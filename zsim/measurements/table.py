@@ -123,7 +123,9 @@ def read(path: Path) -> tuple[tuple[str, ...], list[Record]]:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise MeasurementError(where=str(path), expected="a file of measurements", found=str(error.strerror)) from None
+        raise MeasurementError(
+            where=str(path), expected="a file of measurements", found=str(error.strerror)
+        ) from None
     if len(data) > MAX_FILE_BYTES:
         raise MeasurementError(where=str(path), expected=f"at most {MAX_FILE_BYTES:,} bytes", found="more")
     try:
@@ -132,7 +134,9 @@ def read(path: Path) -> tuple[tuple[str, ...], list[Record]]:
         columns = tuple(reader.fieldnames or ())
         rows = list(_records(reader))
     except (UnicodeDecodeError, csv.Error) as error:
-        raise MeasurementError(where=str(path), expected="a CSV table in UTF-8", found=str(error)[:200]) from None
+        raise MeasurementError(
+            where=str(path), expected="a CSV table in UTF-8", found=str(error)[:200]
+        ) from None
     return columns, rows
 
 

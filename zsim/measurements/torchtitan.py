@@ -10,7 +10,19 @@ from __future__ import annotations
 from zsim.measurements.mapping import ScenarioText
 from zsim.measurements.table import Record, RowError, Step, same
 
-COLUMNS = frozenset(("model", "n_gpus", "seq_len", "local_batch", "dp_shard", "torch_compile", "technique", "gpu", "tokens_per_s_per_gpu"))
+COLUMNS = frozenset(
+    (
+        "model",
+        "n_gpus",
+        "seq_len",
+        "local_batch",
+        "dp_shard",
+        "torch_compile",
+        "technique",
+        "gpu",
+        "tokens_per_s_per_gpu",
+    )
+)
 MODELS = {
     "llama3.1-8b": "llama-3-8b",
     "llama3-8b": "llama-3-8b",
@@ -26,7 +38,13 @@ MODELS = {
 def cluster_of(gpu: str) -> str:
     """The preset of the GPU as the source describes it; RowError for one that is not known."""
     text = gpu.lower()
-    for words, preset in ((("h100", "96gb"), "grand-teton-h100"), (("h200",), "dgx-h200"), (("h100",), "dgx-h100"), (("b200",), "dgx-b200"), (("a100",), "dgx-a100")):
+    for words, preset in (
+        (("h100", "96gb"), "grand-teton-h100"),
+        (("h200",), "dgx-h200"),
+        (("h100",), "dgx-h100"),
+        (("b200",), "dgx-b200"),
+        (("a100",), "dgx-a100"),
+    ):
         if all(word in text for word in words):
             return preset
     raise RowError(f"gpu: not known: {gpu[:60]!r}")
@@ -47,7 +65,11 @@ def step(record: Record, *, source: str) -> Step:
     if name not in MODELS:
         raise RowError(f"model: expected one of {', '.join(MODELS)}, found {name[:40]!r}")
     replicas = num_gpus // shard
-    strategy = {"name": "hsdp", "dp_replicate": replicas, "dp_shard": shard} if replicas > 1 else {"name": "fsdp2", "dp_shard": shard}
+    strategy = (
+        {"name": "hsdp", "dp_replicate": replicas, "dp_shard": shard}
+        if replicas > 1
+        else {"name": "fsdp2", "dp_shard": shard}
+    )
     eight_bits = record.text("float8", "none").lower() not in ("none", "false", "no")
     compiled = record.truth("torch_compile", False)
     text = ScenarioText(
@@ -61,7 +83,17 @@ def step(record: Record, *, source: str) -> Step:
         activation_checkpointing=checkpointing(record.text("activation_checkpointing", "none")),
         execution=({"compile": True} if compiled else {}) | ({"float8": True} if eight_bits else {}),
     )
-    names = ("model", "n_gpus", "seq_len", "local_batch", "dp_shard", "activation_checkpointing", "torch_compile", "float8", "gpu")
+    names = (
+        "model",
+        "n_gpus",
+        "seq_len",
+        "local_batch",
+        "dp_shard",
+        "activation_checkpointing",
+        "torch_compile",
+        "float8",
+        "gpu",
+    )
     return Step(
         source=source,
         line=record.line,
@@ -71,7 +103,10 @@ def step(record: Record, *, source: str) -> Step:
         gpu=record.text("gpu"),
         nodes=-(-num_gpus // 8),
         fields={name: record.text(name, "") for name in names},
-        assumed=("fused AdamW with clipping", *(("linears in float8, everything else in bf16",) if eight_bits else ())),
+        assumed=(
+            "fused AdamW with clipping",
+            *(("linears in float8, everything else in bf16",) if eight_bits else ()),
+        ),
     )
 
 
