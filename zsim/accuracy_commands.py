@@ -1,4 +1,4 @@
-"""`zsim accuracy`: from measurement files to an error table, a picture, or the scenario of one row."""
+"""`zsim accuracy` and `zsim calibrate`: from measurement files to error tables, a picture, the scenario of a row, a cluster's constants."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from zsim import accuracy, measurements, plots
+from zsim import accuracy, calibrate, cluster_file, measurements, plots
 from zsim.accuracy import Accuracy, Predicted
 from zsim.errors import ZsimError
 from zsim.measurements import Skipped
@@ -130,3 +130,68 @@ def _explained(row: measurements.Step | Skipped, *, as_json: bool) -> str:
         return json.dumps({"scenario": row.scenario, "measured": row.seconds, "assumed": list(row.assumed)}) + "\n"
     assumed = "".join(f"# assumed: {words}\n" for words in row.assumed)
     return f"# {row.source} line {row.line}, measured {row.seconds:.6g} s\n{assumed}{row.scenario}"
+
+
+def calibrated(options: argparse.Namespace) -> int:
+    """`zsim calibrate --from FILE…`: constants fitted to measured steps, their errors, and with --out a cluster's file."""
+    rows: list[measurements.Step | Skipped] = []
+    for path in map(Path, options.files):
+        columns, records = measurements.read(path)
+        source = measurements.source_of(columns)
+        if not source:
+            raise NoSuchRowError(where=str(path), expected="columns of a known source of training steps", found=", ".join(columns)[:200])
+        rows += measurements.steps(source, records, file=path.name)
+    with progress("calibration"):
+        cases, skipped = calibrate.prepared(rows, say=tell)
+        fitted = calibrate.fit(cases, say=tell)
+    names = ", ".join(dict.fromkeys(Path(name).name for name in options.files))
+    if options.out:
+        _write(Path(options.out), cluster_file.text(options.cluster, fitted, source=names))
+    if options.json:
+        write_json(_fit_as_json(fitted, skipped))
+    for line in () if options.json else _fit_table(fitted, skipped):
+        say(line)
+    return 0
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise NoSuchRowError(where=str(path), expected="a file that can be written", found=str(error.strerror)) from None
+
+
+def _fit_as_json(fitted: calibrate.Fitted, skipped: list[Skipped]) -> dict[str, Any]:
+    return {
+        "constants": [{"generation": kind, "name": name, "factor": factor} for (kind, name), factor in fitted.factors.items()],
+        "rows": [
+            {"source": case.step.source, "line": case.step.line, "group": list(case.group), "error": error, "left_out": left_out}
+            for case, error, left_out in zip(fitted.cases, fitted.errors, fitted.left_out, strict=True)
+        ],
+        "fitted": _summary(fitted.errors),
+        "left_out": _summary(fitted.left_out),
+        "skipped": [{"source": row.source, "line": row.line, "reason": row.reason} for row in skipped],
+    }
+
+
+def _summary(errors: tuple[float, ...]) -> dict[str, float]:
+    ordered = sorted(map(abs, errors))
+    return {
+        "n": len(ordered),
+        "median": accuracy.percentile(ordered, 0.5),
+        "mean": sum(ordered) / len(ordered),
+        "p95": accuracy.percentile(ordered, 0.95),
+        "max": ordered[-1],
+    }
+
+
+def _fit_table(fitted: calibrate.Fitted, skipped: list[Skipped]) -> Iterator[str]:
+    yield f"{'constant':<32} {'of':<8} factor on its preset"
+    for (kind, name), factor in fitted.factors.items():
+        yield f"{name:<32} {kind or 'all':<8} {factor:.3f}"
+    for words, errors in (("rows fitted", fitted.errors), ("rows left out with their group", fitted.left_out)):
+        found = _summary(errors)
+        shares = ", ".join(f"{name} {100 * found[name]:.2f} %" for name in ("median", "mean", "p95", "max"))
+        yield f"{words}: n {found['n']}, {shares}"
+    for reason, rows in _by_reason(tuple(skipped)).items():
+        yield f"skipped: {len(rows)} × {reason}"

@@ -377,4 +377,5 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "fit": least,
     "list": listing,
     "accuracy": accuracy_commands.show,
+    "calibrate": accuracy_commands.calibrated,
 }

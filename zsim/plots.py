@@ -61,5 +61,5 @@ def _svg(rows: Sequence[Predicted]) -> Iterator[str]:
         yield f'<circle cx="{MARGIN + 10}" cy="{y}" r="4" fill="{COLORS[place_of % len(COLORS)]}"/>'
         yield f'<text x="{MARGIN + 20}" y="{y + 4}">{escape(source)}</text>'
     yield f'<text x="{SIDE / 2}" y="{SIDE - 20}" text-anchor="middle">measured, s</text>'
-    yield f'<text x="20" y="{SIDE / 2}" text-anchor="middle" transform="rotate(-90 20 {SIDE / 2})">predicted, s (lines: equal, 10 % apart)</text>'
+    yield f'<text x="20" y="{SIDE / 2}" text-anchor="middle" transform="rotate(-90 20 {SIDE / 2})">predicted, s</text>'
     yield "</svg>"
