@@ -61,6 +61,7 @@ def parser() -> argparse.ArgumentParser:
     show.add_argument("scenario", type=_path, metavar="SCENARIO")
     show.add_argument("--program", action="store_true", help="the Program, one line per op")
     show.add_argument("--memory", action="store_true", help="does it fit, what lives at the peak, what would help")
+    show.add_argument("--time", action="store_true", help="where the time goes, why communication is exposed, what would hide it")
     show.add_argument("--snapshot", metavar="FILE", type=_path, help="write the allocator's history for PyTorch's memory visualiser")
     _json(show)
     fit = commands.add_parser("fit", help="the least stage that fits, of every strategy and checkpointing", allow_abbrev=False)

@@ -49,6 +49,11 @@ class Costs:
         return ceil(alone * self._slowest) if self._slowest > 1 else alone
 
     @property
+    def interference(self) -> float:
+        """Of a collective's time, the share that kernels beside it lose; 0 where the scenario switches it off."""
+        return self.cluster.device.interference if self.execution.interference else 0.0
+
+    @property
     def _slowest(self) -> float:
         """How much longer the slowest rank takes, which every collective waits for, where there are several nodes."""
         return 1 + self.cluster.device.straggler * log2(self.cluster.num_nodes)

@@ -8,21 +8,36 @@ the second round overlaps more or less by then is a few per cent of a few per ce
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Protocol
 
-from zsim.costs import Costs
-from zsim.engine import Delays, Timeline, simulate
+from zsim.engine import Delays, Durations, Timeline, simulate
 from zsim.execution import Execution
 from zsim.ops import COLLECTIVES, Op
 from zsim.program import Program
 
+
+class StepCosts(Durations, Protocol):
+    """Durations that also know how the step is executed, and what share of a collective's time the kernels beside it lose."""
+
+    @property
+    def execution(self) -> Execution:
+        """The scenario's."""
+        ...
+
+    @property
+    def interference(self) -> float:
+        """0 where it is switched off."""
+        ...
+
+
 COMPUTE = ("forward", "backward", "recompute", "optimizer", "copy")
 
 
-def simulate_step(program: Program, *, costs: Costs, all_ranks: bool = False) -> Timeline:
+def simulate_step(program: Program, *, costs: StepCosts, all_ranks: bool = False) -> Timeline:
     """The times of the steady step with all that slows it down."""
     pauses = [_pauses(rank.steady, costs.execution) for rank in program.ranks]
     alone = simulate(program, costs=costs, all_ranks=all_ranks, delays=[Delays(one, one) for one in pauses])
-    share = costs.cluster.device.interference if costs.execution.interference else 0.0
+    share = costs.interference
     lost = interference(program, alone, share=share) if share else {}
     if not any(lost.values()):
         return alone
