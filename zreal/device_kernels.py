@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,13 +24,17 @@ from zsim.eager_sdpa import EFFICIENT_ROWS, FLASH_ROWS, MAX_FLASH_HEAD, flash_co
 from zsim.training import Device
 
 aten = torch.ops.aten
+ATTEND, DROPOUT, RMS_NORM = functional.scaled_dot_product_attention, functional.dropout, functional.rms_norm
 SIZED_BY_DEVICE = frozenset({"native_layer_norm", "_embedding_bag"})
 """Operators with results that are larger on one device than on the other."""
 _FLASH, _EFFICIENT = "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"
 
 
 class KernelChoices(TorchFunctionMode):
-    """Inside, functions that choose their kernel by device choose as on `device`. `seen`: there were such. For fake tensors only."""
+    """Inside, functions that choose their kernel by device choose as on `device`. `seen`: there were such. For fake tensors only.
+
+    A mode sees calls from outside of torch; what torch.nn.functional calls itself, as multi-head attention does, it finds by name.
+    """
 
     def __init__(self, device: Device) -> None:
         super().__init__()
@@ -43,6 +48,20 @@ class KernelChoices(TorchFunctionMode):
         self.seen |= replacement is not None
         chosen = func if replacement is None or self._device == "cpu" else replacement
         return chosen(*args, **(kwargs or {}))
+
+    def __enter__(self) -> Any:
+        for name, (original, replacement) in _BY_NAME.items():
+            setattr(functional, name, partial(self._named, original, replacement))
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        for name, (original, _) in _BY_NAME.items():
+            setattr(functional, name, original)
+
+    def _named(self, original: Any, replacement: Any, *args: Any, **kwargs: Any) -> Any:
+        self.seen = True
+        return (original if self._device == "cpu" else replacement)(*args, **kwargs)
 
 
 def _attention(
@@ -90,7 +109,7 @@ def _bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, train: bool = True) -> Tensor:
     """Dropout as one kernel, which keeps a mask of bytes; a CPU keeps one of the input's dtype."""
     if not (training and train) or inplace or not 0 < p < 1 or not input.numel():
-        return functional.dropout(input, p, training and train, inplace)
+        return DROPOUT(input, p, training and train, inplace)
     return aten.native_dropout(input, p, True)[0]
 
 
@@ -119,7 +138,7 @@ def _rms_norm(
     input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
     if weight is not None and weight.dtype != input.dtype:  # torch warns, and takes the composite
-        return functional.rms_norm(input, normalized_shape, weight, eps)
+        return RMS_NORM(input, normalized_shape, weight, eps)
     shape = [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
     return _FusedRMSNorm.apply(input, shape, weight, eps)
 
@@ -134,15 +153,22 @@ def _refuse_recurrent(*_: Any, **__: Any) -> None:
 
 
 _ON_CUDA: Mapping[Any, Any] = {
-    functional.scaled_dot_product_attention: _attention,
-    functional.dropout: _dropout,
+    ATTEND: _attention,
+    DROPOUT: _dropout,
     torch.dropout: lambda input, p, train: _dropout(input, p, train),
-    functional.rms_norm: _rms_norm,
+    RMS_NORM: _rms_norm,
     torch.rms_norm: _rms_norm,
     torch.lstm: _refuse_recurrent,
     torch.gru: _refuse_recurrent,
     torch.rnn_tanh: _refuse_recurrent,
     torch.rnn_relu: _refuse_recurrent,
+}
+
+
+_BY_NAME = {
+    "scaled_dot_product_attention": (ATTEND, _attention),
+    "dropout": (DROPOUT, _dropout),
+    "rms_norm": (RMS_NORM, _rms_norm),
 }
 
 

@@ -171,7 +171,7 @@ def _forward_backward(
         with torch.no_grad():
             seed = torch.ones_like(result)
         numbers = log.number(seed), log.number(result)
-        result.backward(seed)
+        torch_private.run_backward(result, seed)  # not hidden from KernelChoices where it recomputes
     except UntraceableError:
         raise
     except Exception as error:  # whatever a user's module may raise

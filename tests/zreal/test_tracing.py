@@ -101,6 +101,26 @@ def test_traced_with_the_kernels_of_cuda_it_peaks_where_the_family_does_there(na
     assert records(model, batch, name=strategy, dtype=dtype, device="cuda") == expected
 
 
+@pytest.mark.filterwarnings("ignore:.*None of the inputs have requires_grad")
+def test_kernels_of_cuda_are_found_inside_torch_and_in_what_checkpointing_runs_again() -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = checkpoint(layer, x, use_reentrant=False)
+            return x
+
+    model = trace(Attention, [((2, 8, 16), "float32")], dtype="bfloat16", device="cuda")
+    operators = [k.operator for module in model.lowered for k in (*module.forward.kernels, *module.recompute)]
+    assert operators.count("_scaled_dot_product_flash_attention") == 4
+    assert operators.count("native_dropout") == 12
+    assert not {"bernoulli_", "_safe_softmax"} & set(operators)
+    assert nn.functional.dropout.__name__ == "dropout"
+
+
 def test_a_trace_stands_for_the_devices_whose_kernels_it_shows() -> None:
     _, batch = family("gpt-tiny", "sdpa")
     with pytest.raises(TracedModelError, match='expected a trace with the kernels that torch takes on CUDA.*device="cuda"'):
