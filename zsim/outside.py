@@ -94,6 +94,14 @@ GPUS: dict[str, Gpu] = {
         context=550 * MIB,
         context_source=_HOPPER,
     ),
+    "H100 96 GB HBM2e 500 W": Gpu(
+        capability=90,
+        channels=24,
+        nvls_channels=16,
+        capacity=_capacity(95.0, 94.4, 95.6, "assumed: 96 GiB less what the driver keeps on H100", "assumed"),
+        context=550 * MIB,
+        context_source=_HOPPER,
+    ),
     "H200 SXM 141 GB": Gpu(
         capability=90,
         channels=24,

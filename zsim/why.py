@@ -154,7 +154,7 @@ def _last_thing(op: Op, ops: Sequence[Op], times: Times, befores: Sequence[dict[
     start = times.starts[op.index]
     ends: list[tuple[int, int, str, int | None]] = [(times.issued[op.index], 0, "issued", None)]
     ends += [(times.ends[wait], 3, "wait", wait) for wait in op.waits]
-    ends += [(times.ends[index], 2 if kind == "stream" else 1, kind, index) for kind, index in befores[op.index].items()]
+    ends += [(times.ends[index], 1 if kind == "stream" else 2, kind, index) for kind, index in befores[op.index].items()]
     end, _, kind, index = max(ends, key=lambda item: item[:2])
     return ("peer", None) if end < start and op.kind in COLLECTIVES else (kind, index)
 
@@ -170,7 +170,7 @@ def _exposed(op: Op, ops: Sequence[Op], times: Times, befores: Sequence[dict[str
         "peer": "another rank",
     }
     reason = words[kind]
-    if ns < duration and kind in ("wait", "stream"):  # it began beside compute, and outlasted that
+    if ns < duration and kind != "queue":  # it began beside compute as early as it could, and outlasted that
         reason = LONGER
     return Exposed(
         op=op,

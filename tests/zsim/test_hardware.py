@@ -9,21 +9,22 @@ import networkx
 import pytest
 
 from zsim.collectives import ALGORITHMS
+from zsim.devices import Figure
 from zsim.errors import ScenarioError
-from zsim.hardware import Figure, Path, clusters, load_cluster
+from zsim.hardware import Path, clusters, load_cluster
 
 NAMES = clusters()
 
 
 def test_the_presets_are_those_that_the_documentation_names() -> None:
-    assert NAMES == ("cpu-gloo", "dgx-a100", "dgx-a100-40", "dgx-b200", "dgx-h100", "dgx-h200", "p4d", "pcie-box")
+    assert NAMES == ("cpu-gloo", "dgx-a100", "dgx-a100-40", "dgx-b200", "dgx-h100", "dgx-h200", "grand-teton-h100", "p4d", "pcie-box")
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_number_has_a_source_and_a_provenance(name: str) -> None:
     cluster = load_cluster(name)
-    known = {"vendor sheet", "published", "source code", "measured", "assumed"}
-    assert len(cluster.figures) == 20
+    known = {"vendor sheet", "published", "source code", "measured", "calibrated", "assumed"}
+    assert len(cluster.figures) == len({figure.key for figure in cluster.figures}) >= 27
     assert all(figure.source and figure.provenance in known for figure in cluster.figures)
     assert cluster.collectives in ALGORITHMS
     assert 0 < cluster.device.matmul_efficiency <= 1
