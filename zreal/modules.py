@@ -22,6 +22,7 @@ from torch.utils.checkpoint import (
     SelectiveCheckpointContext,
     checkpoint,
     create_selective_checkpoint_contexts,
+    set_checkpoint_early_stop,
 )
 
 from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
@@ -71,7 +72,8 @@ class Stretch(nn.Module):
         asked = self.checkpointing
         if asked.mode == "none" or asked.recompute:
             return interpret(self.spec, x, targets, self, again=asked.recompute)
-        return recomputed(lambda value: interpret(self.spec, value, targets, self), x, save=asked.save, every=asked.save_every)
+        with set_checkpoint_early_stop(asked.early_stop):
+            return recomputed(lambda value: interpret(self.spec, value, targets, self), x, save=asked.save, every=asked.save_every)
 
 
 KERNELS = {

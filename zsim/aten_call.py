@@ -27,6 +27,8 @@ class Call:
     `weights` are copies of parameters that it reads, and saves only where one of its inputs needs a gradient. A `cached` output
     is one that autocast's cache holds besides. `dtype` is that of its work, "" for the model's.
 
+    `shape` is that of its kernel (`zsim.ops.Kernel`).
+
     Who needs no gradient changes what is saved and made (`zsim.needed`): `crossed` calls, products, save each of `saves` for the
     gradient of the other factor; a `joint` backward makes all gradients or none. One that `packs` saves a parameter, which costs
     nothing but makes a recomputation reach the call; one that is not `differentiable` has no backward.
@@ -59,6 +61,7 @@ class Call:
     joint: Final[bool] = False
     packs: Final[bool] = False
     differentiable: Final[bool] = True
+    shape: Final[tuple[int, ...]] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ def batched_matmul(operator: str, inputs: tuple[str, str], output: str, nbytes: 
     flops, wide = attention_flops(op, sizes) // 2, sizes.nbytes * sizes.tokens * op.num_heads * op.head_dim
     scores = sizes.nbytes * sizes.tokens * sizes.batch.sequence_length * op.num_heads
     of_scores = operator == "scores"
+    heads, length = sizes.batch.micro_batch * op.num_heads, sizes.batch.sequence_length
     return Call(
         operator=operator,
         inputs=inputs,
@@ -50,6 +51,7 @@ def batched_matmul(operator: str, inputs: tuple[str, str], output: str, nbytes: 
         drops=inputs,
         flops=flops,
         backward_flops=2 * flops,
-        moved=6 * scores if of_scores else scores + 2 * wide,
-        backward_moved=6 * scores if of_scores else 2 * scores + 4 * wide,
+        moved=scores + 2 * wide,
+        backward_moved=2 * (scores + 2 * wide),
+        shape=(heads, length, length, op.head_dim) if of_scores else (heads, length, op.head_dim, length),
     )

@@ -24,6 +24,8 @@ class Checkpointing:
     the outputs of these operators are kept and not computed again (torch's selective activation checkpointing). "selective"
     with `recompute`: each operator of these kinds is checkpointed by itself, everything else is kept. With `save_every`: of a
     block's linears only the first, the (1 + save_every)-th, … are kept, with 2 every second one, as torchtitan's policy does.
+    Without `early_stop` all of a stretch is computed again, as torch before 2.1 did and torch.utils.checkpoint.set_checkpoint_early_stop
+    makes it; with it, what nothing in backward needs is left out.
     """
 
     mode: Literal["none", "full", "selective"] = "none"
@@ -31,6 +33,7 @@ class Checkpointing:
     save: tuple[str, ...] = ()
     save_every: int = 1
     recompute: tuple[str, ...] = ()
+    early_stop: bool = True
 
     def applies_to(self, model: ModelSpec) -> frozenset[str]:
         """The fqns of the modules that are checkpointed: of the blocks, in forward order, every k-th."""

@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from zsim import (
+    accuracy_commands,
     advice,
     answer,
     backends,
@@ -23,6 +24,7 @@ from zsim import (
     report,
     saved,
     snapshot,
+    time_report,
     trace,
     waterfall,
 )
@@ -283,6 +285,8 @@ def show(options: argparse.Namespace) -> int:
         if options.memory:
             more |= memory_report.answer_object(found, stages, ridge)
             more["what_would_help"] = [asdict(effect) for effect in advice.advice(scenario)]
+        if options.time:
+            more["time"] = time_report.as_object(scenario, program)
         report.write_json({"schema_version": SCHEMA_VERSION, **head, **more})
         return 0
     rows = [*list(head.items())[1:], ("memory", f"{found.verdict}: {memory_report.verdict_words(found)}")]
@@ -292,6 +296,8 @@ def show(options: argparse.Namespace) -> int:
     if options.memory:
         memory_report.print_answer(found, stages, ridge)
         memory_report.print_advice(advice.advice(scenario))
+    if options.time:
+        time_report.show(scenario, program)
     return 0
 
 
@@ -375,4 +381,6 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "show": show,
     "fit": least,
     "list": listing,
+    "accuracy": accuracy_commands.show,
+    "calibrate": accuracy_commands.calibrated,
 }

@@ -1,4 +1,4 @@
-"""How long ops take: a roofline for kernels, `zsim.collectives` on the links of the cluster, constants for issue.
+"""How long ops take: `zsim.compute` for kernels, `zsim.collectives` on the links of the cluster, constants for issue.
 
 It answers about one op at a time and remembers its answers, since a simulation asks the same questions very often. It
 knows no streams and no strategy. Every constant comes from the cluster's preset, with its provenance.
@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from fractions import Fraction
+from math import ceil, log2
 
+from zsim import compute
 from zsim.collectives import ALGORITHMS
+from zsim.execution import EAGER, Execution
 from zsim.hardware import ClusterSpec, Path
 from zsim.ops import COLLECTIVES, Kernel, Op
 
@@ -19,10 +22,10 @@ class Costs:
     """The costs of ops on `cluster`, all in int nanoseconds."""
 
     cluster: ClusterSpec
+    execution: Execution = EAGER
     _kernels: dict[int, tuple[tuple[Kernel, ...], int]] = field(default_factory=dict, repr=False)
     _paths: dict[tuple[int, int, int], Path] = field(default_factory=dict, repr=False)
     _collectives: dict[tuple[str, int, int, int, int], int] = field(default_factory=dict, repr=False)
-    _rates: dict[str, int] = field(default_factory=dict, repr=False)
 
     def compute_ns(self, kernels: tuple[Kernel, ...]) -> int:
         """The time of `kernels` one after another on the device; 0 when there are none.
@@ -35,24 +38,26 @@ class Costs:
         return known[1]
 
     def kernel_ns(self, kernel: Kernel) -> int:
-        """Roofline: the larger of arithmetic and memory time at the rates reached in practice, and the launch.
+        """What `zsim.compute` says of the device.
 
         A transfer over the host's link, and work on the host, take their bytes at that link's rate, at this rank's share of the host's.
-        Williams, Waterman, Patterson 2009. Rounded up once, at least 1.
+        Rounded up once, at least 1.
         """
         if kernel.place != "device":
             rate = self.cluster.host_bandwidth if kernel.place == "host" else self.cluster.links.host.bandwidth
             return max(1, -(-kernel.nbytes * 10**9 // rate))
-        overhead, device = self.cluster.overheads.kernel, self.cluster.device
-        arithmetic = -(-kernel.flops * 10**9 // self._rate(kernel.dtype)) if kernel.flops else 0
-        memory_rate = int(device.memory_bandwidth * device.memory_efficiency)
-        return max(1, max(arithmetic, -(-kernel.nbytes * 10**9 // memory_rate)) + overhead)
+        alone = compute.kernel_ns(kernel, self.cluster.device, self.execution)
+        return ceil(alone * self._slowest) if self._slowest > 1 else alone
 
-    def _rate(self, dtype: str) -> int:
-        if dtype not in self._rates:
-            device = self.cluster.device
-            self._rates[dtype] = int(device.peak_flops(dtype) * device.matmul_efficiency)
-        return self._rates[dtype]
+    @property
+    def interference(self) -> float:
+        """Of a collective's time, the share that kernels beside it lose; 0 where the scenario switches it off."""
+        return self.cluster.device.interference if self.execution.interference else 0.0
+
+    @property
+    def _slowest(self) -> float:
+        """How much longer the slowest rank takes, which every collective waits for, where there are several nodes."""
+        return 1 + self.cluster.device.straggler * log2(self.cluster.num_nodes)
 
     def collective_ns(self, kind: str, nbytes: int, ranks: tuple[int, ...]) -> int:
         """A collective of `nbytes` (the full message) over `ranks` when nobody else uses their links; 0 for one rank.
@@ -89,4 +94,5 @@ class Costs:
         """What the host spends on issuing `op`: per collective, or per kernel; memory alone costs nothing."""
         if op.kind in COLLECTIVES:
             return self.cluster.overheads.issue_collective
-        return self.cluster.overheads.issue_kernel * len(op.kernels)
+        own = self.execution.issue_kernel_ns
+        return (self.cluster.overheads.issue_kernel if own is None else own) * len(op.kernels)

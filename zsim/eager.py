@@ -37,6 +37,7 @@ def _linear(op: Operator, sizes: Sizes) -> Iterator[Call]:
         backward_flops=2 * flops,
         moved=read + written,
         backward_moved=2 * (read + written),
+        shape=(1, sizes.tokens, op.out_features, op.in_features),
     )
 
 
@@ -138,7 +139,7 @@ def _layer_norm(op: Operator, sizes: Sizes) -> Iterator[Call]:
         gradients=(*op.inputs, *parameters),
         parameters=parameters,
         moved=2 * nbytes,
-        backward_moved=3 * nbytes,
+        backward_moved=5 * nbytes,  # input's gradient, and x and dy once more for the parameters'
     )
 
 
@@ -159,7 +160,7 @@ def _rms_norm(op: Operator, sizes: Sizes) -> Iterator[Call]:
             gradients=(*op.inputs, op.weight),
             parameters=(op.weight,),
             moved=2 * nbytes,
-            backward_moved=3 * nbytes,
+            backward_moved=5 * nbytes,
         )
         return
     yield from _composite_rms_norm(op, sizes, nbytes=nbytes, wide=4 * sizes.tokens * op.out_features)
@@ -254,7 +255,7 @@ def _cross_entropy(op: Operator, sizes: Sizes) -> Iterator[Call]:
         saves=(log_softmax,),
         keeps=((f"{op.output}.total_weight", sizes.nbytes),),
         gradients=(log_softmax,),
-        moved=2 * nbytes,
+        moved=2 * sizes.nbytes * sizes.tokens,  # one of each row, and the target
         backward_moved=nbytes,
     )
 

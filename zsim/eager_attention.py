@@ -131,6 +131,8 @@ def _probabilities(op: Operator, sizes: Sizes) -> Iterator[Call]:
             saves=saves,
             gradients=(source,),
             drops=drops,
+            moved=2 * nbytes,
+            backward_moved=3 * nbytes if operator == "softmax" else 2 * nbytes,
         )
 
     yield step("scale", raw, scores, drops=(raw,))

@@ -70,6 +70,7 @@ def fused(op: Operator, sizes: Sizes) -> Iterator[Call]:
         backward_flops=5 * flops // 4 if op.causal else 5 * flops // 2,
         moved=4 * nbytes,
         backward_moved=8 * nbytes,
+        shape=(sizes.batch.micro_batch * op.num_heads, sizes.batch.sequence_length, sizes.batch.sequence_length, op.head_dim),
     )
 
 
@@ -179,7 +180,7 @@ def _weights(op: Operator, sizes: Sizes) -> Iterator[Call]:
     scores = batched_matmul("scores", (f"{name}.q", f"{name}.k"), raw, nbytes, op, sizes)
     yield replace(scores, drops=(*scores.drops, f"{name}.keys"))
     if op.causal:
-        yield Call(operator="mask", inputs=(raw,), output=masked, nbytes=nbytes, passes=(raw,), drops=(raw,))
+        yield Call(operator="mask", inputs=(raw,), output=masked, nbytes=nbytes, passes=(raw,), drops=(raw,), moved=2 * nbytes)
     source = masked if op.causal else raw
     yield Call(
         operator="softmax",
@@ -189,4 +190,6 @@ def _weights(op: Operator, sizes: Sizes) -> Iterator[Call]:
         saves=(probabilities,),
         gradients=(source,),
         drops=(source,),
+        moved=2 * nbytes,
+        backward_moved=3 * nbytes,
     )

@@ -26,6 +26,17 @@ from zsim.program import Program
 from zsim.sharing import Usage
 
 UNKNOWN = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """Nanoseconds by op index: how much longer than their kernels ops of one rank program take, and how much later the host issues them."""
+
+    longer: Mapping[int, int] = field(default_factory=dict)
+    later: Mapping[int, int] = field(default_factory=dict)
+
+
+NO_DELAYS = Delays()
 _HOST = STREAMS.index("host")
 
 
@@ -121,18 +132,21 @@ class _Rank:
     host_delay: int = 0
 
 
-def _compile(ops: tuple[Op, ...], durations: Durations) -> _Compiled:
+def _compile(ops: tuple[Op, ...], durations: Durations, delays: Delays) -> _Compiled:
     clock, issued = 0, []
     queues: list[list[int]] = [[] for _ in STREAMS]
     streams = [STREAMS.index(op.stream) for op in ops]
     for op, stream in zip(ops, streams, strict=True):
-        clock += durations.issue_ns(op)
+        clock += durations.issue_ns(op) + delays.later.get(op.index, 0)
         issued.append(clock)
         queues[stream].append(op.index)
+    durations_of = [_duration(op, durations) for op in ops]
+    for index, extra in delays.longer.items():
+        durations_of[index] += extra
     return _Compiled(
         ops=ops,
         streams=streams,
-        durations=[UNKNOWN if op.kind in COLLECTIVES else durations.compute_ns(op.kernels) if op.kernels else 0 for op in ops],
+        durations=durations_of,
         waits=[op.waits for op in ops],
         issued=issued,
         queues=queues,
@@ -140,13 +154,22 @@ def _compile(ops: tuple[Op, ...], durations: Durations) -> _Compiled:
     )
 
 
+def _duration(op: Op, durations: Durations) -> int:
+    if op.kind in COLLECTIVES:
+        return UNKNOWN
+    return durations.compute_ns(op.kernels) if op.kernels else 0
+
+
 class _Engine:
     """The state of one simulation."""
 
-    def __init__(self, program: Program, durations: Durations, *, all_ranks: bool, contention: bool) -> None:
+    def __init__(
+        self, program: Program, durations: Durations, *, all_ranks: bool, delays: Sequence[Delays], contention: bool
+    ) -> None:
         self.program, self.durations = program, durations
         self.environment = simpy.Environment()
-        compiled = [_compile(rank.steady, durations) for rank in program.ranks]
+        delays = delays or [NO_DELAYS] * len(program.ranks)
+        compiled = [_compile(rank.steady, durations, own) for rank, own in zip(program.ranks, delays, strict=True)]
         everyone = tuple(range(program.mesh.world_size))
         self.stand_ins = everyone if all_ranks else stand_ins(program, duration_ns=durations.collective_ns)
         communicators: dict[tuple[str, tuple[int, ...]], _Communicator] = {}
@@ -353,10 +376,13 @@ def _deadlock(stuck: list[_Rank]) -> DeadlockError:
     return DeadlockError(where="simulation", expected="every op to end", found="a deadlock: " + "; ".join(stories))
 
 
-def simulate(program: Program, *, costs: Durations, all_ranks: bool = False, contention: bool = True) -> Timeline:
+def simulate(
+    program: Program, *, costs: Durations, all_ranks: bool = False, delays: Sequence[Delays] = (), contention: bool = True
+) -> Timeline:
     """The times of the steady step. Without `all_ranks`, one rank stands for all that are alike (`zsim.folding`); without
     `contention`, every collective runs as if its links were its own.
 
+    `delays`: those of each rank program, or nothing.
     DeadlockError when ranks wait for one another forever or disagree on a collective.
     """
-    return _Engine(program, costs, all_ranks=all_ranks, contention=contention).run()
+    return _Engine(program, costs, all_ranks=all_ranks, delays=delays, contention=contention).run()

@@ -9,51 +9,21 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Literal
 
+from zsim.devices import Device, Figure, figures_of, load_device, values
 from zsim.errors import ScenarioError
-from zsim.units import parse_bytes, parse_flop_rate, parse_fraction, parse_rate, parse_time
 
 if TYPE_CHECKING:
     import networkx
 
-Provenance = Literal["vendor sheet", "published", "source code", "measured", "assumed"]
 Generation = Literal["volta", "ampere", "hopper", "blackwell"]
 Fabric = Literal["ib", "roce", "efa", "tcp", "unknown"]
 Processor = Literal["intel", "amd"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """One number of a preset as it was written, and where it comes from."""
-
-    key: str
-    text: str
-    provenance: Provenance
-    source: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
-    """What a rank runs on: bytes of memory, bytes/s to it, dense peak FLOP/s by dtype, the shares reached of both."""
-
-    name: str
-    memory: int
-    memory_bandwidth: int
-    float32: int
-    bfloat16: int
-    float16: int
-    matmul_efficiency: float
-    memory_efficiency: float
-
-    def peak_flops(self, dtype: str) -> int:
-        """Dense peak FLOP/s for matrix products of `dtype`."""
-        return {"float32": self.float32, "bfloat16": self.bfloat16, "float16": self.float16}[dtype]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +47,8 @@ class Links:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overheads:
-    """Nanoseconds to launch a kernel on the device, to start a collective, and for the host to issue either."""
+    """Nanoseconds to start a collective, and for the host to issue a kernel or a collective."""
 
-    kernel: int
     collective: int
     issue_kernel: int
     issue_collective: int
@@ -228,6 +197,7 @@ def load_cluster(name: str, *, nodes: int = 1, ranks: int | None = None) -> Clus
         raise ScenarioError(
             (f"cluster.ranks: expected 1 to {nodes * per_node}, the devices of {nodes} × {name}, found {num_ranks}",)
         )
+    device = load_device(table["device"])
     return ClusterSpec(
         name=name,
         description=table["description"],
@@ -237,11 +207,11 @@ def load_cluster(name: str, *, nodes: int = 1, ranks: int | None = None) -> Clus
         nics_per_node=table["nics_per_node"],
         num_nodes=nodes,
         num_ranks=num_ranks,
-        device=Device(name=table["device"]["name"], **_values(table["device"])),
-        links=Links(**{kind: Link(**_values(link)) for kind, link in table["links"].items()}),
-        host_memory_bandwidth=_values(table["host"])["memory_bandwidth"],
-        overheads=Overheads(**_values(table["overheads"])),
-        figures=tuple(_figures("", table)),
+        device=device,
+        links=Links(**{kind: Link(**values(link)) for kind, link in table["links"].items()}),
+        host_memory_bandwidth=values(table["host"])["memory_bandwidth"],
+        overheads=Overheads(**values(table["overheads"])),
+        figures=(*device.figures, *figures_of("", table)),
         nccl=Nccl(**table["nccl"]) if "nccl" in table else None,
     )
 
@@ -249,37 +219,6 @@ def load_cluster(name: str, *, nodes: int = 1, ranks: int | None = None) -> Clus
 @cache
 def _preset(name: str) -> dict[str, Any]:
     return tomllib.loads((files("zsim") / "presets" / "clusters" / f"{name}.toml").read_text())
-
-
-_PARSERS: Mapping[str, Callable[[str], int | float]] = {
-    "memory": parse_bytes,
-    "memory_bandwidth": parse_rate,
-    "bandwidth": parse_rate,
-    "float32": parse_flop_rate,
-    "bfloat16": parse_flop_rate,
-    "float16": parse_flop_rate,
-    "matmul_efficiency": parse_fraction,
-    "memory_efficiency": parse_fraction,
-    "latency": parse_time,
-} | {overhead.name: parse_time for overhead in fields(Overheads)}
-
-
-def _values(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of one table of a preset; what has no source, such as a name, is left out."""
-    return {key: _PARSERS[key](entry["value"]) for key, entry in table.items() if isinstance(entry, dict)}
-
-
-def _figures(prefix: str, table: Mapping[str, Any]) -> list[Figure]:
-    found: list[Figure] = []
-    for key, entry in table.items():
-        if not isinstance(entry, dict):
-            continue
-        if "value" in entry:
-            text, provenance, source = entry["value"], entry["provenance"], entry["source"]
-            found.append(Figure(key=f"{prefix}{key}", text=text, provenance=provenance, source=source))
-        else:
-            found += _figures(f"{prefix}{key}.", entry)
-    return found
 
 
 def _graph(cluster: ClusterSpec) -> networkx.Graph:

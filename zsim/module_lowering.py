@@ -14,9 +14,10 @@ from zsim.autocast import Autocast
 from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.eager import calls
 from zsim.model import RUN, ModelSpec, Module
+from zsim.module_kernels import backward_kernels, forward_kernels
 from zsim.needed import needed
 from zsim.operators import Operator
-from zsim.ops import Kernel, MemoryEvent
+from zsim.ops import MemoryEvent
 from zsim.regions import Region, Step, packs_something
 from zsim.tape import MODEL_INPUT, SEED, Tape, summed
 from zsim.training import Batch, Computation, Device, LoweredModule, Recomputed, TapeEvent
@@ -27,24 +28,6 @@ def _qualified(operator: Operator, module: Module, entry: str) -> Operator:
     prefix = f"{module.fqn}:"
     inputs = tuple([entry if value == "x" else prefix + value for value in operator.inputs])
     return replace(operator, inputs=inputs, output=prefix + operator.output)
-
-
-def _forward_kernels(module_calls: list[Call], *, dtype: str) -> tuple[Kernel, ...]:
-    return tuple(Kernel(call.operator, call.flops, call.moved, call.dtype or dtype) for call in module_calls if call.moved)
-
-
-def _backward_kernels(module_calls: list[Call], *, dtype: str, needs_gradient: set[str]) -> tuple[Kernel, ...]:
-    """In reverse order. A call whose inputs need no gradient makes only its parameters' gradients: half of the products."""
-    return tuple(
-        Kernel(
-            call.operator,
-            call.backward_flops if needs_gradient.intersection(call.inputs) else call.backward_flops // 2,
-            call.backward_moved,
-            call.dtype or dtype,
-        )
-        for call in reversed(module_calls)
-        if call.moved and call.differentiable
-    )
 
 
 def _maker_of_calls(
@@ -118,13 +101,15 @@ def lower_each(
             LoweredModule(
                 fqn=module.fqn,
                 unit=module.unit,
-                forward=Computation(kernels=_forward_kernels(module_calls, dtype=dtype), memory=forward_memory),
+                forward=Computation(kernels=forward_kernels(module_calls, dtype=dtype), memory=forward_memory),
                 backward=Computation(
-                    kernels=_backward_kernels(module_calls, dtype=dtype, needs_gradient=tape.needs_gradient),
+                    kernels=backward_kernels(
+                        module_calls, dtype=dtype, needs_gradient=tape.needs_gradient, nbytes=tape.nbytes
+                    ),
                     memory=_last_mark_only(tape.storages.take()),
                 ),
                 input_needs_gradient=needs_gradient,
-                recompute=_forward_kernels(again, dtype=dtype),
+                recompute=forward_kernels(again, dtype=dtype),
                 differentiates=_differentiates(steps, tape),
                 sums_losses=sums.get(module.fqn, ()),
                 uncached=uncached[module.fqn],
@@ -147,7 +132,7 @@ def _cut_regions(steps: list[Step], module: Module, checkpointing: Checkpointing
             by_operator[operator].cached = operator in kept
         stretch = [by_operator[operator] for operator in operators]
         if any(packs_something(call) for step in stretch for call in step.calls):
-            Region.of(stretch)
+            Region.of(stretch, stops_early=checkpointing.early_stop)
 
 
 def _last_mark_only(events: tuple[TapeEvent, ...]) -> tuple[TapeEvent, ...]:

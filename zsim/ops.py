@@ -71,7 +71,8 @@ PLACES: tuple[Place, ...] = Place.__args__  # type: ignore[attr-defined]
 class Kernel:
     """One kernel's work: floating-point operations in `dtype`, and bytes read and written.
 
-    It runs on the device, or is a transfer over the link between device and host, or runs on the host.
+    It runs on the device, or is a transfer over the link between device and host, or runs on the host. A matrix product has as its
+    `shape` the (products, m, n, k) of that many m × k by k × n, fused attention (sequences × heads, queries, keys, width of a head).
     """
 
     operator: Final[str]
@@ -79,6 +80,12 @@ class Kernel:
     nbytes: Final[int]
     dtype: Final[str]
     place: Final[Place] = "device"
+    shape: Final[tuple[int, ...]] = ()
+
+
+ATTENTION_BACKWARD = "attention_backward"
+ATTENTION: frozenset[str] = frozenset({"attention", ATTENTION_BACKWARD})
+"""Operators of fused attention."""
 
 
 @dataclass(slots=True, unsafe_hash=True)

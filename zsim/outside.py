@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from zsim.devices import Device, Provenance
 from zsim.errors import ZsimError
-from zsim.hardware import ClusterSpec, Device, Provenance
+from zsim.hardware import ClusterSpec
 from zsim.mesh import Mesh
 from zsim.nccl_buffers import SHARED_NETWORK, layout
 from zsim.program import PHASES, Program, RankProgram
@@ -93,11 +94,11 @@ GPUS: dict[str, Gpu] = {
         context=550 * MIB,
         context_source=_HOPPER,
     ),
-    "H100 SXM 96 GB": Gpu(
+    "H100 96 GB HBM2e 500 W": Gpu(
         capability=90,
         channels=24,
         nvls_channels=16,
-        capacity=_capacity(95.0, 94.5, 95.3, "96 GiB less what the driver keeps of 80 GiB", "assumed"),
+        capacity=_capacity(95.0, 94.4, 95.6, "assumed: 96 GiB less what the driver keeps on H100", "assumed"),
         context=550 * MIB,
         context_source=_HOPPER,
     ),

@@ -28,9 +28,10 @@ class Region:
     inputs: tuple[str, ...]
     again: list[Step]
     names: dict[str, Call]
+    stops_early: bool = True
 
     @classmethod
-    def of(cls, steps: list[Step]) -> Region:
+    def of(cls, steps: list[Step], *, stops_early: bool) -> Region:
         """The region of `steps`, which learn of it."""
         made = {name for step in steps for call in step.calls for name in (call.output, *call.also)}
         made |= {name for step in steps for call in step.calls for name, _ in call.keeps}
@@ -40,7 +41,7 @@ class Region:
         kept |= {name for step in steps if step.cached for call in step.calls for name, _ in call.keeps}
         again = [Step([_renamed(call, made - kept) for call in step.calls], cached=step.cached) for step in steps]
         pairs = zip((c for step in steps for c in step.calls), (c for step in again for c in step.calls), strict=True)
-        region = cls(steps[0], inputs, again, {call.output: other for call, other in pairs})
+        region = cls(steps[0], inputs, again, {call.output: other for call, other in pairs}, stops_early)
         for step in steps:
             step.region = region
         return region
@@ -67,6 +68,8 @@ class Region:
     @property
     def unreached(self) -> tuple[str, ...]:
         """Outputs that were kept and that recomputation does not get to: they go with the inputs."""
+        if not self.stops_early:
+            return ()
         calls = [call for step in self.again for call in step.calls]
         outputs = {step.calls[-1].output for step in self.again if step.cached}
         stop = calls.index(self.last) + packs_its_output(self.last)
@@ -77,7 +80,7 @@ class Region:
         """The calls that recomputation makes."""
         calls = [(step, call) for step in self.again for call in step.calls]
         stop = next(i for i, (_, call) in enumerate(calls) if call is self.last)
-        made = calls[: stop + packs_its_output(self.last)]
+        made = calls[: stop + packs_its_output(self.last)] if self.stops_early else calls
         return [call for step, call in made if not step.keeps(call)]  # those that are no kernels included
 
 

@@ -90,6 +90,13 @@ def progress(what: str) -> Iterator[None]:
             sys.stderr.write("\033[K")
 
 
+def tell(text: str) -> None:
+    """How far long work has come, on standard error and only on a terminal; the next line takes its place."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\033[K{text}\r")
+        sys.stderr.flush()
+
+
 def warn(name: str, warnings: Sequence[str]) -> None:
     """What to know about the scenario `name`, on standard error."""
     for text in warnings:

@@ -17,6 +17,7 @@ from zsim import checkpointing, guards, traced, training_part, wrapping
 from zsim.checkpointing import Checkpointing
 from zsim.eager_sdpa import kernel_problem
 from zsim.errors import ScenarioError, ZsimError
+from zsim.execution import Execution
 from zsim.expect import Expectation, expectation
 from zsim.hardware import ClusterSpec, clusters, load_cluster
 from zsim.mesh import AXES, Mesh
@@ -29,6 +30,7 @@ from zsim.schema import (
     BatchTable,
     CheckpointingTable,
     ClusterTable,
+    ExecutionTable,
     ModelTable,
     OptimizerTable,
     PrecisionTable,
@@ -42,10 +44,11 @@ from zsim.schema import (
 )
 from zsim.strategies import STRATEGIES, model_problems
 from zsim.training import Batch, Dtype, Optimizer, Precision
+from zsim.units import parse_time
 from zsim.wrapping import Wrapping
 
 DTYPES: dict[str, Dtype] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-OUTSIDE_THE_TRAINING = ("description", "cluster", "expect")
+OUTSIDE_THE_TRAINING = ("description", "cluster", "execution", "expect")
 Made = TypeVar("Made")
 
 
@@ -66,6 +69,7 @@ class Scenario:
     optimizer: Optimizer
     checkpointing: Checkpointing
     wrapping: Wrapping
+    execution: Execution
     steps: int
     seed: int
     expect: tuple[Expectation, ...]
@@ -131,6 +135,7 @@ def parse(data: bytes, *, where: str, folder: Path | None = None) -> Scenario:
         optimizer=Optimizer(**tables["optimizer"].model_dump()),
         checkpointing=Checkpointing(**tables["activation_checkpointing"].model_dump()),
         wrapping=Wrapping(**tables["wrapping"].model_dump()),
+        execution=_execution(tables["execution"]),
         steps=tables["steps"],
         seed=tables["seed"],
         expect=made.expect,
@@ -193,6 +198,18 @@ def _check_together(strategy: Any, options: Any, mesh: Mesh, optimizer: Optimize
 def _precision(table: PrecisionTable) -> Precision:
     autocast: Dtype | Literal["none"] = "none" if table.autocast == "none" else DTYPES[table.autocast]
     return Precision(parameters=DTYPES[table.parameters], reduce=DTYPES[table.reduce], autocast=autocast)
+
+
+def _execution(table: ExecutionTable) -> Execution:
+    return Execution(
+        compile=table.compile,
+        float8=table.float8,
+        attention_kernels=table.attention_kernels,
+        interference=table.interference,
+        step_overhead_ns=parse_time(table.step_overhead),
+        micro_batch_overhead_ns=parse_time(table.micro_batch_overhead),
+        issue_kernel_ns=None if table.issue_kernel is None else parse_time(table.issue_kernel),
+    )
 
 
 def _check_precision(table: PrecisionTable) -> None:

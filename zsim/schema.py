@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator
 
+from zsim.execution import AttentionKernels
 from zsim.expect import FIGURES
 from zsim.hardware import clusters
 from zsim.mesh import AXES, RESERVED_AXES
@@ -22,12 +23,13 @@ from zsim.models import FAMILIES, presets
 from zsim.operators import AttentionKind
 from zsim.sharding import Granularity
 from zsim.strategies import STRATEGIES
-from zsim.units import UnitError, parse_bytes
+from zsim.units import UnitError, parse_bytes, parse_time
 
 MAX_SIZE = 10_000_000
 """The largest width, vocabulary or count that a size or an option may have."""
 MAX_USES = 64
 """The most often that a block runs in a forward, or a model before a backward."""
+MAX_PAUSE_NS = 3600 * 10**9
 DtypeName = Literal["fp32", "bf16", "fp16"]
 
 
@@ -110,6 +112,7 @@ class CheckpointingTable(_Table):
     save: tuple[str, ...] = ()
     save_every: int = Field(default=1, ge=1, le=MAX_SIZE)
     recompute: tuple[str, ...] = ()
+    early_stop: bool = True
 
 
 class WrappingTable(_Table):
@@ -117,6 +120,25 @@ class WrappingTable(_Table):
 
     every: Annotated[int, Field(ge=1, le=MAX_SIZE)] | Literal["all"] = 1
     ends: Literal["root", "apart"] = "root"
+
+
+class ExecutionTable(_Table):
+    """How the step is executed, where it changes time alone: pauses are times such as "12 ms"."""
+
+    compile: bool = False
+    float8: bool = False
+    attention_kernels: AttentionKernels = "flash2"
+    interference: bool = True
+    step_overhead: str = "0 ns"
+    micro_batch_overhead: str = "0 ns"
+    issue_kernel: str | None = None
+
+    @field_validator("step_overhead", "micro_batch_overhead", "issue_kernel")
+    @classmethod
+    def _time(cls, value: str | None) -> str | None:
+        if value is not None and parse_time(value) > MAX_PAUSE_NS:
+            raise ValueError("expected at most an hour")
+        return value
 
 
 class ScenarioTable(_Table):
@@ -131,6 +153,7 @@ class ScenarioTable(_Table):
     optimizer: OptimizerTable = OptimizerTable()
     activation_checkpointing: CheckpointingTable = CheckpointingTable()
     wrapping: WrappingTable = WrappingTable()
+    execution: ExecutionTable = ExecutionTable()
     frozen: tuple[str, ...] = ()
     steps: int = Field(default=3, ge=1, le=1000)
     seed: int = Field(default=0, ge=0, le=2**31)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from zsim import __version__
 from zsim.costs import Costs
-from zsim.engine import Timeline, Times, simulate
+from zsim.engine import Timeline, Times
 from zsim.errors import ZsimError
 from zsim.guards import work_problem
 from zsim.hardware import ClusterSpec, load_cluster
@@ -32,6 +32,7 @@ from zsim.run import (
     observed_ranks,
 )
 from zsim.scenario import Scenario
+from zsim.slowdown import simulate_step
 from zsim.validation import validate
 
 DEFAULT_CLUSTERS: dict[str, str] = {"cpu": "cpu-gloo", "cuda": "dgx-h100"}
@@ -68,8 +69,8 @@ class SimBackend:
         _refuse_too_much(scenario, options)
         cluster = _cluster(scenario, self.device)
         program = validate(plan(scenario, device=cluster.kind), memory=False)  # _phases replays it
-        costs = Costs(cluster=cluster)
-        timeline = simulate(program, costs=costs, all_ranks=options.all_ranks)
+        costs = Costs(cluster=cluster, execution=scenario.execution)
+        timeline = simulate_step(program, costs=costs, all_ranks=options.all_ranks)
         return Run(
             scenario=scenario.name,
             backend=self.name,

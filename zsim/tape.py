@@ -142,14 +142,14 @@ class Tape:
     def recompute(self, region: Region) -> None:
         """The region's forward once more, up to the last tensor that backward needs; Python then drops what it still holds.
 
-        torch.utils.checkpoint stops there: a call that saves nothing of its own output is not even made.
+        torch.utils.checkpoint stops there, unless told not to: a call that saves nothing of its own output is not even made.
         """
         entered = set(region.inputs)
         last_use = {value: step for step in region.again for call in step.calls for value in call.inputs}
         mine: dict[str, None] = {}
         for step in region.again:
             for call in step.calls:
-                if call is region.last and not packs_its_output(call):
+                if region.stops_early and call is region.last and not packs_its_output(call):
                     self._hold(self._saved(call))
                     break
                 if step.keeps(call):  # made in forward and kept; now it is Python's, and what autograd saves of it
@@ -162,7 +162,7 @@ class Tape:
                 for value in call.drops:
                     del mine[value]
                 self._drop(call)
-                if call is region.last:
+                if region.stops_early and call is region.last:
                     break
             else:
                 inner = [value for call in step.calls[:-1] if not call.cached for value in (call.output, *call.also)]

@@ -14,6 +14,7 @@ from zsim.simulator import SimBackend
 
 FULL, SECOND = 'mode = "full"', 'mode = "full", every = 2'
 SAVE = 'mode = "selective", save = ["linear"]'
+WHOLE, WHOLE_SAVE = f"{FULL}, early_stop = false", f"{SAVE}, early_stop = false"
 SECOND_LINEAR = 'mode = "selective", save = ["attention", "linear"], save_every = 2'
 SAVE_BOTH = 'mode = "selective", save = ["attention", "linear"]'
 ATTENTION = 'mode = "selective", recompute = ["attention"]'
@@ -58,6 +59,10 @@ def inexact(case: Scenario) -> list[str]:
             (FULL, {"model": "llama-tiny"}),
             (FULL, {"model": "mlp-tiny"}),
             (FULL, {"precision": BF16}),
+            (WHOLE, {"attention": "explicit"}),
+            (WHOLE, {"model": "llama-tiny", "precision": BF16}),
+            (WHOLE_SAVE, {"model": "llama-tiny"}),
+            (WHOLE_SAVE, {}),
             (FULL, {"model": "llama-tiny", "precision": BF16}),
             (SECOND, {}),
             (SECOND, {"model": "llama-tiny", "strategy": "zero3"}),

@@ -1,4 +1,4 @@
-"""Costs: the roofline by hand, collectives through the cluster's links, answers that no earlier question changes."""
+"""Costs: the device by its own model, collectives through the cluster's links, answers that no earlier question changes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.strategies import collectives
+from zsim import compute
 from zsim.costs import Costs
+from zsim.devices import load_device
 from zsim.errors import ScenarioError
 from zsim.hardware import load_cluster
 from zsim.ops import Kernel, Op
@@ -18,20 +20,11 @@ from zsim.ops import Kernel, Op
 H100 = Costs(load_cluster("dgx-h100", nodes=4))
 
 
-def test_a_kernel_bound_by_arithmetic_takes_flops_over_the_rate_reached_and_a_launch() -> None:
-    rate = int(989e12 * 0.675)
-    kernel = Kernel("linear", 10**12, 10**6, "bfloat16")
-    assert H100.kernel_ns(kernel) == -(-(10**12) * 10**9 // rate) + 2000 == 1_499_960
-
-
-def test_a_kernel_bound_by_memory_takes_bytes_over_the_rate_reached_and_a_launch() -> None:
-    kernel = Kernel("residual", 0, 2_948_000_000, "bfloat16")
-    assert H100.kernel_ns(kernel) == 1_000_000 + 2000
-
-
-def test_float32_products_run_at_the_rate_of_float32() -> None:
-    kernel = Kernel("linear", 67 * 10**9, 0, "float32")
-    assert H100.kernel_ns(kernel) == -(-67 * 10**18 // int(67e12 * 0.675)) + 2000
+def test_kernels_take_what_the_device_says_and_on_several_nodes_the_slowest_rank_takes_longer() -> None:
+    kernel = Kernel("linear", 2 * 4096**3, 0, "bfloat16", shape=(1, 4096, 4096, 4096))
+    alone = Costs(load_cluster("dgx-h100")).kernel_ns(kernel)
+    assert alone == compute.kernel_ns(kernel, load_device("h100-80"))
+    assert H100.kernel_ns(kernel) == ceil(alone * 1.02)  # four nodes: two doublings of 1 %
 
 
 def test_an_op_takes_the_sum_of_its_kernels_and_nothing_takes_no_time() -> None:

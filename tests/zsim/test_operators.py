@@ -62,6 +62,7 @@ def test_a_linear_is_two_flops_per_weight_and_token_and_twice_that_backward(b: i
         backward_flops=4 * b * s * m * n,
         moved=4 * (b * s * m + m * n + b * s * n),
         backward_moved=8 * (b * s * m + m * n + b * s * n),
+        shape=(1, b * s, n, m),
     )
 
 

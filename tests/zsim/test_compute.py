@@ -1,0 +1,113 @@
+"""One kernel on one device: by hand, against published single products, and laws that hold for every shape."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil
+from statistics import median
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zsim.compute import CAST_NBYTES, COMPILED_SHARE, kernel_ns, product_s
+from zsim.devices import devices, load_device
+from zsim.execution import Execution
+from zsim.ops import ATTENTION_BACKWARD, Kernel
+
+A100, H100 = load_device("a100-40"), load_device("h100-80")
+SIZES = st.integers(1, 20_000)
+
+
+def product(m: int, n: int, k: int, dtype: str = "bfloat16", *, count: int = 1) -> Kernel:
+    nbytes = 2 * count * (m * k + k * n + m * n)
+    return Kernel("linear", 2 * count * m * n * k, nbytes, dtype, shape=(count, m, n, k))
+
+
+def test_a_product_takes_the_waves_of_its_best_tile() -> None:
+    """8,192 × 8,192 in tiles of 128 × 256 are 2,048, in 108 at a time 18.96 waves, of the last of which 4 % idle: half of that is lost."""
+    waves = 2048 / 108 + 0.5 * (19 - 2048 / 108)
+    seconds = waves * 2 * 128 * 256 * (8192 + 139) * 108 / (312e12 * 0.803)
+    assert kernel_ns(product(8192, 8192, 8192), A100) == ceil(seconds * 1e9) + 2000
+
+
+@pytest.mark.parametrize(
+    ("size", "published", "within"),
+    [(1024, 119, 0.15), (2048, 222, 0.15), (4096, 228, 0.05), (8192, 254, 0.05), (16384, 256, 0.05)],
+)
+def test_square_products_on_a100_are_near_published_rates(size: int, published: float, within: float) -> None:
+    """Azure's benchmarks of A100, fp16. Of the small ones, +14 % and -13 %, libraries have more to choose from (split k, other tiles)."""
+    rate = 2 * size**3 / kernel_ns(product(size, size, size, "float16"), A100) / 1e3
+    assert abs(rate / published - 1) <= within
+
+
+def test_the_best_single_products_are_beaten_by_no_prediction_by_more_than_a_twentieth() -> None:
+    """Published maxima of single products, 87 % of the peak on A100 and 80 % on H100: training reaches less, and we say no more."""
+    for device, best in ((A100, 0.87), (H100, 0.80)):
+        rates = [
+            2 * m * n * k / product_s((1, m, n, k), device, "bfloat16") / device.bfloat16
+            for m in (1024, 2048, 8192)
+            for n in (4096, 9216, 15360)
+            for k in (2048, 5120, 13312)
+        ]
+        assert max(rates) <= 1.05 * best
+        assert median(rates) >= 0.7 * best
+
+
+def test_attention_nears_its_rate_with_length_and_its_backward_is_slower() -> None:
+    flops = 10**13
+    short, long = (Kernel("attention", flops, 0, "bfloat16", shape=(1, length, length, 128)) for length in (512, 65536))
+    triton = Execution(attention_kernels="triton")
+    rate = 127e12
+    assert kernel_ns(short, A100, triton) == ceil(flops / (rate * 512 / (512 + 675)) * 1e9) + 2000
+    assert kernel_ns(long, A100, triton) == ceil(flops / (rate * 65536 / (65536 + 675)) * 1e9) + 2000
+    backward = replace(long, operator=ATTENTION_BACKWARD)
+    assert kernel_ns(backward, A100, triton) == ceil(flops / (rate * 65536 / (65536 + 675) * 0.674) * 1e9) + 2000
+    assert kernel_ns(long, A100) < kernel_ns(long, A100, triton)
+
+
+def test_what_moves_bytes_takes_them_over_the_rate_reached_and_compiled_half_of_them() -> None:
+    kernel = Kernel("gelu", 0, 10**9, "bfloat16")
+    assert kernel_ns(kernel, H100) == ceil(10**9 / (3350e9 * 0.67) * 1e9) + 2000
+    assert (
+        kernel_ns(kernel, H100, Execution(compile=True)) == ceil(COMPILED_SHARE * 10**9 / (3350e9 * 0.88) * 1e9) + 2000
+    )
+    copy = Kernel("copy", 0, 10**9, "bfloat16")
+    assert (
+        kernel_ns(copy, H100)
+        == kernel_ns(copy, H100, Execution(compile=True))
+        == ceil(10**9 / (3350e9 * 0.88) * 1e9) + 2000
+    )
+
+
+def test_eight_bits_make_large_linears_faster_and_cost_the_casts() -> None:
+    m = n = k = 8192
+    narrow = Execution(float8=True)
+    casts = CAST_NBYTES * k * (m + n) / (3350e9 * 0.88)
+    assert (
+        kernel_ns(product(m, n, k), H100, narrow)
+        == ceil((product_s((1, m, n, k), H100, "float8") + casts) * 1e9) + 2000
+    )
+    assert kernel_ns(product(m, n, k), H100, narrow) < 0.75 * kernel_ns(product(m, n, k), H100)
+    assert kernel_ns(product(m, n, k, "float32"), H100, narrow) == kernel_ns(product(m, n, k, "float32"), H100)
+
+
+@given(m=SIZES, n=SIZES, k=SIZES, more=st.integers(1, 500), name=st.sampled_from(devices()))
+def test_a_longer_product_never_takes_less(m: int, n: int, k: int, more: int, name: str) -> None:
+    device = load_device(name)
+    assert product_s((1, m, n, k), device, "bfloat16") <= product_s((1, m, n, k + more), device, "bfloat16")
+
+
+@given(m=SIZES, n=SIZES, k=SIZES)
+def test_no_product_is_faster_than_the_peak_or_its_memory(m: int, n: int, k: int) -> None:
+    kernel = product(m, n, k)
+    taken = kernel_ns(kernel, H100)
+    assert taken >= 2 * m * n * k / H100.bfloat16 * 1e9
+    assert taken >= kernel.nbytes / H100.memory_bandwidth * 1e9
+
+
+@pytest.mark.parametrize("name", devices())
+def test_every_figure_of_a_device_has_a_source(name: str) -> None:
+    device = load_device(name)
+    assert all(figure.source and figure.key.startswith("device.") for figure in device.figures)
+    assert device.num_sms == 1 or {"flash2", "triton"} <= set(device.attention)

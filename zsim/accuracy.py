@@ -1,0 +1,206 @@
+"""Predicted against measured: every row of a folder of measurements, errors by group, and pairs of rows that differ in one thing.
+
+A prediction that is compared with few rows says little; so errors stand by source, GPU and number of nodes, with the worst named. Pairs
+ask the question that users have: is this change faster, and by how much? It knows rows and times, and no source by name.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import log
+from pathlib import Path
+from statistics import mean, median
+
+from zsim import measurements, scenario
+from zsim.bands import band
+from zsim.costs import Costs
+from zsim.errors import ZsimError
+from zsim.measurements import Skipped, Step
+from zsim.plan import plan
+from zsim.slowdown import simulate_step
+
+MATTERS = 0.05
+"""Pairs whose measured times differ by less say nothing about a sign: identical runs differ by 1 to 3 %."""
+MAX_PAIR_ROWS = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """One row: seconds predicted and measured, the band of the prediction as factors, and what the mapping assumed."""
+
+    source: str
+    line: int
+    kind: str
+    gpu: str
+    nodes: int
+    predicted: float
+    measured: float
+    band: tuple[float, float]
+    assumed: tuple[str, ...]
+    fields: dict[str, str]
+    per: float = 1.0
+    """What a pair divides times by, so that more work is not taken for a slower machine: a step's tokens."""
+
+    @property
+    def error(self) -> float:
+        """Relative: above 0 predicted too slow."""
+        return self.predicted / self.measured - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Errors of the rows of one source, kind of row, GPU and number of nodes."""
+
+    source: str
+    kind: str
+    gpu: str
+    nodes: int
+    n: int
+    median: float
+    mean: float
+    p95: float
+    max: float
+    spearman: float | None
+    bias: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairs:
+    """Rows of one source that differ in `field` alone: how often the sign of the change is right where it matters, and its size."""
+
+    field: str
+    n: int
+    sign_right: float | None
+    median_error_of_ratio: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accuracy:
+    """The whole answer."""
+
+    rows: tuple[Predicted, ...]
+    groups: tuple[Group, ...]
+    pairs: tuple[Pairs, ...]
+    skipped: tuple[Skipped, ...]
+
+
+def accuracy(folder: Path, *, say: Callable[[str], None] = lambda _: None) -> Accuracy:
+    """Every row of every file in `folder` predicted; `say` gets a line of progress now and then."""
+    rows: list[Predicted] = []
+    skipped: list[Skipped] = []
+    for path in measurements.files(folder):
+        for found in _file(path, say):
+            (rows if isinstance(found, Predicted) else skipped).append(found)  # type: ignore[arg-type]
+    return Accuracy(rows=tuple(rows), groups=tuple(groups(rows)), pairs=tuple(pairs(rows)), skipped=tuple(skipped))
+
+
+def _file(path: Path, say: Callable[[str], None]) -> Iterable[Predicted | Skipped]:
+    columns, records = measurements.read(path)
+    name = measurements.source_of(columns)
+    if not name:
+        yield Skipped(source=path.name, line=1, reason=f"columns of no known source: {', '.join(columns)[:200]}")
+        return
+    for count, found in enumerate(measurements.steps(name, records, file=path.name), start=1):
+        yield predict(found) if isinstance(found, Step) else found
+        if count % 20 == 0:
+            say(f"{path.name}: {count} of {len(records)} rows")
+
+
+def predict(step: Step) -> Predicted | Skipped:
+    """The step simulated; skipped by name where its scenario cannot be."""
+    try:
+        asked = scenario.parse(step.scenario.encode(), where=f"{step.source} line {step.line}")
+        costs = Costs(cluster=asked.cluster, execution=asked.execution)
+        timeline = simulate_step(plan(asked, device=asked.cluster.kind), costs=costs)
+    except ZsimError as error:
+        return Skipped(source=step.source, line=step.line, reason=str(error))
+    return Predicted(
+        source=step.source,
+        line=step.line,
+        kind="step",
+        gpu=step.gpu,
+        nodes=step.nodes,
+        predicted=timeline.step_time_ns / 1e9,
+        measured=step.seconds,
+        band=band(asked),
+        assumed=step.assumed,
+        fields=dict(step.fields),
+        per=step.tokens,
+    )
+
+
+def groups(rows: Sequence[Predicted]) -> Iterable[Group]:
+    """By source, kind, GPU and number of nodes, in the order of first appearance."""
+    found: dict[tuple[str, str, str, int], list[Predicted]] = defaultdict(list)
+    for row in rows:
+        found[row.source, row.kind, row.gpu, row.nodes].append(row)
+    for (source, kind, gpu, nodes), members in found.items():
+        errors = sorted(abs(row.error) for row in members)
+        yield Group(
+            source=source,
+            kind=kind,
+            gpu=gpu,
+            nodes=nodes,
+            n=len(members),
+            median=median(errors),
+            mean=mean(errors),
+            p95=percentile(errors, 0.95),
+            max=errors[-1],
+            spearman=spearman([row.predicted for row in members], [row.measured for row in members]),
+            bias=median(row.error for row in members),
+        )
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """Of values in order, with linear interpolation between neighbours."""
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
+def spearman(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """The correlation of ranks, ties at their mean; None for fewer than three values or without any order."""
+    if len(first) < 3:
+        return None
+    one, other = _ranks(first), _ranks(second)
+    middle = (len(first) - 1) / 2
+    spread = [sum((rank - middle) ** 2 for rank in ranks) for ranks in (one, other)]
+    if not all(spread):
+        return None
+    together = sum((a - middle) * (b - middle) for a, b in zip(one, other, strict=True))
+    return float(together / (spread[0] * spread[1]) ** 0.5)
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    places: dict[float, list[int]] = defaultdict(list)
+    for place, value in enumerate(sorted(values)):
+        places[value].append(place)
+    return [mean(places[value]) for value in values]
+
+
+def pairs(rows: Sequence[Predicted]) -> Iterable[Pairs]:
+    """By the one field in which two rows of a source differ; fields that follow from another do not count as a second one."""
+    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    by_source: dict[tuple[str, str], list[Predicted]] = defaultdict(list)
+    for row in rows:
+        by_source[row.source, row.kind].append(row)
+    for members in by_source.values():
+        for first, second in combinations(members[:MAX_PAIR_ROWS], 2):
+            differing = [name for name, value in first.fields.items() if second.fields.get(name) != value]
+            if len(differing) == 1:
+                predicted = (second.predicted / second.per) / (first.predicted / first.per)
+                measured = (second.measured / second.per) / (first.measured / first.per)
+                found[differing[0]].append((predicted, measured))
+    for name, ratios in sorted(found.items()):
+        telling = [(p, m) for p, m in ratios if abs(m - 1) > MATTERS]
+        right = sum(log(p) * log(m) > 0 for p, m in telling)
+        yield Pairs(
+            field=name,
+            n=len(ratios),
+            sign_right=right / len(telling) if telling else None,
+            median_error_of_ratio=median(abs(p / m - 1) for p, m in ratios),
+        )

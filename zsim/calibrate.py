@@ -1,0 +1,210 @@
+"""Constants from measured steps: how far each moves from its preset so that predictions meet measurements, and what that is worth.
+
+Every constant has a prior, its preset with a width of what published kernels leave open, so few rows move it little. Errors count by
+their logarithm, in units of what identical runs differ by, and outliers count less (soft L1). What the fit is worth is said by rows that
+it did not see: each group, one GPU with one model, is left out in turn and predicted. It needs scipy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import exp, log
+from typing import Any
+
+from zsim import scenario
+from zsim.costs import Costs
+from zsim.devices import AttentionRate, Device
+from zsim.errors import ZsimError
+from zsim.measurements import Skipped, Step
+from zsim.plan import plan
+from zsim.program import Program
+from zsim.scenario import Scenario
+from zsim.slowdown import simulate_step
+
+NOISE = 0.013
+"""What repeating an identical llm-foundry run moves its time by (robust standard deviation)."""
+STEP = 0.02
+"""Of a constant, for the slope of a prediction."""
+ROUNDS = 2
+"""Predictions are nearly linear in the logarithms of constants: the second round moves little."""
+
+
+class CalibrationError(ZsimError):
+    """Too little to calibrate on, or scipy is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """A constant of a device that is fitted, and the width of its prior as a logarithm. `shared` by all devices, else by generation."""
+
+    name: str
+    width: float
+    shared: bool
+
+
+KNOBS = (
+    Knob("matmul_efficiency", 0.05, False),
+    Knob("elementwise_efficiency", 0.15, False),
+    Knob("memory_efficiency", 0.05, False),
+    Knob("attention.rate", 0.15, False),
+    Knob("attention.half_length", 0.4, True),
+    Knob("attention.backward", 0.1, True),
+    Knob("matmul_prologue", 0.8, True),
+    Knob("wave_cost", 0.5, True),
+    Knob("interference", 0.3, True),
+    Knob("straggler", 0.5, True),
+)
+"""Widths: what published micro-benchmarks of one generation differ by. Whatever is a matter of the machine's build is shared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A measured step that is planned: only its times depend on constants."""
+
+    step: Step
+    scenario: Scenario
+    program: Program
+
+    @property
+    def generation(self) -> str:
+        """The device's: "A100"."""
+        return self.scenario.cluster.device.name.split()[0]
+
+    @property
+    def group(self) -> tuple[str, str]:
+        """What is left out together: rows of one GPU and one model."""
+        return self.step.gpu, self.step.fields.get("model", "") or self.step.fields.get("n_layers", "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """By (generation, constant) the factor on the preset; errors of each row fitted, and with its group left out."""
+
+    factors: dict[tuple[str, str], float]
+    errors: tuple[float, ...]
+    left_out: tuple[float, ...]
+    cases: tuple[Case, ...]
+
+    def device(self, device: Device) -> Device:
+        """`device` with the fitted constants of its generation and the shared ones."""
+        return tuned(device, {name: factor for (kind, name), factor in self.factors.items() if kind in ("", device.name.split()[0])})
+
+
+def prepared(rows: Iterable[Step | Skipped], *, say: Callable[[str], None] = lambda _: None) -> tuple[list[Case], list[Skipped]]:
+    """Each row planned; those that cannot be are skipped by name."""
+    cases, skipped = [], []
+    for row in rows:
+        if isinstance(row, Skipped):
+            skipped.append(row)
+            continue
+        try:
+            asked = scenario.parse(row.scenario.encode(), where=f"{row.source} line {row.line}")
+            cases.append(Case(step=row, scenario=asked, program=plan(asked, device=asked.cluster.kind)))
+            say(f"planned {len(cases)} steps")
+        except ZsimError as error:
+            skipped.append(Skipped(source=row.source, line=row.line, reason=str(error)))
+    return cases, skipped
+
+
+def tuned(device: Device, factors: dict[str, float]) -> Device:
+    """`device` with constants multiplied; shares stay below one."""
+    changed: dict[str, Any] = {}
+    for name, factor in factors.items():
+        if name.startswith("attention."):
+            part = name.removeprefix("attention.")
+            known = changed.get("attention", device.attention)
+            changed["attention"] = {kind: _scaled(rate, part, factor) for kind, rate in known.items()}
+        else:
+            changed[name] = _number(getattr(device, name), factor)
+    return replace(device, **changed)
+
+
+def _scaled(rate: AttentionRate, part: str, factor: float) -> AttentionRate:
+    values: dict[str, Any] = {part: _number(getattr(rate, part), factor)}
+    return replace(rate, **values)
+
+
+def _number(value: float, factor: float) -> float:
+    return round(value * factor) if isinstance(value, int) else min(1.0, value * factor)
+
+
+def predicted(case: Case, factors: dict[tuple[str, str], float]) -> float:
+    """Seconds of the step with the device's constants multiplied."""
+    cluster = case.scenario.cluster
+    own = {name: factor for (kind, name), factor in factors.items() if kind in ("", case.generation)}
+    costs = Costs(cluster=replace(cluster, device=tuned(cluster.device, own)), execution=case.scenario.execution)
+    return simulate_step(case.program, costs=costs).step_time_ns / 1e9
+
+
+def fit(cases: Sequence[Case], *, say: Callable[[str], None] = lambda _: None) -> Fitted:
+    """The constants that meet `cases` best; CalibrationError for fewer than two groups."""
+    if len({case.group for case in cases}) < 2:
+        expected = "rows of at least two groups (GPU and model), so that one can be left out"
+        raise CalibrationError(where="calibration", expected=expected, found=f"{len(cases)} rows")
+    places = _places(cases)
+    at = [0.0] * len(places)
+    for turn in range(ROUNDS):
+        errors, slopes = _linear(cases, places, at, say=lambda text, turn=turn: say(f"round {turn + 1} of {ROUNDS}: {text}"))  # type: ignore[misc]
+        at = _best(errors, slopes, places, start=at)
+    factors = _factors(places, at)
+    final = [log(predicted(case, factors) / case.step.seconds) for case in cases]
+    left_out = list(final)
+    for group in {case.group for case in cases}:
+        kept = [row for row, case in enumerate(cases) if case.group != group]
+        other = _best([final[row] for row in kept], [slopes[row] for row in kept], places, start=at)
+        for row, case in enumerate(cases):
+            if case.group == group:
+                moved = sum(slope * (there - here) for slope, there, here in zip(slopes[row], other, at, strict=True))
+                left_out[row] = final[row] + moved
+    shares = [tuple(exp(value) - 1 for value in values) for values in (final, left_out)]
+    return Fitted(factors=factors, errors=shares[0], left_out=shares[1], cases=tuple(cases))
+
+
+def _places(cases: Sequence[Case]) -> list[tuple[str, Knob]]:
+    generations = sorted({case.generation for case in cases})
+    own = [(generation, knob) for knob in KNOBS if not knob.shared for generation in generations]
+    return own + [("", knob) for knob in KNOBS if knob.shared]
+
+
+def _factors(places: Sequence[tuple[str, Knob]], at: Sequence[float]) -> dict[tuple[str, str], float]:
+    return {(generation, knob.name): exp(value) for (generation, knob), value in zip(places, at, strict=True)}
+
+
+def _linear(
+    cases: Sequence[Case], places: Sequence[tuple[str, Knob]], at: Sequence[float], *, say: Callable[[str], None]
+) -> tuple[list[float], list[list[float]]]:
+    """Logarithms of predicted over measured, and their slopes along each constant's logarithm."""
+    factors = _factors(places, at)
+    here = [log(predicted(case, factors)) for case in cases]
+    slopes = [[0.0] * len(places) for _ in cases]
+    for place, (generation, knob) in enumerate(places):
+        say(f"{knob.name} {generation}".strip())
+        moved = {**factors, (generation, knob.name): factors[generation, knob.name] * exp(STEP)}
+        for row, case in enumerate(cases):
+            if generation in ("", case.generation):
+                slopes[row][place] = (log(predicted(case, moved)) - here[row]) / STEP
+    return [value - log(case.step.seconds) for value, case in zip(here, cases, strict=True)], slopes
+
+
+def _best(
+    errors: Sequence[float], slopes: Sequence[Sequence[float]], places: Sequence[tuple[str, Knob]], *, start: Sequence[float]
+) -> list[float]:
+    """The logarithms that make the linear model's errors, and the distances from the priors, least."""
+    try:
+        from scipy.optimize import least_squares
+    except ImportError:
+        raise CalibrationError(
+            where="zsim calibrate", expected="scipy, which fits the constants", found="none", remedy="pip install 'zsim[calibrate]'"
+        ) from None
+
+    def residuals(at: Any) -> list[float]:
+        moves = [float(value) - begin for value, begin in zip(at, start, strict=True)]
+        of_rows = [(error + sum(map(_product, row, moves))) / NOISE for error, row in zip(errors, slopes, strict=True)]
+        return of_rows + [float(value) / knob.width for value, (_, knob) in zip(at, places, strict=True)]
+
+    return [float(value) for value in least_squares(residuals, list(start), loss="soft_l1").x]
+
+
+def _product(first: float, second: float) -> float:
+    return first * second

@@ -1,0 +1,92 @@
+"""How long one kernel takes on a device: products by their tiles, fused attention by its length, everything else by its bytes.
+
+Products: an m × n result is cut into tiles, each of which a multiprocessor makes in (k + prologue) steps; tiles come in waves of as many
+as there are multiprocessors, and of the idle part of the last wave a share is lost (hardware hides the rest: tiles of other sizes,
+split k, clocks that rise). The tile is the fastest of those that libraries have. A product that is thin is bound by its bytes.
+Everything is a pure function of the kernel's shape and of the device's constants; all answers are int nanoseconds, rounded up once.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from zsim.devices import Device
+from zsim.execution import EAGER, Execution
+from zsim.ops import ATTENTION, ATTENTION_BACKWARD, Kernel
+
+TILES = ((128, 256, 1.0), (256, 128, 1.0), (128, 128, 0.95), (64, 128, 0.8), (64, 64, 0.6))
+"""Rows and columns of a tile, and its rate relative to the best: smaller ones read more for each product. CUTLASS's usual tiles."""
+
+STREAMS = frozenset({"copy", "cast", "add", "norm", "scale", "adamw", "sgd"})
+"""Operators that read and write plain contiguous memory: copies, and what optimizers do."""
+
+
+COMPILED_SHARE = 0.5
+"""Of the bytes that chains of eager element-wise kernels move, those that one fused kernel does. Counted on a block of llama: a norm with
+its residual 5 of 8 tensors, SwiGLU 3 of 5, rotary positions 2 of 6, casts none."""
+
+CAST_NBYTES = 4
+"""Bytes that a cast to 8 bits moves for each element of a two-byte factor: read, written, and written transposed for backward."""
+
+
+def kernel_ns(kernel: Kernel, device: Device, execution: Execution = EAGER) -> int:
+    """The time of `kernel` on `device`, its start included."""
+    work = max(_arithmetic_s(kernel, device, execution), _memory_s(kernel, device, execution))
+    if _in_eight_bits(kernel, execution):
+        work += _casts_s(kernel, device, execution)
+    return max(1, ceil(work * 1e9) + device.kernel)
+
+
+def _memory_s(kernel: Kernel, device: Device, execution: Execution) -> float:
+    plain = kernel.shape or kernel.operator in STREAMS
+    if not plain and execution.compile:
+        return kernel.nbytes * COMPILED_SHARE / (device.memory_bandwidth * device.memory_efficiency)
+    share = device.memory_efficiency if plain else device.elementwise_efficiency
+    return kernel.nbytes / (device.memory_bandwidth * share)
+
+
+def _arithmetic_s(kernel: Kernel, device: Device, execution: Execution) -> float:
+    if kernel.operator in ATTENTION and device.attention:
+        return _attention_s(kernel, device, execution.attention_kernels)
+    if kernel.shape:
+        return product_s(kernel.shape, device, "float8" if _in_eight_bits(kernel, execution) else kernel.dtype)
+    return kernel.flops / _rate(device, kernel.dtype)
+
+
+def _in_eight_bits(kernel: Kernel, execution: Execution) -> bool:
+    return execution.float8 and kernel.operator == "linear" and kernel.dtype in ("bfloat16", "float16")
+
+
+def _casts_s(kernel: Kernel, device: Device, execution: Execution) -> float:
+    """Both factors of a product are cast: one kernel more each, or part of the kernel before them where those are compiled."""
+    count, m, n, k = kernel.shape
+    nbytes = CAST_NBYTES * count * k * (m + n) * (COMPILED_SHARE if execution.compile else 1)
+    return nbytes / (device.memory_bandwidth * device.memory_efficiency)
+
+
+def _rate(device: Device, dtype: str) -> float:
+    """FLOP/s that large products of `dtype` near."""
+    share = device.float8_efficiency if dtype == "float8" else device.matmul_efficiency
+    return device.peak_flops(dtype) * share
+
+
+def product_s(shape: tuple[int, ...], device: Device, dtype: str) -> float:
+    """Seconds of (products, m, n, k): the waves of the best tile, times what a tile takes."""
+    count, m, n, k = shape
+    rate, sms = _rate(device, dtype), device.num_sms
+    if sms == 1:
+        return 2 * count * m * n * k / rate
+    best = float("inf")
+    for rows, columns, relative in TILES:
+        waves = count * -(-m // rows) * -(-n // columns) / sms
+        waves += device.wave_cost * (ceil(waves) - waves)
+        best = min(best, waves * 2 * rows * columns * (k + device.matmul_prologue) * sms / (rate * relative))
+    return best
+
+
+def _attention_s(kernel: Kernel, device: Device, attention: str) -> float:
+    """Its FLOPs, half of all where it is causal, at a rate that grows with the length."""
+    keys = kernel.shape[2]
+    rates = device.attention.get(attention) or next(iter(device.attention.values()))
+    rate = rates.rate * keys / (keys + rates.half_length)
+    return kernel.flops / (rate * (rates.backward if kernel.operator == ATTENTION_BACKWARD else 1.0))

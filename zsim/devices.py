@@ -1,0 +1,135 @@
+"""Devices from preset files: memory, peaks, and what kernels reach of them, each number with its source.
+
+A file holds one device. What is calibrated says on what; a fraction reached is never carried from one generation to another without
+saying so. It knows no cluster and no model.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from typing import Any, Literal
+
+from zsim.units import parse_bytes, parse_flop_rate, parse_fraction, parse_rate, parse_time
+
+Provenance = Literal["vendor sheet", "published", "source code", "measured", "calibrated", "assumed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One number of a preset as it was written, and where it comes from."""
+
+    key: str
+    text: str
+    provenance: Provenance
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionRate:
+    """FLOP/s that a fused attention kernel nears as sequences grow, the length at which it has half of that, and the share of
+    forward's rate that backward reaches."""
+
+    rate: int
+    half_length: int
+    backward: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """What a rank runs on: bytes of memory, bytes/s to it, dense peak FLOP/s by dtype, and the shares that kernels reach of both.
+
+    `memory_efficiency` is that of plain streams, `elementwise_efficiency` that of eager element-wise kernels, `matmul_efficiency` what
+    large products near. A tile of a product costs `matmul_prologue` steps of k besides its own; of the idle part of a last wave of
+    tiles `wave_cost` is lost. `kernel` is the start of a kernel in nanoseconds. Of a collective's time kernels that it overlaps lose the
+    share `interference`, and with each doubling of nodes a step waits `straggler` longer for the slowest rank. `attention` is empty
+    where products do.
+    """
+
+    name: str
+    memory: int
+    memory_bandwidth: int
+    float32: int
+    bfloat16: int
+    float16: int
+    float8: int
+    num_sms: int
+    matmul_efficiency: float
+    float8_efficiency: float
+    memory_efficiency: float
+    elementwise_efficiency: float
+    matmul_prologue: int
+    wave_cost: float
+    kernel: int
+    interference: float
+    straggler: float
+    attention: Mapping[str, AttentionRate] = field(hash=False)
+    figures: tuple[Figure, ...] = field(repr=False)
+
+    def peak_flops(self, dtype: str) -> int:
+        """Dense peak FLOP/s for matrix products of `dtype`."""
+        return {"float32": self.float32, "bfloat16": self.bfloat16, "float16": self.float16, "float8": self.float8}[dtype]
+
+
+def devices() -> tuple[str, ...]:
+    """The names of all device presets, sorted."""
+    folder = files("zsim") / "presets" / "devices"
+    return tuple(sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")))
+
+
+@cache
+def load_device(name: str) -> Device:
+    """The device of a preset file."""
+    table = tomllib.loads((files("zsim") / "presets" / "devices" / f"{name}.toml").read_text())
+    attention = {kind: AttentionRate(**values(rate)) for kind, rate in table.get("attention", {}).items()}
+    return Device(name=table["name"], **values(table), attention=attention, figures=tuple(figures_of("device.", table)))
+
+
+_PARSERS: Mapping[str, Callable[[str], int | float]] = {
+    "memory": parse_bytes,
+    "memory_bandwidth": parse_rate,
+    "bandwidth": parse_rate,
+    "float32": parse_flop_rate,
+    "bfloat16": parse_flop_rate,
+    "float16": parse_flop_rate,
+    "float8": parse_flop_rate,
+    "rate": parse_flop_rate,
+    "num_sms": int,
+    "matmul_prologue": int,
+    "half_length": int,
+    "matmul_efficiency": parse_fraction,
+    "float8_efficiency": parse_fraction,
+    "memory_efficiency": parse_fraction,
+    "elementwise_efficiency": parse_fraction,
+    "wave_cost": parse_fraction,
+    "backward": parse_fraction,
+    "interference": parse_fraction,
+    "straggler": parse_fraction,
+    "latency": parse_time,
+    "kernel": parse_time,
+    "collective": parse_time,
+    "issue_kernel": parse_time,
+    "issue_collective": parse_time,
+}
+
+
+def values(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of one table of a preset; what has no source, such as a name, is left out."""
+    return {key: _PARSERS[key](entry["value"]) for key, entry in table.items() if isinstance(entry, dict) and "value" in entry}
+
+
+def figures_of(prefix: str, table: Mapping[str, Any]) -> list[Figure]:
+    """Every number of a preset's table and of the tables in it."""
+    found: list[Figure] = []
+    for key, entry in table.items():
+        if not isinstance(entry, dict):
+            continue
+        if "value" in entry:
+            text, provenance, source = entry["value"], entry["provenance"], entry["source"]
+            found.append(Figure(key=f"{prefix}{key}", text=text, provenance=provenance, source=source))
+        else:
+            found += figures_of(f"{prefix}{key}.", entry)
+    return found

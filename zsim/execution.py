@@ -1,0 +1,30 @@
+"""How a step is executed, where that changes time and nothing else: compiled or eager, which attention kernels, the trainer's pauses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+AttentionKernels = Literal["flash2", "flash3", "triton"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """What a scenario's `execution` table says.
+
+    `compile`: torch.compile fuses chains of element-wise kernels. `float8`: linears multiply in 8 bits, and cast for it.
+    `interference`: collectives slow down the kernels that they overlap. `step_overhead_ns` and `micro_batch_overhead_ns` are pauses of the
+    trainer around a step and around each micro-batch, in which the device does nothing. `issue_kernel_ns`: what the host spends on
+    each kernel, where it is not as the cluster's preset says.
+    """
+
+    compile: bool = False
+    float8: bool = False
+    attention_kernels: AttentionKernels = "flash2"
+    interference: bool = True
+    step_overhead_ns: int = 0
+    micro_batch_overhead_ns: int = 0
+    issue_kernel_ns: int | None = None
+
+
+EAGER = Execution()

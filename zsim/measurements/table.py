@@ -1,0 +1,151 @@
+"""Files of measurements as tables of text, and what a row becomes: a scenario with the time it took, or a reason why not.
+
+The files come from anywhere, so sizes are limited and every field is checked by name. A row that says nothing usable is skipped with its
+reason, and never dropped in silence.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+
+from zsim.errors import ZsimError
+
+MAX_FILE_BYTES = 32 * 1024**2
+MAX_ROWS = 200_000
+MAX_FIELD = 20_000
+
+
+class MeasurementError(ZsimError):
+    """A file of measurements that cannot be read at all."""
+
+
+class RowError(Exception):
+    """Why one row is skipped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A measured training step: the scenario it ran, in the words of a scenario file, and the seconds that it took.
+
+    `fields` are what was run, by the source's own names: two rows that differ in one of them are a pair. `tokens` are those of one
+    GPU's step. `assumed` says in words what the row left open and the mapping decided.
+    """
+
+    source: str
+    line: int
+    scenario: str
+    seconds: float
+    tokens: int
+    gpu: str
+    nodes: int
+    fields: Mapping[str, str]
+    assumed: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skipped:
+    """A row that is not predicted, and why."""
+
+    source: str
+    line: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One line of a table, with its fields as text; asking for one that is missing or wrong raises RowError."""
+
+    line: int
+    fields: Mapping[str, str]
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """The field, stripped; `default` where it is empty or there is no such column."""
+        value = (self.fields.get(name) or "").strip()
+        if value:
+            return value
+        if default is None:
+            raise RowError(f"{name}: missing")
+        return default
+
+    def size(self, name: str, default: int | None = None) -> int:
+        """A whole number of at least 1."""
+        value = self.text(name, None if default is None else str(default))
+        try:
+            number = float(value)
+        except ValueError:
+            raise RowError(f"{name}: expected a whole number, found {value[:40]!r}") from None
+        if not isfinite(number) or number != int(number) or not 1 <= number <= 1e15:
+            raise RowError(f"{name}: expected a whole number of at least 1, found {value[:40]!r}")
+        return int(number)
+
+    def positive(self, name: str) -> float:
+        """A finite number above 0."""
+        value = self.text(name)
+        try:
+            number = float(value)
+        except ValueError:
+            raise RowError(f"{name}: expected a number, found {value[:40]!r}") from None
+        if not isfinite(number) or number <= 0:
+            raise RowError(f"{name}: expected a number above 0, found {value[:40]!r}")
+        return number
+
+    def truth(self, name: str, default: bool | None = None) -> bool:
+        """Whether the field says so: True, yes, 1, or False, no, 0."""
+        value = self.text(name, None if default is None else str(default)).lower()
+        if value in ("true", "yes", "1"):
+            return True
+        if value in ("false", "no", "0"):
+            return False
+        raise RowError(f"{name}: expected True or False, found {value[:40]!r}")
+
+    def one_of(self, name: str, words: Mapping[str, str], default: str | None = None) -> str:
+        """What `words` has for the field."""
+        value = self.text(name, default)
+        if value not in words:
+            raise RowError(f"{name}: expected one of {', '.join(words)}, found {value[:40]!r}")
+        return words[value]
+
+
+def same(name: str, found: float, expected: float, *, within: float = 0.02) -> None:
+    """RowError where two fields that say the same contradict each other."""
+    if abs(found - expected) > within * expected:
+        raise RowError(f"{name}: {found:g} contradicts {expected:g}, which the other fields say")
+
+
+def read(path: Path) -> tuple[tuple[str, ...], list[Record]]:
+    """The columns and the rows of a CSV file; MeasurementError for a file that is none."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise MeasurementError(
+            where=str(path), expected="a file of measurements", found=str(error.strerror)
+        ) from None
+    if len(data) > MAX_FILE_BYTES:
+        raise MeasurementError(where=str(path), expected=f"at most {MAX_FILE_BYTES:,} bytes", found="more")
+    try:
+        text = data.decode("utf-8-sig")
+        reader = csv.DictReader(io.StringIO(text, newline=""), strict=True, restkey="", restval="")
+        columns = tuple(reader.fieldnames or ())
+        rows = list(_records(reader))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise MeasurementError(
+            where=str(path), expected="a CSV table in UTF-8", found=str(error)[:200]
+        ) from None
+    return columns, rows
+
+
+def _records(reader: csv.DictReader[str]) -> Iterator[Record]:
+    for count, fields in enumerate(reader):
+        if count >= MAX_ROWS:
+            raise csv.Error(f"more than {MAX_ROWS:,} rows")
+        broken = "" in fields
+        if any(isinstance(value, str) and len(value) > MAX_FIELD for value in fields.values()):
+            raise csv.Error(f"line {reader.line_num}: a field of more than {MAX_FIELD:,} characters")
+        named = {key: value for key, value in fields.items() if isinstance(value, str) and key}
+        yield Record(reader.line_num, {} if broken else named)

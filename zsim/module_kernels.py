@@ -1,0 +1,69 @@
+"""The kernels of a module's forward and backward: one for each call that moves anything, and in backward each product by itself.
+
+Backward of a product is two products, of other shapes than forward's. A bias's gradient is one more pass over the output's, and where a
+value has several uses the engine adds their gradients. All this takes time; what it takes of memory is `zsim.tape`'s.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from zsim.aten_call import Call
+from zsim.ops import ATTENTION_BACKWARD, Kernel
+
+
+def forward_kernels(calls: Sequence[Call], *, dtype: str) -> tuple[Kernel, ...]:
+    """In order."""
+    return tuple(
+        Kernel(call.operator, call.flops, call.moved, call.dtype or dtype, shape=call.shape) for call in calls if call.moved
+    )
+
+
+def backward_kernels(
+    calls: Sequence[Call], *, dtype: str, needs_gradient: Collection[str], nbytes: Mapping[str, int]
+) -> tuple[Kernel, ...]:
+    """In reverse order; `nbytes` are the sizes of values, of which those in `needs_gradient` get gradients."""
+    return tuple(_backward(calls, dtype=dtype, needs_gradient=needs_gradient, nbytes=nbytes))
+
+
+def _backward(
+    calls: Sequence[Call], *, dtype: str, needs_gradient: Collection[str], nbytes: Mapping[str, int]
+) -> Iterator[Kernel]:
+    made: Counter[str] = Counter()
+    for call in reversed(calls):
+        if not call.differentiable:
+            continue
+        kind = call.dtype or dtype
+        if call.moved:
+            yield from _of_products(call, kind, needs_gradient) if call.shape else _of_call(call, kind, needs_gradient)
+        for value in (*call.gradients, *call.passes):
+            if value in needs_gradient and value not in call.parameters:
+                made[value] += 1
+                if made[value] > 1:
+                    yield Kernel("add", 0, 3 * nbytes.get(value, 0), kind)
+
+
+def _of_call(call: Call, dtype: str, needs_gradient: Collection[str]) -> Iterator[Kernel]:
+    """A call whose inputs need no gradient makes only its parameters' gradients."""
+    if call.backward_moved:
+        flops = call.backward_flops if any(value in needs_gradient for value in call.inputs) else call.backward_flops // 2
+        yield Kernel(call.operator, flops, call.backward_moved, dtype)
+
+
+def _of_products(call: Call, dtype: str, needs_gradient: Collection[str]) -> Iterator[Kernel]:
+    """The products that make the gradients of a product's factors; fused attention's backward is one kernel of the same shape."""
+    if call.operator == "attention":
+        yield Kernel(ATTENTION_BACKWARD, call.backward_flops, call.backward_moved, dtype, shape=call.shape)
+        return
+    count, m, n, k = call.shape
+    weight = call.parameters[0] if call.parameters else call.inputs[-1]
+    shapes = []
+    if call.inputs[0] in needs_gradient and call.inputs[0] in call.gradients:
+        shapes.append((count, m, k, n))
+    if weight in call.gradients and (weight in call.parameters or weight in needs_gradient):
+        shapes.append((count, n, k, m) if call.parameters else (count, k, n, m))
+    for shape in shapes:
+        yield Kernel(call.operator, call.flops, call.moved, dtype, shape=shape)
+    if any(fqn in call.gradients for fqn in call.parameters[1:]):
+        yield Kernel("bias", 0, call.nbytes, dtype)

@@ -1,0 +1,108 @@
+"""What makes ops take longer than their kernels alone: collectives that run beside them, and the trainer's pauses.
+
+A collective takes multiprocessors and memory bandwidth from the kernels that it overlaps, all the time that it does. How much they overlap
+follows from the times and changes them, so a step is simulated, its overlaps are added up, and it is simulated with them once more. What
+the second round overlaps more or less by then is a few per cent of a few per cent.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Protocol
+
+from zsim.engine import Delays, Durations, Timeline, simulate
+from zsim.execution import Execution
+from zsim.ops import COLLECTIVES, Op
+from zsim.program import Program
+
+
+class StepCosts(Durations, Protocol):
+    """Durations that also know how the step is executed, and what share of a collective's time the kernels beside it lose."""
+
+    @property
+    def execution(self) -> Execution:
+        """The scenario's."""
+        ...
+
+    @property
+    def interference(self) -> float:
+        """0 where it is switched off."""
+        ...
+
+
+COMPUTE = ("forward", "backward", "recompute", "optimizer", "copy")
+
+
+def simulate_step(program: Program, *, costs: StepCosts, all_ranks: bool = False) -> Timeline:
+    """The times of the steady step with all that slows it down."""
+    pauses = [_pauses(rank.steady, costs.execution) for rank in program.ranks]
+    alone = simulate(program, costs=costs, all_ranks=all_ranks, delays=[Delays(one, one) for one in pauses])
+    share = costs.interference
+    lost = interference(program, alone, share=share) if share else {}
+    if not any(lost.values()):
+        return alone
+    both = [Delays(_sum(one, lost.get(kind, {})), one) for kind, one in enumerate(pauses)]
+    return simulate(program, costs=costs, all_ranks=all_ranks, delays=both)
+
+
+def _pauses(ops: tuple[Op, ...], execution: Execution) -> dict[int, int]:
+    """A pause before the first kernels of each micro-batch, and that of the step before the optimizer's.
+
+    In it the trainer has waited for the device and does something else, so neither of them works: the op is issued later, and a device
+    that still has work starts it as much later.
+    """
+    found: dict[int, int] = {}
+    if execution.micro_batch_overhead_ns:
+        firsts = {op.micro_batch: op.index for op in reversed(ops) if op.kind == "forward"}
+        found = dict.fromkeys(firsts.values(), execution.micro_batch_overhead_ns)
+    step = next((op.index for op in ops if op.kind == "optimizer"), None)
+    if execution.step_overhead_ns and step is not None:
+        found[step] = found.get(step, 0) + execution.step_overhead_ns
+    return found
+
+
+def interference(program: Program, timeline: Timeline, *, share: float) -> dict[int, dict[int, int]]:
+    """Nanoseconds that each op of a rank program loses: `share` of the time in which collectives of its rank run beside it.
+
+    Of ranks that run the same program the first stands for all. Both lists are in the order of their starts, so one walk is enough.
+    """
+    found: dict[int, dict[int, int]] = {}
+    for rank, times in sorted(timeline.ranks.items()):
+        kind = program.assignment[rank]
+        if kind in found:
+            continue
+        ops = program.ranks[kind].steady
+        busy = _union([(times.starts[op.index], times.ends[op.index]) for op in ops if op.kind in COLLECTIVES])
+        lost: dict[int, int] = {}
+        place = 0
+        for op in ops:
+            if op.kind not in COMPUTE or op.stream != "compute":
+                continue
+            start, end = times.starts[op.index], times.ends[op.index]
+            while place < len(busy) and busy[place][1] <= start:
+                place += 1
+            overlap, further = 0, place
+            while further < len(busy) and busy[further][0] < end:
+                overlap += min(end, busy[further][1]) - max(start, busy[further][0])
+                further += 1
+            if overlap:
+                lost[op.index] = round(overlap * share)
+        found[kind] = lost
+    return found
+
+
+def _union(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _sum(first: dict[int, int], second: dict[int, int]) -> dict[int, int]:
+    total: defaultdict[int, int] = defaultdict(int, first)
+    for index, extra in second.items():
+        total[index] += extra
+    return dict(total)

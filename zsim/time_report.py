@@ -1,0 +1,91 @@
+"""`zsim show --time`: where a step's time goes, why communication is exposed, the critical path, and what would hide it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from zsim import report
+from zsim.costs import Costs
+from zsim.hiding import HIDDEN, Change, Hiding, hiding
+from zsim.program import Program
+from zsim.scenario import Scenario
+from zsim.slowdown import simulate_step
+from zsim.units import format_time
+from zsim.why import LONGER, Why, explain, name
+
+MOST = 12
+
+
+def why(scenario: Scenario, program: Program) -> Why:
+    """Why the scenario's steady step takes as long as it does."""
+    costs = Costs(cluster=scenario.cluster, execution=scenario.execution)
+    return explain(program, simulate_step(program, costs=costs))
+
+
+def as_object(scenario: Scenario, program: Program) -> dict[str, Any]:
+    """All of it for JSON; times in nanoseconds."""
+    found, helps = why(scenario, program), hiding(scenario)
+    return {
+        "step_time_ns": found.step_ns,
+        "rank": found.rank,
+        "host_bound": found.host_bound,
+        "host_bound_ns": found.host_bound_ns,
+        "exposed_by_reason_ns": found.by_reason,
+        "exposed": [
+            {
+                "op": one.op.index,
+                "name": name(one.op),
+                "start_ns": one.start_ns,
+                "duration_ns": one.duration_ns,
+                "exposed_ns": one.exposed_ns,
+                "reason": one.reason,
+                "waited_for": one.waited_for,
+            }
+            for one in found.exposed
+        ],
+        "critical_path": [
+            {"op": link.op.index, "name": name(link.op), "start_ns": link.start_ns, "end_ns": link.end_ns, "then": link.then}
+            for link in found.critical_path
+        ],
+        "as_it_is": _change(helps.now),
+        "what_would_hide_it": [_change(change) for change in helps.changes],
+    }
+
+
+def _change(change: Change) -> dict[str, Any]:
+    return {"change": change.words, "ns_per_token": change.ns_per_token, "exposed": change.exposed, "hides": change.hides}
+
+
+def show(scenario: Scenario, program: Program) -> None:
+    """The same in words."""
+    for line in _lines(why(scenario, program), hiding(scenario)):
+        report.say(line)
+
+
+def _lines(found: Why, helps: Hiding) -> Iterator[str]:
+    waits = format_time(found.host_bound_ns)
+    yield f"step of {format_time(found.step_ns)} on rank {found.rank}, of which {waits} the device waits for the host"
+    if found.host_bound:
+        yield "  bound by the host: fewer and larger kernels (a larger micro-batch, execution.compile) help, faster devices do not"
+    exposed = sum(one.exposed_ns for one in found.exposed)
+    yield f"exposed communication {format_time(exposed)}, {100 * exposed / max(1, found.step_ns):.1f} %"
+    for reason, ns in found.by_reason.items():
+        waited = "" if reason == LONGER else "waited on "
+        yield f"  {format_time(ns):>10}  {waited}{reason}"
+    for one in found.exposed[:MOST]:
+        after = f" after {one.waited_for}" if one.waited_for else ""
+        yield f"    {name(one.op):<32} {format_time(one.exposed_ns):>10} of {format_time(one.duration_ns):<10} {one.reason}{after}"
+    if len(found.exposed) > MOST:
+        yield f"    … and {len(found.exposed) - MOST} more"
+    yield f"critical path, {len(found.critical_path)} ops, the longest of them:"
+    longest = sorted(found.critical_path, key=lambda link: link.start_ns - link.end_ns)[:MOST]
+    for link in sorted(longest, key=lambda link: link.start_ns):
+        yield f"    {name(link.op):<32} {format_time(link.end_ns - link.start_ns):>10}  {link.then}"
+    if helps.now.hides:
+        yield f"communication is hidden: less than {100 * HIDDEN:.0f} % of the step is exposed"
+        return
+    yield f"what would hide it ({helps.now.ns_per_token:,.0f} ns for each token now):"
+    for change in helps.changes:
+        verdict = "hides it" if change.hides else f"leaves {100 * change.exposed:.1f} % exposed"
+        yield f"    {change.words:<40} {verdict}, {change.ns_per_token:,.0f} ns for each token"
