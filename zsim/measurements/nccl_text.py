@@ -41,6 +41,11 @@ _NVLS_OFF = (
     r"NVLS(?:_ENABLE)?\s*=\s*0|NVLS\W+(?:evidently\s+|is\s+)?(?:off|disabled)|SHARP off"
     r"|without NVLS|no NVLS|NCCL_ALGO\s*=\s*Ring"
 )
+_CABLE = (
+    r"(?:(?<![\w\-])(\d{1,2})\s*x\s*(?:[A-Za-z][A-Za-z0-9\-]*\s+)?|(?<![\w\-])(\d{1,2})\s*|(?<![A-Za-z]))"
+    r"(EDR|HDR|NDR|XDR)(?:\s*\d+)?(?:\s*x\s*(\d{1,2})\b)?"
+)
+"""How many cables, before or behind their name, and the name."""
 _RATE = r"(\d+(?:\.\d+)?)\s*(G|T)(B/s|b/s|bps|bit/s|bE|)(?![A-Za-z])"
 
 
@@ -89,12 +94,15 @@ def node_gb_s(inter: str, *, per_node: int, most: float = 50.0) -> float | None:
     their letter; a bare G is gigabits, as NICs are sold.
     """
     text = inter.replace("×", "x").replace("*", "x")
-    many = re.search(rf"(\d+)\s*x\s*(?:[A-Za-z0-9\-]+\s+)?{_RATE}", text)
+    many = re.search(rf"(?<![\w\-])(\d+)\s*x\s*(?:[A-Za-z][A-Za-z0-9\-]*\s+)?{_RATE}", text)
     if many:
         return int(many[1]) * _gb_s(many[2], many[3], many[4])
-    named = re.search(r"(?:(\d+)\s*x?\s*)?(EDR|HDR|NDR|XDR)(?:\s*\d+)?\b", text, re.IGNORECASE)
+    behind = re.search(rf"{_RATE}\s*x\s*(\d{{1,2}})\b", text)
+    if behind:
+        return int(behind[4]) * _gb_s(behind[1], behind[2], behind[3])
+    named = re.search(_CABLE, text, re.IGNORECASE)
     if named:
-        return int(named[1] or per_node) * CABLES[named[2].upper()]
+        return int(named[1] or named[2] or named[4] or per_node) * CABLES[named[3].upper()]
     one = re.search(rf"{_RATE}\s*(?:/|per)?\s*(node|GPU|NIC|card|device|host|server|instance)?", text, re.IGNORECASE)
     if one is None:
         return None
