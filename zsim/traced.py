@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from errno import ENOENT
 from pathlib import Path
 from typing import Any, Final
 
@@ -226,6 +227,8 @@ def save(model: TracedModel, path: str | Path) -> None:
 def load(path: str | Path) -> TracedModel:
     """The traced model in a file; TracedModelError, with the place in it, for anything else."""
     try:
+        if not Path(path).is_file():  # a pipe would never end
+            raise FileNotFoundError(ENOENT, "no such file")
         with Path(path).open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:  # a path may hold what no path can
