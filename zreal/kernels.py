@@ -28,6 +28,8 @@ _IS_CAUSAL = {
     "_scaled_dot_product_efficient_attention_backward": 11,
 }
 """Operators of attention, and which of their arguments says whether it is causal."""
+_PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
+"""Matrix products, and where their first factor stands."""
 
 
 def tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -61,7 +63,19 @@ def kernel(func: Any, arguments: tuple[Any, ...], options: dict[str, Any], resul
         nbytes += _nbytes(written[0])
     dtype = next((t.dtype for t in written if t.dtype.is_floating_point), written[0].dtype)
     flops = _flops(func, name, arguments, options, result)
-    return Kernel(name, flops, nbytes, str(dtype).removeprefix("torch."))
+    shape = _shape(name, arguments)
+    return Kernel(name, flops, nbytes, str(dtype).removeprefix("torch."), shape=shape if all(shape) else ())
+
+
+def _shape(name: str, arguments: tuple[Any, ...]) -> tuple[int, ...]:
+    """That of a product or of fused attention, as `zsim.ops.Kernel` has it; () for any other operator."""
+    if name in _PRODUCTS:
+        first, second = (tensor.shape for tensor in arguments[_PRODUCTS[name] : _PRODUCTS[name] + 2])
+        return (first[0] if len(first) == 3 else 1, first[-2], second[-1], first[-1])
+    if name in _IS_CAUSAL:
+        query, key = (tensor.shape for tensor in arguments[name.endswith("backward") :][:2])
+        return (query[0] * query[1], query[2], key[2], query[3])
+    return ()
 
 
 def _nbytes(tensor: torch.Tensor) -> int:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from zsim.errors import ScenarioError, ZsimError
+from zsim.output import guarded
 
 EPILOG = "exit codes: 0 fine, 1 a verdict failed, 2 bad usage or bad scenario, 3 backend not available"
 LISTS = ("scenarios", "models", "clusters", "strategies", "backends", "schema")
@@ -29,6 +30,10 @@ class _Parser(argparse.ArgumentParser):
 
 class ArgumentsError(ZsimError):
     """Arguments that cannot be read."""
+
+
+class LackError(ZsimError):
+    """There is not enough memory for what was asked."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -124,6 +129,11 @@ def _seconds(text: str) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
+    with guarded():
+        return _main(arguments)
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     try:
         options = parser().parse_args(arguments)
     except SystemExit as error:  # --help
@@ -137,17 +147,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except ZsimError as error:
         return _say(error, as_json=options.json)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except OSError as error:  # standard output is full or gone
-        sys.stderr.write(f"zsim: standard output: {error.strerror}\n")
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 2
+    except MemoryError:
+        lack = LackError(where="zsim", expected="enough memory", found="none left", remedy="free some, or ask for less")
+        return _say(lack, as_json=options.json)
+    except OSError as error:  # standard output is full
+        return _full(error)
     except KeyboardInterrupt:
         sys.stderr.write("zsim: interrupted\n")
         return 130
     return code
+
+
+def _full(error: OSError) -> int:
+    sys.stderr.write(f"zsim: standard output: {error.strerror}\n")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 2
 
 
 def _say(error: ZsimError, *, as_json: bool) -> int:
@@ -155,7 +169,11 @@ def _say(error: ZsimError, *, as_json: bool) -> int:
     for problem in problems:
         sys.stderr.write(f"zsim: {problem}\n")
     if as_json:
-        sys.stdout.write(json.dumps({"error": problems, "exit_code": error.exit_code}) + "\n")
+        try:
+            sys.stdout.write(json.dumps({"error": problems, "exit_code": error.exit_code}) + "\n")
+            sys.stdout.flush()
+        except OSError as full:
+            _full(full)
     return error.exit_code
 
 

@@ -12,7 +12,7 @@ from math import ceil
 
 from zsim.devices import Device
 from zsim.execution import EAGER, Execution
-from zsim.ops import ATTENTION, ATTENTION_BACKWARD, Kernel
+from zsim.ops import LINEARS, Kernel, is_attention
 
 TILES = ((128, 256, 1.0), (256, 128, 1.0), (128, 128, 0.95), (64, 128, 0.8), (64, 64, 0.6))
 """Rows and columns of a tile, and its rate relative to the best: smaller ones read more for each product. CUTLASS's usual tiles."""
@@ -46,7 +46,7 @@ def _memory_s(kernel: Kernel, device: Device, execution: Execution) -> float:
 
 
 def _arithmetic_s(kernel: Kernel, device: Device, execution: Execution) -> float:
-    if kernel.operator in ATTENTION and device.attention:
+    if is_attention(kernel.operator) and kernel.shape and device.attention:
         return _attention_s(kernel, device, execution.attention_kernels)
     if kernel.shape:
         return product_s(kernel.shape, device, "float8" if _in_eight_bits(kernel, execution) else kernel.dtype)
@@ -54,7 +54,7 @@ def _arithmetic_s(kernel: Kernel, device: Device, execution: Execution) -> float
 
 
 def _in_eight_bits(kernel: Kernel, execution: Execution) -> bool:
-    return execution.float8 and kernel.operator == "linear" and kernel.dtype in ("bfloat16", "float16")
+    return execution.float8 and kernel.operator in LINEARS and bool(kernel.shape) and kernel.dtype in ("bfloat16", "float16")
 
 
 def _casts_s(kernel: Kernel, device: Device, execution: Execution) -> float:
@@ -89,4 +89,4 @@ def _attention_s(kernel: Kernel, device: Device, attention: str) -> float:
     keys = kernel.shape[2]
     rates = device.attention.get(attention) or next(iter(device.attention.values()))
     rate = rates.rate * keys / (keys + rates.half_length)
-    return kernel.flops / (rate * (rates.backward if kernel.operator == ATTENTION_BACKWARD else 1.0))
+    return kernel.flops / (rate * (rates.backward if kernel.operator.endswith("backward") else 1.0))

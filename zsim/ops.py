@@ -84,8 +84,13 @@ class Kernel:
 
 
 ATTENTION_BACKWARD = "attention_backward"
-ATTENTION: frozenset[str] = frozenset({"attention", ATTENTION_BACKWARD})
-"""Operators of fused attention."""
+LINEARS: frozenset[str] = frozenset({"linear", "mm", "addmm"})
+"""Operators that multiply by a weight; the last two are torch's own names, which traced models have."""
+
+
+def is_attention(operator: str) -> bool:
+    """Whether it is fused attention, of a family or, by torch's own names, of a traced model; backward ends in "backward"."""
+    return operator in ("attention", ATTENTION_BACKWARD) or operator.startswith("_scaled_dot_product")
 
 
 @dataclass(slots=True, unsafe_hash=True)

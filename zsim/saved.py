@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
+from errno import EINVAL
 from functools import cache
 from pathlib import Path
 from types import UnionType
@@ -77,6 +78,8 @@ def require_place(path: Path) -> None:
 def load(path: Path) -> Run:
     """The Run in a saved file; SavedRunError when it is none, or of another schema version."""
     try:
+        if path.is_fifo() or path.is_char_device():  # which may never end
+            raise OSError(EINVAL, "a pipe or a device")
         with path.open("rb") as file:
             table = json.loads(file.read(MAX_SAVED_BYTES))
     except OSError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from errno import EINVAL
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,6 +35,7 @@ FAMILY: Final = "traced"
 SCHEMA = "zsim-traced-model-1"
 MAX_FILE_BYTES = 64 * 1024**2
 MAX_DIMS = 16
+KERNEL_DIMS = 4
 MAX_MODULES = 20_000
 INPUT = "x"
 """The buffer of the first cast input; of further ones it is the beginning of the name."""
@@ -191,7 +193,7 @@ def _parameter_row(parameter: Parameter) -> list[Any]:
 
 
 def _kernel_table(kernels: tuple[Kernel, ...]) -> list[list[Any]]:
-    return [[kernel.operator, kernel.flops, kernel.nbytes, kernel.dtype] for kernel in kernels]
+    return [[kernel.operator, kernel.flops, kernel.nbytes, kernel.dtype, list(kernel.shape)] for kernel in kernels]
 
 
 def _computation_table(computation: Computation) -> dict[str, Any]:
@@ -226,6 +228,8 @@ def save(model: TracedModel, path: str | Path) -> None:
 def load(path: str | Path) -> TracedModel:
     """The traced model in a file; TracedModelError, with the place in it, for anything else."""
     try:
+        if Path(path).is_fifo() or Path(path).is_char_device():  # which may never end
+            raise OSError(EINVAL, "a pipe or a device")
         with Path(path).open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:  # a path may hold what no path can
@@ -307,8 +311,14 @@ def _module(reader: Reader, *, last: bool) -> tuple[Module, LoweredModule]:
 
 
 def _kernels(reader: Reader) -> tuple[Kernel, ...]:
-    rows = (row.row(4) for row in reader.items())
-    return tuple(Kernel(o.name(), flops.size(), nbytes.size(), d.name()) for o, flops, nbytes, d in rows)
+    return tuple(_kernel(*row.row(5)) for row in reader.items())
+
+
+def _kernel(operator: Reader, flops: Reader, nbytes: Reader, dtype: Reader, shape: Reader) -> Kernel:
+    sizes = tuple(size.size() for size in shape.items(at_most=KERNEL_DIMS))
+    if len(sizes) not in (0, KERNEL_DIMS) or 0 in sizes:
+        raise shape.refuse(f"{KERNEL_DIMS} sizes above 0, or none")
+    return Kernel(operator.name(), flops.size(), nbytes.size(), dtype.name(), shape=sizes)
 
 
 def _computation(reader: Reader) -> Computation:

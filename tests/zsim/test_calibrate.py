@@ -46,7 +46,7 @@ def test_what_made_the_measurements_is_found_and_left_out_groups_are_predicted(
     found = json.loads(capsys.readouterr().out)
     factors = {(one["generation"], one["name"]): one["factor"] for one in found["constants"]}
     assert factors["A100", "matmul_efficiency"] < 0.97
-    assert factors["A100", "attention.rate"] == pytest.approx(1, abs=0.02)
+    assert factors["A100", "attention.rate"] == pytest.approx(1, abs=0.05)
     assert factors["", "matmul_prologue"] > 1  # whose prior is wide, and which makes products slower too
     assert found["fitted"]["max"] < 0.015
     assert found["left_out"]["max"] < 0.03

@@ -263,7 +263,7 @@ def changed(change: Callable[[Any], Any]) -> bytes:
             lambda t: t["modules"][0]["forward"]["memory"].append(["+", "y", "activations", 1]),
             "y: expected a buffer that",
         ),
-        (lambda t: t["modules"][0]["forward"]["kernels"].append(["mm", 1, 2]), "expected a list of 4"),
+        (lambda t: t["modules"][0]["forward"]["kernels"].append(["mm", 1, 2]), "expected a list of 5"),
         (lambda t: t["modules"][0]["reads"].append(["head.weight", ""]), "mlp-tiny"),
         (
             lambda t: t["modules"][1]["reads"].append(["blocks.0.fc1.weight", ""]),
