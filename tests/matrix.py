@@ -1,7 +1,7 @@
 """The matrix of memory scenarios: every strategy with all its options × all else that a scenario can ask × ranks.
 
 That is families, precision and autocast, optimizers and clipping, checkpointing, wrapping, frozen and unused parts, blocks used
-twice and several forwards before one backward. Models are deep (six layers and more), so that keeping everything gathered cannot
+twice and several forwards before one backward, all of them together. Models are deep (six layers and more), so that keeping everything gathered cannot
 pass for resharding, and narrow with a small vocabulary, so that the peak is often a collective's buffer rather than the logits.
 Sizes are uneven on purpose. What the loader refuses together is never drawn together. Each draw is a scenario's text, so that a
 recorded one can be run again without hypothesis.
@@ -18,8 +18,6 @@ from hypothesis import strategies as st
 NUM_RANKS = (1, 2, 3, 4, 8, 64, 1024)
 NUM_DRAWS = {"ddp": 5, "zero_redundancy": 5, "zero1": 7, "zero2": 6, "zero3": 7, "fsdp2": 8, "hsdp": 7}
 """Draws of the committed matrix for each number of ranks, by strategy: 315 in all."""
-KINDS = ("plain", "repeated", "autocast", "frozen", "unused")
-"""Each draw is of one: what runs again, casts in autocast's cache and parts that are not trained are not modelled together."""
 FLAT = ('"unit"', '"parameter"', '"900 B"', '"6 KiB"')
 PRECISIONS = (("fp32", "fp32"), ("bf16", "fp32"), ("bf16", "bf16"))
 OPTIMIZERS = (
@@ -40,7 +38,7 @@ FROZEN = {
     "gpt": ('["*.ln_1.*", "*.mlp.fc.weight"]', '["*.bias"]', '["wte.*", "wpe.*", "blocks.0.*"]', '["*.attn.*", "w?e.*"]'),
     "llama": ('["blocks.*.weight"]', '["*.attn.[qk].*"]', '["wte.*", "blocks.0.*"]', '["*.attn.[qk].*", "wte.*"]'),
 }
-"""Patterns by family. The first two leave each block a backward, without which a number of ranks to reshard to is refused."""
+"""Patterns by family; some leave the first block no backward."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +47,6 @@ class Frame:
 
     strategy: str
     ranks: int
-    kind: str
     family: str
     attention: str
     tied: bool
@@ -58,11 +55,7 @@ class Frame:
     uses: str
     unused: str
     frozen: str
-
-    @property
-    def part(self) -> bool:
-        """Whether parameters may be left on some of the ranks."""
-        return self.frozen in ("", *FROZEN[self.family][:2])
+    autocast: bool
 
 
 def _choice(draw: st.DrawFn, *values: str) -> str:
@@ -75,24 +68,24 @@ def _divisors(number: int) -> list[int]:
 
 @st.composite
 def frames(draw: st.DrawFn, strategy: str, *, ranks: int) -> Frame:
-    """What kind of scenario it is, and what it leaves untrained or runs again."""
-    kind, family, layers = _choice(draw, *KINDS), _choice(draw, "gpt", "llama", "mlp"), draw(st.integers(6, 8))
-    unused = f"blocks.{draw(st.integers(0, layers - 1))}" if kind == "unused" else ""
-    frozen = _choice(draw, *FROZEN[family]) if kind == "frozen" or (unused and draw(st.booleans())) else ""
+    """What the model is, and what of it is left untrained or runs again."""
+    family, layers = _choice(draw, "gpt", "llama", "mlp"), draw(st.integers(6, 8))
+    unused = f"blocks.{draw(st.integers(0, layers - 1))}" if draw(st.integers(0, 2)) == 2 else ""
+    frozen = _choice(draw, "", "", *FROZEN[family])
     if unused and strategy in ("ddp", "zero_redundancy"):  # DDP waits for every gradient
         frozen = f'["{unused}.*"]'
     return Frame(
         strategy=strategy,
         ranks=ranks,
-        kind=kind,
         family=family,
         attention=_choice(draw, "explicit", "sdpa"),
         tied=family != "mlp" and draw(st.booleans()),
         layers=layers + bool(unused),
         accumulation=draw(st.integers(1, 3)),
-        uses=_choice(draw, "1", *USES) if kind == "repeated" else "1",
+        uses=_choice(draw, "1", "1", "1", *USES),
         unused=unused,
         frozen=frozen,
+        autocast=draw(st.integers(0, 2)) == 2,
     )
 
 
@@ -115,7 +108,7 @@ def _sizes(draw: st.DrawFn, frame: Frame) -> str:
 
 def _model(draw: st.DrawFn, frame: Frame) -> str:
     length = "" if frame.family == "mlp" else f", sequence_length = {draw(st.sampled_from([2, 5, 16]))}"
-    forwards = draw(st.integers(1 if frame.uses != "1" else 2, 3)) if frame.kind == "repeated" else 1
+    forwards = draw(st.sampled_from([1, 1, 2, 3]))
     own = (f", uses = {frame.uses}" if frame.uses != "1" else "") + (f', unused = ["{frame.unused}"]' if frame.unused else "")
     batch = f"micro_batch = {draw(st.integers(1, 3))}{length}, accumulation = {frame.accumulation}"
     batch += f", forwards = {forwards}" if forwards > 1 else ""
@@ -135,7 +128,7 @@ def _checkpointing(draw: st.DrawFn, frame: Frame) -> str:
 
 
 def _wrapping(draw: st.DrawFn, frame: Frame) -> str:
-    if frame.unused or draw(st.booleans()):
+    if draw(st.booleans()):
         return ""
     ends = "root" if frame.tied else _choice(draw, "root", "apart")
     in_a_row = frame.uses not in ("1", USES[-1])
@@ -155,8 +148,7 @@ def _strategy(draw: st.DrawFn, frame: Frame, *, offload: bool) -> str:
         return f"{own}, granularity = {_choice(draw, *FLAT)}"
     replicas = draw(st.sampled_from(_divisors(ranks)[:4])) if strategy == "hsdp" else 1
     shards = ranks // replicas
-    parts = [_choice(draw, *(str(n) for n in _divisors(shards)))] if frame.part else []
-    reshard = _choice(draw, '"auto"', "true", "false", *parts)
+    reshard = _choice(draw, '"auto"', "true", "false", _choice(draw, *(str(n) for n in _divisors(shards))))
     mesh = f", dp_replicate = {replicas}, dp_shard = {shards}" if strategy == "hsdp" else ""
     when = _choice(draw, "", ', all_reduce = "last"') if strategy == "hsdp" else ""
     return f"{mesh}{when}, reshard_after_forward = {reshard}{_choice(draw, *PREFETCH)}{', offload = true' if offload else ''}"
@@ -166,12 +158,12 @@ def _strategy(draw: st.DrawFn, frame: Frame, *, offload: bool) -> str:
 def scenario_texts(draw: st.DrawFn, strategy: str, *, ranks: int) -> str:
     """A whole scenario file of `strategy` on `ranks` ranks."""
     frame = draw(frames(strategy, ranks=ranks))
-    parameters, reduce = ("fp32", "fp32") if frame.kind == "autocast" else draw(st.sampled_from(PRECISIONS))
+    parameters, reduce = ("fp32", "fp32") if frame.autocast else draw(st.sampled_from(PRECISIONS))
     never_ran = frame.unused and parameters != reduce  # torch looks for its gradients where some wait in another dtype
     sync = "every" if never_ran else _choice(draw, "every", "last")
     offload = strategy in ("fsdp2", "hsdp") and draw(st.integers(0, 3)) == 3
-    clip = "" if offload else _choice(draw, "", "", ", clip_norm = 1.0")
-    autocast = ', autocast = "bf16"' if frame.kind == "autocast" else ""
+    clip = _choice(draw, "", "", ", clip_norm = 1.0")
+    autocast = ', autocast = "bf16"' if frame.autocast else ""
     return (
         _model(draw, frame)
         + _checkpointing(draw, frame)

@@ -250,7 +250,7 @@ class Model(nn.Module):
                 self.add_module(module.fqn, stretch)
             elif module.unit != ROOT:
                 self.blocks = blocks.append(stretch)
-        for place in sorted(int(fqn.rpartition(".")[2]) for fqn in spec.unused):  # these only own their parameters
+        for place in sorted(int(fqn.rpartition(".")[2]) for fqn in spec.idle):  # these only own their parameters
             blocks.insert(place, nn.Module())
             self.blocks = blocks
         for parameter in spec.parameters:

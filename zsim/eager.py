@@ -33,6 +33,7 @@ def _linear(op: Operator, sizes: Sizes) -> Iterator[Call]:
         gradients=(*op.inputs, *parameters) if op.bias else (*parameters, *op.inputs),  # addmm and mm, as torch orders each
         summed=((op.bias, ()),) if op.bias else (),
         parameters=parameters,
+        addmm=bool(op.bias),
         flops=flops,
         backward_flops=2 * flops,
         moved=read + written,

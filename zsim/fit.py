@@ -58,8 +58,8 @@ def ways(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
 
 
 def _stages(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
-    unused = [p for unit in scenario.model.units if unit.fqn in scenario.model.unused for p in unit.parameters]
-    if any(parameter.requires_grad for parameter in unused):
+    model = scenario.model
+    if any(not model.frozen.issuperset(model.parameters_of(block)) for block in model.idle):
         yield "ddp, find_unused_parameters = true", moved(scenario, "ddp", find_unused_parameters=True)
     else:
         yield "ddp", moved(scenario, "ddp")

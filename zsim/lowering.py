@@ -50,6 +50,7 @@ def lower(
             device=device,
             checkpointing=checkpointing,
             checkpointed=checkpointed,
+            autocast=autocast,
         )
     runs = list(_runs(model.modules, checkpointed, frozen=model.frozen))
     kept = tuple(module for run in runs for module in (run if len(run) < 4 else (*run[:2], run[-1])))

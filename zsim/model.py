@@ -69,7 +69,7 @@ class ModelSpec:
 
     `forwards`: how many forwards, one after another and each of as many modules, `modules` holds.
 
-    A unit without a module is unused: it owns parameters, and forward passes it by.
+    `idle` are the fqns of the blocks that forward passes by; a unit of nothing else is unused: it owns parameters, and no more.
     """
 
     name: str
@@ -77,6 +77,7 @@ class ModelSpec:
     modules: tuple[Module, ...]
     units: tuple[ParamGroup, ...]
     forwards: int = 1
+    idle: tuple[str, ...] = ()
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -106,10 +107,19 @@ class ModelSpec:
 
     @property
     def trained(self) -> frozenset[str]:
-        """The fqns of the parameters that get a gradient: those that are not frozen, of units that are used."""
-        unused = self.unused
-        used = (parameter for unit in self.units if unit.fqn not in unused for parameter in unit.parameters)
-        return frozenset([parameter.fqn for parameter in used if parameter.requires_grad])
+        """The fqns of the parameters that get a gradient: those that are not frozen, of blocks that are used."""
+        trained = frozenset([parameter.fqn for parameter in self.parameters if parameter.requires_grad])
+        return trained.difference(*map(self.parameters_of, self.idle)) if self.idle else trained
+
+    def parameters_of(self, fqn: str) -> list[str]:
+        """The fqns of the parameters of the module `fqn`."""
+        return [parameter.fqn for parameter in self.parameters if parameter.fqn.startswith(f"{fqn}.")]
+
+    @property
+    def waits_for_idle(self) -> frozenset[str]:
+        """The fqns of the units of several modules of which forward runs some only."""
+        waits = {unit.fqn for unit in self.units if not set(self.idle).isdisjoint(unit.modules)} if self.idle else set()
+        return frozenset(waits - self.unused)
 
     @property
     def num_parameters(self) -> int:

@@ -30,7 +30,8 @@ def _qualified(operator: Operator, module: Module, entry: str) -> Operator:
 
 
 def _forward_kernels(module_calls: list[Call], *, dtype: str) -> tuple[Kernel, ...]:
-    return tuple(Kernel(call.operator, call.flops, call.moved, call.dtype or dtype) for call in module_calls if call.moved)
+    made = [call for call in module_calls if call.moved and not call.found]
+    return tuple(Kernel(call.operator, call.flops, call.moved, call.dtype or dtype) for call in made)
 
 
 def _backward_kernels(module_calls: list[Call], *, dtype: str, needs_gradient: set[str]) -> tuple[Kernel, ...]:
@@ -43,16 +44,16 @@ def _backward_kernels(module_calls: list[Call], *, dtype: str, needs_gradient: s
             call.dtype or dtype,
         )
         for call in reversed(module_calls)
-        if call.moved and call.differentiable
+        if call.moved and call.differentiable and not call.found
     )
 
 
 def _maker_of_calls(
-    autocast: str, *, batch: Batch, dtype: str, device: Device
+    autocast: str, *, batch: Batch, dtype: str, device: Device, frozen: frozenset[str]
 ) -> Callable[[Operator, dict[str, str]], tuple[Call, ...]]:
     """What makes an operator's calls, and under autocast reads and notes the dtypes of the module's values."""
     if autocast != "none":
-        return Autocast(dtype=autocast, batch=batch, device=device).calls
+        return Autocast(dtype=autocast, batch=batch, device=device, frozen=frozen).calls
     return lambda operator, _: calls(operator, batch=batch, dtype=dtype, device=device)
 
 
@@ -74,12 +75,12 @@ def lower_each(
     is freed with the last event of the last backward, that of the first module that has one, as in `loss.backward(); del loss`.
     """
     tape = Tape(in_place=device == "cuda")
-    tape.know_parameters(model, dtype=dtype)
+    tape.know_parameters(model, dtype=dtype, casts_once=autocast != "none")
     entry, source, losses = "", "", list[str]()
     sums: dict[str, tuple[MemoryEvent, ...]] = {}
     frozen, needs = model.frozen, set[str]()
     traced: list[tuple[Module, list[Step], tuple[TapeEvent, ...], bool]] = []
-    make = _maker_of_calls(autocast, batch=batch, dtype=dtype, device=device)
+    make = _maker_of_calls(autocast, batch=batch, dtype=dtype, device=device, frozen=frozen)
     dtypes: dict[str, str] = {}
     forward_size = len(model.modules) // model.forwards
     for place, module in enumerate(model.modules):

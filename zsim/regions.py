@@ -107,5 +107,6 @@ def _renamed(call: Call, made: set[str]) -> Call:
         saves=names(call.saves),
         weights=names(call.weights),
         drops=names(call.drops),
+        found=False,
         keeps=tuple(zip(keeps, sizes, strict=True)),
     )

@@ -164,7 +164,7 @@ class _Made:
 
         model = attempt(lambda table, batch: _model(table, batch, folder), tables["model"], tables["batch"])
         model = attempt(_wrapped, model, tables["wrapping"])
-        model = attempt(_trained_part, model, *(tables[key] for key in ("model", "frozen", "batch", "precision", "wrapping")))
+        model = attempt(_trained_part, model, tables["model"], tables["frozen"])
         cluster = attempt(_cluster, tables["cluster"])
         mesh = attempt(_mesh, strategy, None if cluster is None else cluster.num_ranks)
         options = attempt(_options, strategy)
@@ -172,7 +172,6 @@ class _Made:
         attempt(_check_together, strategy, options, mesh, tables["optimizer"])
         attempt(_check_checkpointing, model, tables["activation_checkpointing"])
         attempt(_check_precision, tables["precision"])
-        attempt(_check_cast_once, model, tables["batch"], tables["precision"])
         attempt(_check_traced, model, tables["batch"], tables["precision"], strategy)
         attempt(_check_model, model, options, tables["batch"], tables["precision"], strategy)
         attempt(_check_work, model, mesh, options, tables["batch"])
@@ -202,13 +201,6 @@ def _check_precision(table: PrecisionTable) -> None:
         raise ScenarioError((f'precision.autocast: {expected}, found with "{table.parameters}"',))
 
 
-def _check_cast_once(model: ModelSpec, batch: BatchTable, precision: PrecisionTable) -> None:
-    """A weight used again would find its copy in autocast's cache, which is not modelled."""
-    key = "model.uses" if most_runs(model) > 1 else "batch.forwards" if batch.forwards > 1 else ""
-    if precision.autocast != "none" and key:
-        raise ScenarioError((f'{key}: expected 1 with precision.autocast = "{precision.autocast}", whose cache is modelled for one use',))
-
-
 def _check_checkpointing(model: ModelSpec, table: CheckpointingTable) -> None:
     problems = tuple(checkpointing.problems(Checkpointing(**table.model_dump()), model))
     if problems:
@@ -223,25 +215,8 @@ def _wrapped(model: ModelSpec, table: WrappingTable) -> ModelSpec:
     return wrapping.wrapped(model, asked)
 
 
-def _trained_part(
-    model: ModelSpec, table: ModelTable, frozen: tuple[str, ...], batch: BatchTable, precision: PrecisionTable, units: WrappingTable
-) -> ModelSpec:
-    """`model` with what is frozen or unused, alone: together with what runs a module again or moves it, it is not modelled."""
-    key = "frozen" if frozen else "model.unused"
-    asked = (
-        ("model.uses", key, 1, most_runs(model)),
-        ("batch.forwards", key, 1, batch.forwards),
-        ("precision.autocast", key, "none", precision.autocast),
-        ("wrapping.every", "model.unused", 1, units.every if table.unused else 1),
-        ("wrapping.ends", "model.unused", "root", units.ends if table.unused else "root"),
-    )
-    problems = tuple(
-        f"{other}: expected {expected} with {mine}, found {found}: the two together are not modelled; leave one of them out"
-        for other, mine, expected, found in asked
-        if found != expected
-    )
-    if problems and (frozen or table.unused):
-        raise ScenarioError(problems)
+def _trained_part(model: ModelSpec, table: ModelTable, frozen: tuple[str, ...]) -> ModelSpec:
+    """`model` with what is frozen or unused."""
     return training_part.cut(model, frozen=frozen, unused=table.unused)
 
 

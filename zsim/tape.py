@@ -59,12 +59,16 @@ class Tape:
     of_linears: set[str] = field(default_factory=set)
     """Gradients that linears make of inputs with more than two dimensions: views of products of matrices."""
 
-    def know_parameters(self, model: ModelSpec, *, dtype: str) -> None:
-        """Which parameters several operators use, and the bytes of their gradients."""
+    def know_parameters(self, model: ModelSpec, *, dtype: str, casts_once: bool = False) -> None:
+        """Which parameters several operators use, and the bytes of their gradients.
+
+        `casts_once`: all linears with the same weight read one copy of it, whose cast gives the parameter one gradient.
+        """
         self.in_sequences = "tokens" in model.modules[0].operators[0].inputs
-        used = Counter(
-            fqn for module in model.modules for op in module.operators for fqn in (op.weight, op.bias) if fqn
-        )
+        operators = [op for module in model.modules for op in module.operators]
+        through_casts = {fqn for op in operators if casts_once and op.kind == "linear" for fqn in (op.weight, op.bias)}
+        directly = [op for op in operators if not (casts_once and op.kind == "linear")]
+        used = Counter([*(fqn for op in directly for fqn in (op.weight, op.bias) if fqn), *filter(None, through_casts)])
         for parameter in model.parameters:
             if used[parameter.fqn] > 1:
                 self.uses[parameter.fqn], self.tied[parameter.fqn] = used[parameter.fqn], []
@@ -78,6 +82,8 @@ class Tape:
             if step.region is not None and step.region.first is step:
                 self._hold(step.region.inputs)
             for call in step.calls:
+                if call.found:
+                    continue
                 self._make(call, saving=step.region is None, keeping=step.cached)
                 self._drop(call)
             if step.cached:
@@ -98,7 +104,7 @@ class Tape:
 
     def let_go(self, steps: list[Step]) -> tuple[Free, ...]:
         """Autocast ends and empties its cache: what of the copies made in `steps` nobody else holds."""
-        for call in [call for step in steps for call in step.calls if call.cached]:
+        for call in [call for step in steps for call in step.calls if call.cached and not call.found]:
             self.storages.release(call.output)
         return tuple(event for event in self.storages.take() if isinstance(event, Free))
 
@@ -208,7 +214,7 @@ class Tape:
         for step in reversed(steps):
             for place in reversed(range(len(step.calls))):
                 call, region = step.calls[place], step.region
-                if call.output not in self.needs_gradient:
+                if call.found or call.output not in self.needs_gradient:
                     continue
                 if region is None:
                     self._differentiate(call, call)
@@ -284,16 +290,17 @@ class Tape:
         A linear's weight goes through one more node, which transposes it. In sequences its input goes through another, before
         that one where there is no bias and after it where there is.
         """
-        linear = call.operator == "linear"
-        weight, others = call.parameters[:1], call.parameters[1:]
-        if linear and others and self.in_sequences:
-            self._sum_tied(others, viewed=True)
-            self._sum_tied(weight, viewed=True)
-            self._accumulate(parts)
-        elif linear:
-            self._sum_tied(others, viewed=True)
-            self._accumulate(parts)
-            self._sum_tied(weight, viewed=True)
+        if call.operator == "linear":
+            biases = dict(call.summed)
+            self._sum_tied([name for name in call.parameters if name in biases])
+            self._accumulate([part for part in parts if part[0] in biases])
+            of_input = [part for part in parts if part[0] not in call.weights]
+            if not (call.addmm and self.in_sequences):
+                self._accumulate(of_input)
+            self._sum_tied([name for name in call.parameters if name not in biases])
+            self._accumulate([part for part in parts if part[0] in call.weights and part[0] not in biases])
+            if call.addmm and self.in_sequences:
+                self._accumulate(of_input)
         else:
             for name, part in parts:
                 self._accumulate_one(name, part)
@@ -320,12 +327,13 @@ class Tape:
             self._new_gradient(name)
         elif name in self.needs_gradient:
             parts.append((name, self._new_gradient(name)))
-            if self.in_sequences and call.operator == "linear":
+            if call.operator == "linear" and (self.in_sequences or name in call.weights):
                 self.of_linears.add(parts[-1][1])
 
-    def _sum_tied(self, names: tuple[str, ...], *, viewed: bool) -> None:
+    def _sum_tied(self, names: list[str]) -> None:
+        """As `_sum_one`, for what a linear has made of its parameters: views of it."""
         for name in names:
-            self._sum_one(name, viewed=viewed)
+            self._sum_one(name, viewed=True)
         self._end_node()
 
     def _sum_one(self, name: str, *, viewed: bool) -> None:

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from zsim.errors import ScenarioError
-from zsim.model import ROOT, ModelSpec, ParamGroup
+from zsim.model import ModelSpec, ParamGroup
 from zsim.traced import TracedModel
 
 
@@ -28,7 +28,7 @@ def cut(model: ModelSpec, *, frozen: tuple[str, ...], unused: tuple[str, ...]) -
         raise ScenarioError(problems)
     units = tuple(_frozen(unit, frozen) for unit in model.units) if frozen else model.units
     modules = tuple(module for module in model.modules if module.unit not in unused)
-    part = replace(model, units=units, modules=modules)
+    part = replace(model, units=units, modules=modules, idle=unused)
     if not part.trained:
         raise ScenarioError((f"{'frozen' if frozen else 'model.unused'}: nothing is left to train; leave a parameter out of it",))
     return part
@@ -51,7 +51,7 @@ def _problems(model: ModelSpec, frozen: tuple[str, ...], unused: tuple[str, ...]
     for pattern in frozen:
         if not any(fnmatchcase(name, pattern) for name in names):
             yield f"frozen: {pattern[:100]!r} matches no parameter{_nearest(pattern, names)}"
-    blocks = [unit.fqn for unit in model.units if unit.fqn != ROOT]
+    blocks = [block.fqn for block in model.blocks]
     for block in unused:
         if block not in blocks:
             yield f"model.unused: the model has no block {block[:100]!r}{_nearest(block, blocks)}"

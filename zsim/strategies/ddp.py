@@ -42,7 +42,7 @@ class Options:
 
 def model_problems(options: Options, model: ModelSpec, accumulates: bool) -> Iterator[str]:
     """What torch cannot do with `model`, or we do not know, with the scenario's key in front."""
-    waited_for = [unit.fqn for unit in model.units if unit.fqn in model.unused and any(p.requires_grad for p in unit.parameters)]
+    waited_for = [block for block in model.idle if not model.frozen.issuperset(model.parameters_of(block))]
     if waited_for and not options.find_unused_parameters:
         yield (
             f"model.unused: DDP waits for a gradient of each parameter that needs one, and {waited_for[0]} never makes them: torch raises "

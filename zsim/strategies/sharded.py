@@ -172,6 +172,10 @@ class ShardedStep(Step):
         """Whether host memory is not the device's own."""
         return self.offload and self.training.device != "cpu"
 
+    def where_shards_are(self, kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
+        """`kernels` of the optimizer, run by the host where the shards lie in its memory."""
+        return tuple(replace(kernel, place="host") for kernel in kernels) if self.elsewhere else kernels
+
     def _transfer(self, name: str, numel: int) -> tuple[Kernel, ...]:
         """One crossing of the link by `numel` elements of this rank's shards, in the dtype they are kept in."""
         nbytes = self.nbytes(numel, ORIGINAL)
@@ -189,7 +193,8 @@ class ShardedStep(Step):
         dtype = self.training.precision.parameters
         memory = self._unsharded(group)
         if group.resharded_to:
-            memory += self.drop_each([f"{parameter.fqn}.resharded" for parameter in group.parameters])
+            memory += self.drop_each([f"{parameter.fqn}.{group.part}" for parameter in group.parameters])
+            group.part = ""
         transfers = self._transfer("to_device", group.totals["shard"]) if self.mesh.dp_shard == 1 else ()
         group.resharded_to = 0
         gathered = self.outputs.get(group.fqn, "")
@@ -226,15 +231,21 @@ class ShardedStep(Step):
         return memory + before
 
     def reshard(self, group: Group, *, to: int = 0) -> None:
-        """Free the unsharded parameters; with `to`, keep 1/to of them for a cheaper all-gather in backward."""
+        """Free the unsharded parameters; with `to`, keep 1/to of them for a cheaper all-gather in backward.
+
+        A group without a backward is sharded again at its end, as nothing has gathered it, but its part goes with the next one only.
+        """
         if not group.unsharded:
+            group.resharded_to = 0
             return
         if to:
             memory: list[MemoryEvent] = []
             dtype = self.training.precision.parameters
+            before, group.part = group.part, "resharded" if group.part != "resharded" else "resharded.again"
             for parameter in group.parameters:
                 nbytes = self.nbytes(parameter.padded // to, dtype)
-                memory += self.alloc(f"{parameter.fqn}.resharded", "unsharded_parameters", nbytes)
+                memory += self.alloc(f"{parameter.fqn}.{group.part}", "unsharded_parameters", nbytes)
+                memory += self.drop(f"{parameter.fqn}.{before}")
                 memory += self.drop(f"{parameter.fqn}.unsharded")
             kernels = (copy_kernel(group.totals["padded"] // to, source=dtype, target=dtype),)
             copied = self.issue("copy", group.fqn, micro_batch=self.micro_batch, kernels=kernels, memory=memory)
@@ -502,6 +513,9 @@ class ShardedStep(Step):
         if group is not None:
             memory, self.forward_output = self.drop(self.forward_output), ""
             self.issue("free", group.fqn, stream="host", micro_batch=self.micro_batch, memory=memory)
+
+    def leave_autocast(self) -> None:
+        """The last forward before a backward is over: autocast's cache is emptied."""
         if self.training.uncached:
             self.issue("free", ROOT, stream="host", micro_batch=self.micro_batch, memory=self.training.uncached)
 
