@@ -1,10 +1,10 @@
 """The matrix of memory scenarios: every strategy with all its options × all else that a scenario can ask × ranks.
 
 That is families, precision and autocast, optimizers and clipping, checkpointing, wrapping, frozen and unused parts, blocks used
-twice and several forwards before one backward, all of them together. Models are deep (six layers and more), so that keeping everything gathered cannot
-pass for resharding, and narrow with a small vocabulary, so that the peak is often a collective's buffer rather than the logits.
-Sizes are uneven on purpose. What the loader refuses together is never drawn together. Each draw is a scenario's text, so that a
-recorded one can be run again without hypothesis.
+twice and several forwards before one backward, all of them together. Models are deep (six layers and more), so that keeping
+everything gathered cannot pass for resharding, and narrow with a small vocabulary, so that the peak is often a collective's buffer
+rather than the logits. Sizes are uneven on purpose. What torch refuses together is never drawn together. Each draw is a scenario's
+text, so that a recorded one can be run again without hypothesis.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ class Frame:
     layers: int
     accumulation: int
     uses: str
+    forwards: int
     unused: str
     frozen: str
     autocast: bool
@@ -82,7 +83,8 @@ def frames(draw: st.DrawFn, strategy: str, *, ranks: int) -> Frame:
         tied=family != "mlp" and draw(st.booleans()),
         layers=layers + bool(unused),
         accumulation=draw(st.integers(1, 3)),
-        uses=_choice(draw, "1", "1", "1", *USES),
+        uses=_choice(draw, "1", "1", "1", "1", *USES),
+        forwards=draw(st.sampled_from([1, 1, 1, 2, 2, 3])),
         unused=unused,
         frozen=frozen,
         autocast=draw(st.integers(0, 2)) == 2,
@@ -108,10 +110,9 @@ def _sizes(draw: st.DrawFn, frame: Frame) -> str:
 
 def _model(draw: st.DrawFn, frame: Frame) -> str:
     length = "" if frame.family == "mlp" else f", sequence_length = {draw(st.sampled_from([2, 5, 16]))}"
-    forwards = draw(st.sampled_from([1, 1, 2, 3]))
     own = (f", uses = {frame.uses}" if frame.uses != "1" else "") + (f', unused = ["{frame.unused}"]' if frame.unused else "")
     batch = f"micro_batch = {draw(st.integers(1, 3))}{length}, accumulation = {frame.accumulation}"
-    batch += f", forwards = {forwards}" if forwards > 1 else ""
+    batch += f", forwards = {frame.forwards}" if frame.forwards > 1 else ""
     frozen = f"frozen = {frame.frozen}\n" if frame.frozen else ""
     return f'model = {{ family = "{frame.family}", sizes = {{ {_sizes(draw, frame)} }}{own} }}\nbatch = {{ {batch} }}\n{frozen}'
 
@@ -120,7 +121,8 @@ def _checkpointing(draw: st.DrawFn, frame: Frame) -> str:
     own = {"mlp": ["gelu"], "gpt": ["attention", "layer_norm", "gelu"], "llama": ["attention", "swiglu", "rms_norm"]}
     forms = ["", "", 'mode = "full"', 'mode = "full", every = 2']
     forms.append(f'mode = "selective", recompute = ["{_choice(draw, *own[frame.family])}"]')
-    if frame.family == "mlp" or frame.attention == "sdpa":
+    casts_once = frame.uses == "1" and frame.forwards == 1
+    if (frame.family == "mlp" or frame.attention == "sdpa") and (casts_once or not frame.autocast):
         saved = '["linear"]' if frame.family == "mlp" else _choice(draw, '["linear"]', '["linear", "attention"]')
         forms += [f'mode = "selective", save = {saved}{which}' for which in ("", ", save_every = 2")]
     form = _choice(draw, *forms)

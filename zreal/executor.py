@@ -128,8 +128,8 @@ class Trainer:
     _cursor: int = 0
     _forwards: int = 0
     _backwards: int = 0
-    _idle: int = 0
-    """The modules of this micro-batch before the first trained parameter: they have no backward."""
+    _trained: list[int] = field(default_factory=list)
+    """The places of this micro-batch's modules that have a backward: in each forward those from the first trained parameter on."""
     _value: Tensor | None = None
     _loss: Tensor | None = None
     _losses: list[float] = field(default_factory=list)
@@ -175,10 +175,10 @@ class Trainer:
         self._value = self.rank.model.run(spec, x if self._value is None else self._value, targets)
         self._forwards += 1
         last = self._forwards == self._num_modules
-        if self._value.requires_grad and not last:
-            self._value.register_hook(self._between)
-        elif not last:
-            self._idle = self._forwards
+        if self._value.requires_grad:
+            self._trained.append(place)
+            if not last:
+                self._value.register_hook(self._between)
         if place == len(specs) - 1:
             self._loss = self._value if self._loss is None else self._loss + self._value
             self._value = None
@@ -196,13 +196,13 @@ class Trainer:
         loss, self._loss = self._loss, None
         if loss is None or self._forwards:
             raise ProgramError(where=f"op {op.index}", expected="every module's forward first", found="a backward")
-        self._backwards = self._num_modules - self._idle
+        self._backwards = len(self._trained)
         self._enter_backward(op)
         torch.autograd.backward(loss, torch.full_like(loss, self.rank.gradient_scale))
         self._losses.append(loss.item())
         if self._backwards:
             raise ProgramError(where="backward", expected="every module's backward", found=f"{self._backwards} missing")
-        self._idle = 0
+        self._trained = []
 
     def _between(self, _: Tensor) -> None:
         """Between two modules' backwards: carry out the Program's ops up to the next backward, and enter it."""
@@ -217,7 +217,7 @@ class Trainer:
 
     def _enter_backward(self, op: Op) -> None:
         self._backwards -= 1
-        spec = self.scenario.model.modules[(self._idle + self._backwards) % len(self.scenario.model.modules)]
+        spec = self.scenario.model.modules[self._trained[self._backwards]]
         self._check(op, spec.unit)
         self.rank.enter(spec, backward=True)
 

@@ -108,7 +108,9 @@ def refusals(scenario: Scenario) -> tuple[str, ...]:
             return (str(error),)
     return (
         *strategy.problems(scenario.options, scenario.mesh, scenario.optimizer),
-        *checkpointing.problems(scenario.checkpointing, scenario.model),
+        *checkpointing.problems(
+            scenario.checkpointing, scenario.model, casts=precision.autocast != "none", forwards=batch.forwards
+        ),
         *model_problems(
             scenario.strategy,
             scenario.options,

@@ -41,7 +41,7 @@ def lower(
         asked = checkpointing != NO_CHECKPOINTING
         return model.modules_for(batch, dtype=dtype, casts_input=casts_input, checkpointed=asked)
     checkpointed = checkpointing.applies_to(model)
-    if repeats(model):
+    if repeats(model) or model.nested:
         return module_lowering.lower_each(
             model,
             batch=batch,
@@ -153,6 +153,7 @@ def _renamed(traced: LoweredModule, module: Module, names: dict[str, str]) -> Lo
         recompute=traced.recompute,
         uncached=tuple(Free(names[given.buffer]) for given in traced.uncached),
         differentiates=traced.differentiates,
+        takes=names.get(traced.takes, traced.takes),
     )
 
 

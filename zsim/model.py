@@ -10,6 +10,8 @@ from zsim.operators import Operator
 ROOT = "root"
 RUN = "#"
 """Between a module's fqn and the number of its run, where it runs more than once."""
+PART = "@"
+"""Between a block's fqn and the number of its part, where a unit inside the block lies between two of its own parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +40,11 @@ class ParamGroup:
     parameters: tuple[Parameter, ...]
     modules: tuple[str, ...] = ()
 
+    def wraps(self, other: ParamGroup) -> bool:
+        """Whether `other` lies in one of this unit's modules."""
+        first = (*other.modules, other.fqn)[0]
+        return any(first.startswith(f"{fqn}.") for fqn in self.modules or (self.fqn,))
+
     @property
     def numel(self) -> int:
         """Elements of all its parameters, unpadded."""
@@ -50,17 +57,32 @@ class Module:
 
     A module that runs several times stands there once per run; the second is called `path`#2, and so on. `apart`: not a block,
     but an embedding, norm or head that is a module of its own because a wrapping policy wraps it.
+
+    Units lie in one another where a wrapping policy has it so. Then a block stands there in parts, each `within` it: what it runs
+    itself, as `block`, `block`@2, …, and the modules in it that are units, each between two of those, the first and last of which may
+    be empty. Values are local to the whole block; a unit in it reads one of them.
     """
 
     fqn: str
     unit: str
     operators: tuple[Operator, ...]
     apart: bool = False
+    within: str = ""
 
     @property
     def path(self) -> str:
-        """The fqn of the real module, whichever of its runs this is."""
+        """The fqn of the real module, or of a part of it, whichever of its runs this is."""
         return self.fqn.partition(RUN)[0]
+
+    @property
+    def inside(self) -> bool:
+        """Whether it is a unit in a block."""
+        return self.within not in ("", self.path) and self.unit == self.path
+
+    @property
+    def whole(self) -> str:
+        """The fqn of this run of the whole module that this is, or of which it is a part."""
+        return (self.within or self.path) + "".join(self.fqn.partition(RUN)[1:])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,13 +109,33 @@ class ModelSpec:
     @property
     def blocks(self) -> tuple[Module, ...]:
         """The modules between embedding and head, in forward order, each once."""
-        return tuple(m for m in self.modules if m.unit != ROOT and not m.apart and m.fqn == m.path)
+        return tuple(m for m in self.modules if m.unit != ROOT and not m.apart and m.fqn == m.path and m.within in ("", m.path))
 
     @property
     def wrapped_by(self) -> dict[str, str]:
         """By module: the param group that is gathered for it."""
         groups = {name: unit.fqn for unit in self.units for name in unit.modules or (unit.fqn,)}
         return {module.fqn: groups.get(module.unit, ROOT) for module in self.modules}
+
+    @property
+    def nested(self) -> bool:
+        """Whether some unit lies in another, or inside a block."""
+        return any(module.within for module in self.modules)
+
+    @property
+    def inside_out(self) -> tuple[ParamGroup, ...]:
+        """The units but the root's in the order in which they are wrapped: those in a unit before it."""
+        own = [unit for unit in self.units if unit.fqn != ROOT]
+        if not self.nested:
+            return tuple(own)
+        inside = {inner.fqn: outer.fqn for outer in own for inner in own if outer.wraps(inner)}
+        order = [[*(inner for inner in own if inside.get(inner.fqn) == unit.fqn), unit] for unit in own if unit.fqn not in inside]
+        return tuple(unit for units in order for unit in units)
+
+    @property
+    def first_operator(self) -> Operator:
+        """The operator that reads the model's input."""
+        return next(operator for module in self.modules for operator in module.operators)
 
     @property
     def frozen(self) -> frozenset[str]:

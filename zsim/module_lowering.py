@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import takewhile
 
 from zsim.aten_call import Call
 from zsim.autocast import Autocast
@@ -24,7 +25,7 @@ from zsim.training import Batch, Computation, Device, LoweredModule, Recomputed,
 
 def _qualified(operator: Operator, module: Module, entry: str) -> Operator:
     """`operator` with module-local value names made unique in the model; the module's input is called `entry`."""
-    prefix = f"{module.fqn}:"
+    prefix = f"{module.whole}:"
     inputs = tuple([entry if value == "x" else prefix + value for value in operator.inputs])
     return replace(operator, inputs=inputs, output=prefix + operator.output)
 
@@ -82,32 +83,38 @@ def lower_each(
     traced: list[tuple[Module, list[Step], tuple[TapeEvent, ...], bool]] = []
     make = _maker_of_calls(autocast, batch=batch, dtype=dtype, device=device, frozen=frozen)
     dtypes: dict[str, str] = {}
+    called, takes, differentiates = "", dict[str, str](), dict[str, bool]()
     forward_size = len(model.modules) // model.forwards
     for place, module in enumerate(model.modules):
         if place % forward_size == 0:
             source = entry = f"{MODEL_INPUT}{RUN}{len(losses) + 1}" if losses else MODEL_INPUT
             dtypes = {entry: dtype}
-        steps = [Step(list(make(_qualified(operator, module, entry), dtypes))) for operator in module.operators]
+        if module.within in ("", module.path):
+            called = entry
+        steps = [Step(list(make(_qualified(operator, module, called), dtypes))) for operator in module.operators]
+        taken, later = _taken(module, called), _read_later(model.modules[place + 1 :], module, called)
         for step in steps if frozen else ():
             step.calls[:] = needed(step.calls, needs=needs, frozen=frozen)
         if module.path in checkpointed:
             _cut_regions(steps, module, checkpointing)
         module_calls = [call for step in steps for call in step.calls]
-        if casts_input and place % forward_size == 0 and any(entry in call.inputs for call in module_calls):
+        if casts_input and place % forward_size == 0 and "tokens" not in model.first_operator.inputs:
             tape.cast_input(model, entry, batch=batch, dtype=dtype)
-        needs_gradient = entry in tape.needs_gradient
-        tape.run_forward(steps, entry=entry)
+        needs_gradient = taken in tape.needs_gradient
+        passes_on = not steps and entry in tape.needs_gradient
+        tape.run_forward(steps, entry=taken, later=later)
         if (place + 1) % forward_size == 0:
             tape.end_forward(source)
         traced.append((module, steps, tape.storages.take(), needs_gradient))
-        entry = module_calls[-1].output
+        takes[module.fqn], differentiates[module.fqn] = taken, passes_on or _differentiates(steps, tape)
+        entry = module_calls[-1].output if steps else entry
         if (place + 1) % forward_size == 0:
             losses.append(entry)
             sums[module.fqn] = tape.sum_losses(losses)
     uncached = {module.fqn: tape.let_go(steps) for module, steps, _, _ in traced}
     tape.seed(losses)
     lowered = []
-    last = next(module for module, steps, _, _ in traced if _differentiates(steps, tape))
+    last = next(module for module, *_ in traced if differentiates[module.fqn])
     for module, steps, forward_memory, needs_gradient in reversed(traced):
         tape.run_backward(steps)
         module_calls = [call for step in steps for call in step.calls]
@@ -126,12 +133,31 @@ def lower_each(
                 ),
                 input_needs_gradient=needs_gradient,
                 recompute=_forward_kernels(again, dtype=dtype),
-                differentiates=_differentiates(steps, tape),
+                differentiates=differentiates[module.fqn],
+                takes=takes[module.fqn],
                 sums_losses=sums.get(module.fqn, ()),
                 uncached=uncached[module.fqn],
             )
         )
     return tuple(reversed(lowered))
+
+
+def _taken(module: Module, called: str) -> str:
+    """The value that `module` is called with: what its block is `called` with, or what a unit in a block reads from outside."""
+    if not module.inside:
+        return called
+    made = {operator.output for operator in module.operators}
+    (read,) = {value for operator in module.operators for value in operator.inputs} - made
+    return called if read == "x" else f"{module.whole}:{read}"
+
+
+def _read_later(modules: tuple[Module, ...], module: Module, called: str) -> frozenset[str]:
+    """The values of the block, of which `module` is a part, that its later parts read, and what the block is `called` with."""
+    if not module.within:
+        return frozenset()
+    parts = list(takewhile(lambda part: part.whole == module.whole, modules))
+    read = {value for part in parts for operator in part.operators for value in operator.inputs}
+    return frozenset([f"{module.whole}:{value}" for value in read] + [called] * bool(parts))
 
 
 def _differentiates(steps: list[Step], tape: Tape) -> bool:

@@ -170,7 +170,7 @@ class _Made:
         options = attempt(_options, strategy)
         expect = [attempt(expectation, key, value) for key, value in (tables["expect"] or {}).items()]
         attempt(_check_together, strategy, options, mesh, tables["optimizer"])
-        attempt(_check_checkpointing, model, tables["activation_checkpointing"])
+        attempt(_check_checkpointing, model, *(tables[key] for key in ("activation_checkpointing", "batch", "precision")))
         attempt(_check_precision, tables["precision"])
         attempt(_check_traced, model, tables["batch"], tables["precision"], strategy)
         attempt(_check_model, model, options, tables["batch"], tables["precision"], strategy)
@@ -201,8 +201,9 @@ def _check_precision(table: PrecisionTable) -> None:
         raise ScenarioError((f'precision.autocast: {expected}, found with "{table.parameters}"',))
 
 
-def _check_checkpointing(model: ModelSpec, table: CheckpointingTable) -> None:
-    problems = tuple(checkpointing.problems(Checkpointing(**table.model_dump()), model))
+def _check_checkpointing(model: ModelSpec, table: CheckpointingTable, batch: BatchTable, precision: PrecisionTable) -> None:
+    asked, casts = Checkpointing(**table.model_dump()), precision.autocast != "none"
+    problems = tuple(checkpointing.problems(asked, model, casts=casts, forwards=batch.forwards))
     if problems:
         raise ScenarioError(problems)
 

@@ -113,10 +113,14 @@ class CheckpointingTable(_Table):
 
 
 class WrappingTable(_Table):
-    """Which modules are one param group: `every` consecutive blocks, or "all"; embedding and head in the root's or apart."""
+    """Which modules are one param group: `every` consecutive blocks, or "all"; embedding and head in the root's or apart.
+
+    `nested`: modules of each block that are units in its unit.
+    """
 
     every: Annotated[int, Field(ge=1, le=MAX_SIZE)] | Literal["all"] = 1
     ends: Literal["root", "apart"] = "root"
+    nested: tuple[str, ...] = ()
 
 
 class ScenarioTable(_Table):

@@ -64,7 +64,7 @@ class Tape:
 
         `casts_once`: all linears with the same weight read one copy of it, whose cast gives the parameter one gradient.
         """
-        self.in_sequences = "tokens" in model.modules[0].operators[0].inputs
+        self.in_sequences = "tokens" in model.first_operator.inputs
         operators = [op for module in model.modules for op in module.operators]
         through_casts = {fqn for op in operators if casts_once and op.kind == "linear" for fqn in (op.weight, op.bias)}
         directly = [op for op in operators if not (casts_once and op.kind == "linear")]
@@ -74,9 +74,10 @@ class Tape:
                 self.uses[parameter.fqn], self.tied[parameter.fqn] = used[parameter.fqn], []
                 self.nbytes[parameter.fqn] = parameter.numel * DTYPE_NBYTES[dtype]
 
-    def run_forward(self, steps: list[Step], *, entry: str) -> None:
+    def run_forward(self, steps: list[Step], *, entry: str, later: frozenset[str] = frozenset()) -> None:
         """Values inside an operator go when it returns, its inputs after their last use; `entry`, the module's input, is its
-        caller's until the module returns. A region that is checkpointed saves its inputs and nothing else."""
+        caller's until the module returns. What is read `later`, by other parts of the block, stays. A region that is checkpointed
+        saves its inputs and nothing else."""
         last_use = {value: step for step in steps for call in step.calls for value in call.inputs}
         for step in steps:
             if step.region is not None and step.region.first is step:
@@ -92,14 +93,14 @@ class Tape:
             inner = [value for call in step.calls[:-1] if not call.cached for value in (call.output, *call.also)]
             outer = [value for call in step.calls for value in call.inputs if last_use[value] is step]
             for value in dict.fromkeys(inner + outer):
-                if value != entry and value in self.nbytes and value not in dropped:
+                if value != entry and value in self.nbytes and value not in dropped and value not in later:
                     self.storages.release(value)
         for step in steps:
             if step.cached and step.region is None:  # nothing of it will be recomputed: kept until the stretch is over
                 self.storages.release(step.calls[-1].output)
                 for name, _ in step.calls[-1].keeps:
                     self.storages.release(name)
-        if entry in self.nbytes:
+        if entry in self.nbytes and entry not in later:
             self.storages.release(entry)
 
     def let_go(self, steps: list[Step]) -> tuple[Free, ...]:
@@ -185,7 +186,7 @@ class Tape:
     def cast_input(self, model: ModelSpec, name: str, *, batch: Batch, dtype: str) -> None:
         """The model's floating-point input in `dtype`; Python's references go when the first module returns, and when the root does."""
         tokens = batch.micro_batch * batch.sequence_length
-        self.nbytes[name] = tokens * model.modules[0].operators[0].in_features * DTYPE_NBYTES[dtype]
+        self.nbytes[name] = tokens * model.first_operator.in_features * DTYPE_NBYTES[dtype]
         self.storages.allocate(name, self.nbytes[name])
         self.storages.hold(name)
 

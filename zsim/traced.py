@@ -19,6 +19,7 @@ from zsim.ops import MEMORY_KINDS, Alloc, Free, Kernel
 from zsim.traced_problems import problems
 from zsim.training import (
     DTYPE_NBYTES,
+    NOTHING,
     Batch,
     Computation,
     Dtype,
@@ -39,8 +40,6 @@ INPUT = "x"
 LOSS = "loss"
 FROZEN: Final = "frozen"
 """What follows a parameter's shape in a file where it needs no gradient."""
-
-NOTHING: Final = Computation(kernels=(), memory=())
 
 
 class TracedModelError(ZsimError):

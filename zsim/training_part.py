@@ -27,7 +27,7 @@ def cut(model: ModelSpec, *, frozen: tuple[str, ...], unused: tuple[str, ...]) -
     if problems:
         raise ScenarioError(problems)
     units = tuple(_frozen(unit, frozen) for unit in model.units) if frozen else model.units
-    modules = tuple(module for module in model.modules if module.unit not in unused)
+    modules = tuple(module for module in model.modules if (module.within or module.unit) not in unused)
     part = replace(model, units=units, modules=modules, idle=unused)
     if not part.trained:
         raise ScenarioError((f"{'frozen' if frozen else 'model.unused'}: nothing is left to train; leave a parameter out of it",))
@@ -66,6 +66,6 @@ def _nearest(word: str, known: Iterable[str]) -> str:
 
 def _fits_through(model: ModelSpec, block: str) -> bool:
     """Whether what the block takes is as wide as what it gives."""
-    operators = [operator for module in model.modules if module.unit == block for operator in module.operators]
+    operators = [op for module in model.modules if (module.within or module.unit) == block for op in module.operators]
     first, last = operators[0], operators[-1]
     return (first.in_features or first.out_features) == last.out_features

@@ -6,7 +6,6 @@ import pytest
 
 from zsim.errors import ScenarioError
 from zsim.fit import ways
-from zsim.plan import plan
 from zsim.scenario import Scenario, parse
 
 

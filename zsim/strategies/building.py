@@ -152,7 +152,13 @@ def forward_memory(training: Training, module: LoweredModule) -> list[MemoryEven
 def named_parameters(model: ModelSpec) -> tuple[Parameter, ...]:
     """The parameters in the order of the real module's `named_parameters()`: the blocks', then the root's own."""
     units = sorted(model.units, key=lambda unit: unit.fqn == ROOT)
-    return tuple([parameter for unit in units for parameter in unit.parameters])
+    parameters = [parameter for unit in units for parameter in unit.parameters]
+    if model.nested:  # a block's own come before those of units in it, and both before the next block's
+        order = {f"{fqn}.": place for place, fqn in enumerate(dict.fromkeys(m.within or m.path for m in model.modules if m.unit != ROOT))}
+        inner = {p.fqn for unit in units for p in unit.parameters if unit.fqn in {m.path for m in model.modules if m.inside}}
+        place_of = {p.fqn: next((n for fqn, n in order.items() if p.fqn.startswith(fqn)), len(order)) for p in parameters}
+        parameters.sort(key=lambda parameter: (place_of[parameter.fqn], parameter.fqn in inner))
+    return tuple(parameters)
 
 
 def trained_parameters(model: ModelSpec) -> tuple[Parameter, ...]:

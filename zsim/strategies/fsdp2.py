@@ -23,7 +23,7 @@ from zsim.strategies.building import Step, accumulated_after_sums, units_read
 from zsim.strategies.sharded import ORIGINAL, ShardedStep, is_model_input
 from zsim.strategies.sharded_gradients import Gradients
 from zsim.strategies.sharded_groups import Group, local_numels, sharded_groups
-from zsim.training import DTYPE_NBYTES, LoweredModule, Optimizer, Training, storage_events
+from zsim.training import DTYPE_NBYTES, NOTHING, LoweredModule, Optimizer, Training, storage_events
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +131,8 @@ class _Same:
         """Construction, and the forward and backward of the first step and of later ones, which may find what the first has left."""
         groups = sharded_groups(training.model, num_shards=mesh.dp_shard)
         construction = _construction(
-            list(groups.values()),
+            groups,
+            [unit.fqn for unit in training.model.inside_out],
             derived=_DerivedMesh(training=training, mesh=mesh, keep=keep),
             offloaded=options.offload and training.device != "cpu",
         )
@@ -170,18 +171,18 @@ class _DerivedMesh:
         return [found, Free(found.buffer)]
 
 
-def _construction(groups: list[Group], *, derived: _DerivedMesh, offloaded: bool) -> Step:
-    """Parameters are made whole, then every group in turn is cut: its shards are made before its whole ones go.
+def _construction(groups: dict[str, Group], order: list[str], *, derived: _DerivedMesh, offloaded: bool) -> Step:
+    """Parameters are made whole, then every group in `order`, and the root's, is cut: its shards are made before its whole ones go.
 
     Offloaded shards leave the device as soon as each is cut.
     """
     step, element = Step(), DTYPE_NBYTES[ORIGINAL]
-    for group in groups:
+    for group in groups.values():
         whole = [Alloc(f"{p.fqn}.whole", "parameters", p.numel * element) for p in group.parameters]
         step.issue("alloc", group.fqn, stream="host", memory=whole)
     if derived.rank_map:
         step.issue("alloc", ROOT, stream="host", memory=derived.rank_map)
-    for group in [*(g for g in groups if g.fqn != ROOT), *(g for g in groups if g.fqn == ROOT)]:
+    for group in [groups[fqn] for fqn in (*order, *([ROOT] if ROOT in groups else []))]:
         shards = derived.lookup(of="group")
         for p in group.parameters:
             shards += derived.lookup(of="parameter")
@@ -190,7 +191,7 @@ def _construction(groups: list[Group], *, derived: _DerivedMesh, offloaded: bool
         frees = [Free(f"{p.fqn}.whole") for p in group.parameters]
         step.issue("alloc", group.fqn, stream="host", memory=(*shards, *frees))
     searched = derived.lookup(of="group")
-    if searched and all(group.fqn != ROOT for group in groups):  # a root that owns nothing derives its mesh all the same
+    if searched and ROOT not in groups:  # a root that owns nothing derives its mesh all the same
         step.issue("alloc", ROOT, stream="host", memory=searched)
     return step
 
@@ -244,11 +245,13 @@ def forward(
             step.unshard(group)
             step.wait_for_unshard(group, forward=True)
             step.unshard_each(_following(group, blocks, ahead))
-        step.forward(module, reads_input=module is modules[0])
-        if group is not None and group is not root and module.fqn in last:
+        ends = group is not None and group is not root and module.fqn in last
+        returns = ends or module is modules[-1]
+        held = step.forward(module, reads_input=module is modules[0], holds=returns and bool(keep.to))
+        if group is not None and ends:
             order.append(group)
             if keep.blocks:
-                step.reshard(group, to=keep.to)
+                step.reshard(group, to=keep.to, held=held)
     if root is not None:
         order.append(root)
         if keep.root:
@@ -257,7 +260,7 @@ def forward(
         order.append(group)
         if keep.blocks:
             step.reshard(group, to=keep.to)
-    step.end_forward()
+    step.end_forward(held)
     step.sum_losses(modules[-1])
     return order
 
@@ -294,11 +297,15 @@ def backward(
     places: dict[str, list[int]] = {fqn: [] for fqn in groups}
     for place, group in enumerate(order):
         places[group.fqn].append(place)
+    returned: list[Group] = []
     for module in modules:
         own = groups.get(wrapped_by[module.fqn])
         if own is not None and (own.fqn == ROOT or module.fqn in last):
-            explicit = _following(own, reverse, ahead) if own.fqn != ROOT else []
-            _pre_backward(step, own, order, places[own.fqn], explicit=explicit)
+            returned.insert(0, own)
+        while returned and module.forward != NOTHING:  # a block that returns what a unit in it made has the later hook on it
+            entered = returned.pop(0)
+            explicit = _following(entered, reverse, ahead) if entered.fqn != ROOT else []
+            _pre_backward(step, entered, order, places[entered.fqn], explicit=explicit)
         for group in _incomplete(step, groups) if module.fqn in ends else []:
             _pre_backward(step, group, order, places[group.fqn], explicit=_following(group, reverse, ahead))
         step.backward(module)

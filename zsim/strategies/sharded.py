@@ -17,7 +17,7 @@ from zsim.strategies.building import Step, copy_kernel, until_recomputed
 from zsim.strategies.sharded_gradients import Gradients
 from zsim.strategies.sharded_groups import Group, Sharded
 from zsim.tape import MODEL_INPUT
-from zsim.training import DTYPE_NBYTES, LoweredModule, TapeEvent, Training, storage_events
+from zsim.training import DTYPE_NBYTES, NOTHING, LoweredModule, TapeEvent, Training, storage_events
 
 ORIGINAL = "float32"
 """The dtype of the sharded parameters, their gradients and optimizer states."""
@@ -230,8 +230,8 @@ class ShardedStep(Step):
             memory += self.alloc_each([size], "unsharded_parameters")
         return memory + before
 
-    def reshard(self, group: Group, *, to: int = 0) -> None:
-        """Free the unsharded parameters; with `to`, keep 1/to of them for a cheaper all-gather in backward.
+    def reshard(self, group: Group, *, to: int = 0, held: Sequence[MemoryEvent] = ()) -> None:
+        """Free the unsharded parameters; with `to`, keep 1/to of them for a cheaper all-gather in backward, and then let `held` go.
 
         A group without a backward is sharded again at its end, as nothing has gathered it, but its part goes with the next one only.
         """
@@ -247,6 +247,7 @@ class ShardedStep(Step):
                 memory += self.alloc(f"{parameter.fqn}.{group.part}", "unsharded_parameters", nbytes)
                 memory += self.drop(f"{parameter.fqn}.{before}")
                 memory += self.drop(f"{parameter.fqn}.unsharded")
+            memory += held
             kernels = (copy_kernel(group.totals["padded"] // to, source=dtype, target=dtype),)
             copied = self.issue("copy", group.fqn, micro_batch=self.micro_batch, kernels=kernels, memory=memory)
             self.reshards[group.fqn] = copied
@@ -257,12 +258,27 @@ class ShardedStep(Step):
 
     # -- compute
 
-    def forward(self, module: LoweredModule, *, reads_input: bool = False) -> None:
-        """A module's forward; where it `reads_input`, the model's own, that was made by the root beforehand."""
+    def forward(self, module: LoweredModule, *, reads_input: bool = False, holds: bool = False) -> list[MemoryEvent]:
+        """A module's forward; where it `reads_input`, the model's own, that was made by the root beforehand.
+
+        A module's call holds its inputs until its hooks have run. With `holds` the frees of those are left out, and returned.
+        """
         memory = storage_events(module.forward.memory)
         if reads_input:
             memory = [event for event in memory if not is_model_input(event)]
+        held: list[MemoryEvent] = []
+        while holds and memory and isinstance(memory[-1], Free) and self._is_input(memory[-1].buffer, module):
+            held.insert(0, memory.pop())
+        if module.forward == NOTHING:  # of a block that does nothing before or after a unit in it
+            return held
         self._compute("forward", module, kernels=module.forward.kernels, memory=memory)
+        return held
+
+    def _is_input(self, buffer: str, module: LoweredModule) -> bool:
+        """Whether the caller of `module` gave it `buffer`; that of the root's last part has only given what the model takes."""
+        if module.unit == ROOT:
+            return buffer.partition(RUN)[0] == MODEL_INPUT
+        return buffer == module.takes if module.takes else not buffer.startswith(f"{module.fqn}:")
 
     def sum_losses(self, module: LoweredModule) -> None:
         """The caller adds the loss that `module` made to those of earlier forwards."""
@@ -285,7 +301,8 @@ class ShardedStep(Step):
         recomputation, memory = until_recomputed(self.gradients.events(tape, self.live))
         if module.recompute or recomputation:  # cheap ones are kernels of no weight, and make memory all the same
             self._compute("recompute", module, kernels=module.recompute, memory=recomputation)
-        self._compute("backward", module, kernels=module.backward.kernels, memory=memory)
+        if module.forward != NOTHING:
+            self._compute("backward", module, kernels=module.backward.kernels, memory=memory)
 
     def _compute(
         self, kind: OpKind, module: LoweredModule, *, kernels: tuple[Kernel, ...], memory: list[MemoryEvent]
@@ -506,12 +523,12 @@ class ShardedStep(Step):
         self.gather_waits = [] if last is None else [last]
         self.last_copy_out = []
 
-    def end_forward(self) -> None:
-        """The root's forward is over: the last all-gather output goes."""
+    def end_forward(self, held: Sequence[MemoryEvent] = ()) -> None:
+        """The root's forward is over: the last all-gather output goes, then what the root `held` of its inputs."""
         group, self.forward_gather = self.forward_gather, None
         self.gather_waits = self.last_copy_out or self.gather_waits
         if group is not None:
-            memory, self.forward_output = self.drop(self.forward_output), ""
+            memory, self.forward_output = [*self.drop(self.forward_output), *held], ""
             self.issue("free", group.fqn, stream="host", micro_batch=self.micro_batch, memory=memory)
 
     def leave_autocast(self) -> None:
