@@ -1,7 +1,7 @@
 """The matrix of memory scenarios: every strategy with all its options × all else that a scenario can ask × ranks.
 
-That is families, precision and autocast, optimizers and clipping, checkpointing, wrapping, frozen and unused parts, blocks used
-twice and several forwards before one backward, all of them together. Models are deep (six layers and more), so that keeping
+That is families, precision and autocast, optimizers and clipping, checkpointing, wrapping, units in units, frozen and unused parts,
+blocks used twice and several forwards before one backward, all of them together. Models are deep (six layers and more), so that keeping
 everything gathered cannot pass for resharding, and narrow with a small vocabulary, so that the peak is often a collective's buffer
 rather than the logits. Sizes are uneven on purpose. What torch refuses together is never drawn together. Each draw is a scenario's
 text, so that a recorded one can be run again without hypothesis.
@@ -129,15 +129,19 @@ def _checkpointing(draw: st.DrawFn, frame: Frame) -> str:
     return f"activation_checkpointing = {{ {form} }}\n" if form else ""
 
 
-def _wrapping(draw: st.DrawFn, frame: Frame) -> str:
+def _wrapping(draw: st.DrawFn, frame: Frame, *, checkpointing: str) -> str:
+    """Which blocks share a group, and units in them; a block that is recomputed whole has none."""
+    nests = frame.strategy in ("fsdp2", "hsdp") and (not checkpointing or "recompute" in checkpointing) and draw(st.booleans())
+    inner = ['["fc1"]', '["fc2"]'] if frame.family == "mlp" else ['["mlp"]', '["attn"]', '["attn", "mlp"]']
+    nested = f", nested = {_choice(draw, *inner)}" if nests else ""
     if draw(st.booleans()):
-        return ""
+        return f"wrapping = {{ {nested[2:]} }}\n" if nested else ""
     ends = "root" if frame.tied else _choice(draw, "root", "apart")
     in_a_row = frame.uses not in ("1", USES[-1])
     every = "1" if in_a_row else _choice(draw, "2", "3", "4", "1" if ends == "apart" else '"all"')
     if in_a_row and ends == "root":
         every = '"all"'
-    return f'wrapping = {{ every = {every}, ends = "{ends}" }}\n'
+    return f'wrapping = {{ every = {every}, ends = "{ends}"{nested} }}\n'
 
 
 def _strategy(draw: st.DrawFn, frame: Frame, *, offload: bool) -> str:
@@ -166,10 +170,11 @@ def scenario_texts(draw: st.DrawFn, strategy: str, *, ranks: int) -> str:
     offload = strategy in ("fsdp2", "hsdp") and draw(st.integers(0, 3)) == 3
     clip = _choice(draw, "", "", ", clip_norm = 1.0")
     autocast = ', autocast = "bf16"' if frame.autocast else ""
+    model, checkpointing = _model(draw, frame), _checkpointing(draw, frame)
     return (
-        _model(draw, frame)
-        + _checkpointing(draw, frame)
-        + _wrapping(draw, frame)
+        model
+        + checkpointing
+        + _wrapping(draw, frame, checkpointing=checkpointing)
         + f'cluster = {{ preset = "cpu-gloo", ranks = {ranks} }}\n'
         + f'strategy = {{ name = "{strategy}"{_strategy(draw, frame, offload=offload)}, sync = "{sync}" }}\n'
         + f'precision = {{ parameters = "{parameters}", reduce = "{reduce}"{autocast} }}\n'

@@ -46,7 +46,7 @@ def models(draw: st.DrawFn, families: tuple[str, ...]) -> str:
     batch = "" if family == "mlp" else ", sequence_length = 4"
     accumulation = draw(st.integers(1, 3))
     return (
-        f'model = {{ family = "{family}", sizes = {{ {sizes} }}, uses = {uses}{unused} }}\n'
+        f'model = {{ family = "{family}", sizes = {{ {sizes} }}, uses = {uses} {unused}}}\n'
         f"batch = {{ micro_batch = 2{batch}, accumulation = {accumulation}, forwards = {forwards} }}\n"
     )
 
@@ -108,14 +108,17 @@ def frozen_parts(draw: st.DrawFn, model: str, *, strategy: str) -> str:
 
 
 @st.composite
-def wrapping(draw: st.DrawFn, model: str) -> str:
-    """No wrapping policy, or one that fits `model`."""
+def wrapping(draw: st.DrawFn, model: str, *, strategy: str, again: str) -> str:
+    """No wrapping policy, or one that fits `model` and its activation checkpointing."""
     dims = re.search(r"dims = \[([^]]*)\]", model)
     layers = dims[1].count(",") if dims else int(re.findall(r"num_layers = (\d+)", model)[0])
     ends = "root" if "tied = true" in model else draw(st.sampled_from(["root", "apart"]))
     some = "1" if "uses = 2" in model else str(draw(st.integers(1, layers)))
     every = draw(st.sampled_from([some, some, "1"] if ends == "apart" else [some, some, '"all"']))
-    return draw(st.sampled_from(["", f'wrapping = {{ every = {every}, ends = "{ends}" }}\n']))
+    nests = ("fsdp2" in strategy or "hsdp" in strategy) and (not again or "recompute" in again)
+    inner = ", nested = " + ('["fc2"]' if '"mlp"' in model else draw(st.sampled_from(['["mlp"]', '["attn", "mlp"]'])))
+    nested = draw(st.sampled_from(["", inner])) if nests else ""
+    return draw(st.sampled_from(["", f'wrapping = {{ every = {every}, ends = "{ends}"{nested} }}\n']))
 
 
 @st.composite
@@ -141,10 +144,13 @@ def scenario_texts(
     sync = "every" if "unused" in model and parameters != reduce else sync  # torch looks for gradients that never were
     autocast = draw(st.sampled_from(["", "", ', autocast = "bf16"'])) if parameters == "fp32" else ""
     strategy = draw(strategy_tables(ranks, strategies))
+    again = draw(checkpointing(model))
+    casts_again = autocast and "save" in again and not ("uses = 1 " in model and "forwards = 1 " in model)  # torch refuses it
+    again = "" if casts_again else again
     return (
         model
-        + draw(checkpointing(model))
-        + draw(wrapping(model))
+        + again
+        + draw(wrapping(model, strategy=strategy, again=again))
         + draw(frozen_parts(model, strategy=strategy))
         + f'cluster = {{ preset = "{cluster}", ranks = {ranks} }}\n'
         + f'strategy = {{ {strategy}, sync = "{sync}" }}\n'

@@ -153,7 +153,6 @@ def _renamed(traced: LoweredModule, module: Module, names: dict[str, str]) -> Lo
         recompute=traced.recompute,
         uncached=tuple(Free(names[given.buffer]) for given in traced.uncached),
         differentiates=traced.differentiates,
-        takes=names.get(traced.takes, traced.takes),
     )
 
 

@@ -106,7 +106,8 @@ def lower_each(
         if (place + 1) % forward_size == 0:
             tape.end_forward(source)
         traced.append((module, steps, tape.storages.take(), needs_gradient))
-        takes[module.fqn], differentiates[module.fqn] = taken, passes_on or _differentiates(steps, tape)
+        takes[module.fqn] = taken if module.within else ""
+        differentiates[module.fqn] = passes_on or _differentiates(steps, tape)
         entry = module_calls[-1].output if steps else entry
         if (place + 1) % forward_size == 0:
             losses.append(entry)

@@ -117,8 +117,8 @@ class LoweredModule:
     `recompute` are the kernels that activation checkpointing runs again; their memory events stand in backward, up to the
     mark `Recomputed`. One that `differentiates` not makes nothing that needs a gradient: it has no backward. `sums_losses` is what
     the caller of the model does after its second forward and later ones: it adds the loss to those before. `uncached` goes when
-    the whole forward is over: copies of weights that nobody but autocast's cache holds. `takes` is the buffer that it is called with,
-    where that is known.
+    the whole forward is over: copies of weights that nobody but autocast's cache holds. `takes` is the buffer that a part
+    of a block is called with: others are called with the last one that is not theirs.
     """
 
     fqn: str
