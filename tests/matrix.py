@@ -1,10 +1,12 @@
 """The matrix of memory scenarios: every strategy with all its options × all else that a scenario can ask × ranks.
 
-That is families, precision and autocast, optimizers and clipping, checkpointing, wrapping, units in units, frozen and unused parts,
-blocks used twice and several forwards before one backward, all of them together. Models are deep (six layers and more), so that keeping
-everything gathered cannot pass for resharding, and narrow with a small vocabulary, so that the peak is often a collective's buffer
-rather than the logits. Sizes are uneven on purpose. What torch refuses together is never drawn together. Each draw is a scenario's
-text, so that a recorded one can be run again without hypothesis.
+That is families, precision and autocast, optimizers and clipping, checkpointing, wrapping, frozen and unused parts, blocks used
+twice and several forwards before one backward. Models are deep (six layers and more), so that keeping everything gathered cannot
+pass for resharding, and narrow with a small vocabulary, so that the peak is often a collective's buffer rather than the logits.
+Sizes are uneven on purpose. What torch refuses together is never drawn together. Each draw is a scenario's text, so that a
+recorded one can be run again without hypothesis.
+
+The first draws are each of one kind; those after them have whatever they draw of all kinds together, and units in units.
 """
 
 from __future__ import annotations
@@ -17,7 +19,12 @@ from hypothesis import strategies as st
 
 NUM_RANKS = (1, 2, 3, 4, 8, 64, 1024)
 NUM_DRAWS = {"ddp": 5, "zero_redundancy": 5, "zero1": 7, "zero2": 6, "zero3": 7, "fsdp2": 8, "hsdp": 7}
-"""Draws of the committed matrix for each number of ranks, by strategy: 315 in all."""
+"""Draws of one kind for each number of ranks, by strategy: 315 in all."""
+NUM_TOGETHER = {"ddp": 1, "zero_redundancy": 1, "zero1": 1, "zero2": 1, "zero3": 1, "fsdp2": 4, "hsdp": 3}
+"""Draws of all kinds together for each number of ranks: 84 more."""
+KINDS = ("plain", "repeated", "autocast", "frozen", "unused")
+"""What runs again, casts in autocast's cache, parts that are not trained: one by one, or together."""
+TOGETHER = "together"
 FLAT = ('"unit"', '"parameter"', '"900 B"', '"6 KiB"')
 PRECISIONS = (("fp32", "fp32"), ("bf16", "fp32"), ("bf16", "bf16"))
 OPTIMIZERS = (
@@ -38,7 +45,7 @@ FROZEN = {
     "gpt": ('["*.ln_1.*", "*.mlp.fc.weight"]', '["*.bias"]', '["wte.*", "wpe.*", "blocks.0.*"]', '["*.attn.*", "w?e.*"]'),
     "llama": ('["blocks.*.weight"]', '["*.attn.[qk].*"]', '["wte.*", "blocks.0.*"]', '["*.attn.[qk].*", "wte.*"]'),
 }
-"""Patterns by family; some leave the first block no backward."""
+"""Patterns by family; the last ones leave the first block no backward."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,16 +54,27 @@ class Frame:
 
     strategy: str
     ranks: int
+    kind: str
     family: str
     attention: str
     tied: bool
     layers: int
     accumulation: int
     uses: str
-    forwards: int
     unused: str
     frozen: str
+    forwards: int
     autocast: bool
+
+    @property
+    def together(self) -> bool:
+        """Whether it is of all kinds."""
+        return self.kind == TOGETHER
+
+    @property
+    def part(self) -> bool:
+        """Whether parameters may be left on some of the ranks."""
+        return self.together or self.frozen in ("", *FROZEN[self.family][:2])
 
 
 def _choice(draw: st.DrawFn, *values: str) -> str:
@@ -68,26 +86,28 @@ def _divisors(number: int) -> list[int]:
 
 
 @st.composite
-def frames(draw: st.DrawFn, strategy: str, *, ranks: int) -> Frame:
-    """What the model is, and what of it is left untrained or runs again."""
+def frames(draw: st.DrawFn, strategy: str, *, ranks: int, together: bool) -> Frame:
+    """What kind of scenario it is, and what it leaves untrained or runs again."""
+    kind = TOGETHER if together else _choice(draw, *KINDS)
     family, layers = _choice(draw, "gpt", "llama", "mlp"), draw(st.integers(6, 8))
-    unused = f"blocks.{draw(st.integers(0, layers - 1))}" if draw(st.integers(0, 2)) == 2 else ""
-    frozen = _choice(draw, "", "", *FROZEN[family])
+    unused = f"blocks.{draw(st.integers(0, layers - 1))}" if kind == "unused" or (together and draw(st.booleans())) else ""
+    frozen = _choice(draw, *FROZEN[family]) if kind == "frozen" or ((unused or together) and draw(st.booleans())) else ""
     if unused and strategy in ("ddp", "zero_redundancy"):  # DDP waits for every gradient
         frozen = f'["{unused}.*"]'
     return Frame(
         strategy=strategy,
         ranks=ranks,
+        kind=kind,
         family=family,
         attention=_choice(draw, "explicit", "sdpa"),
         tied=family != "mlp" and draw(st.booleans()),
         layers=layers + bool(unused),
-        accumulation=draw(st.integers(1, 3)),
-        uses=_choice(draw, "1", "1", "1", "1", *USES),
-        forwards=draw(st.sampled_from([1, 1, 1, 2, 2, 3])),
+        accumulation=draw(st.integers(1, 2 if together else 3)),
+        uses=_choice(draw, "1", *USES) if kind == "repeated" else _choice(draw, "1", "1", "2", USES[-1]) if together else "1",
         unused=unused,
         frozen=frozen,
-        autocast=draw(st.integers(0, 2)) == 2,
+        forwards=draw(st.sampled_from([1, 1, 2])) if together else 1,
+        autocast=kind == "autocast" or (together and draw(st.booleans())),
     )
 
 
@@ -110,9 +130,10 @@ def _sizes(draw: st.DrawFn, frame: Frame) -> str:
 
 def _model(draw: st.DrawFn, frame: Frame) -> str:
     length = "" if frame.family == "mlp" else f", sequence_length = {draw(st.sampled_from([2, 5, 16]))}"
+    forwards = draw(st.integers(1 if frame.uses != "1" else 2, 3)) if frame.kind == "repeated" else frame.forwards
     own = (f", uses = {frame.uses}" if frame.uses != "1" else "") + (f', unused = ["{frame.unused}"]' if frame.unused else "")
     batch = f"micro_batch = {draw(st.integers(1, 3))}{length}, accumulation = {frame.accumulation}"
-    batch += f", forwards = {frame.forwards}" if frame.forwards > 1 else ""
+    batch += f", forwards = {forwards}" if forwards > 1 else ""
     frozen = f"frozen = {frame.frozen}\n" if frame.frozen else ""
     return f'model = {{ family = "{frame.family}", sizes = {{ {_sizes(draw, frame)} }}{own} }}\nbatch = {{ {batch} }}\n{frozen}'
 
@@ -121,27 +142,33 @@ def _checkpointing(draw: st.DrawFn, frame: Frame) -> str:
     own = {"mlp": ["gelu"], "gpt": ["attention", "layer_norm", "gelu"], "llama": ["attention", "swiglu", "rms_norm"]}
     forms = ["", "", 'mode = "full"', 'mode = "full", every = 2']
     forms.append(f'mode = "selective", recompute = ["{_choice(draw, *own[frame.family])}"]')
-    casts_once = frame.uses == "1" and frame.forwards == 1
-    if (frame.family == "mlp" or frame.attention == "sdpa") and (casts_once or not frame.autocast):
+    casts_once = not frame.autocast or (frame.uses == "1" and frame.forwards == 1)
+    if (frame.family == "mlp" or frame.attention == "sdpa") and casts_once:
         saved = '["linear"]' if frame.family == "mlp" else _choice(draw, '["linear"]', '["linear", "attention"]')
         forms += [f'mode = "selective", save = {saved}{which}' for which in ("", ", save_every = 2")]
     form = _choice(draw, *forms)
     return f"activation_checkpointing = {{ {form} }}\n" if form else ""
 
 
-def _wrapping(draw: st.DrawFn, frame: Frame, *, checkpointing: str) -> str:
-    """Which blocks share a group, and units in them; a block that is recomputed whole has none."""
-    nests = frame.strategy in ("fsdp2", "hsdp") and (not checkpointing or "recompute" in checkpointing) and draw(st.booleans())
+def _nested(draw: st.DrawFn, frame: Frame, *, checkpointing: str) -> str:
+    """Units in each block's unit; a block that is recomputed whole has none."""
+    whole = checkpointing and "recompute" not in checkpointing
+    if not frame.together or frame.strategy not in ("fsdp2", "hsdp") or whole or draw(st.booleans()):
+        return ""
     inner = ['["fc1"]', '["fc2"]'] if frame.family == "mlp" else ['["mlp"]', '["attn"]', '["attn", "mlp"]']
-    nested = f", nested = {_choice(draw, *inner)}" if nests else ""
-    if draw(st.booleans()):
-        return f"wrapping = {{ {nested[2:]} }}\n" if nested else ""
+    return f"nested = {_choice(draw, *inner)}"
+
+
+def _wrapping(draw: st.DrawFn, frame: Frame, *, nested: str = "") -> str:
+    if (frame.unused and not frame.together) or draw(st.booleans()):
+        return f"wrapping = {{ {nested} }}\n" if nested else ""
     ends = "root" if frame.tied else _choice(draw, "root", "apart")
     in_a_row = frame.uses not in ("1", USES[-1])
     every = "1" if in_a_row else _choice(draw, "2", "3", "4", "1" if ends == "apart" else '"all"')
     if in_a_row and ends == "root":
         every = '"all"'
-    return f'wrapping = {{ every = {every}, ends = "{ends}"{nested} }}\n'
+    more = f", {nested}" if nested else ""
+    return f'wrapping = {{ every = {every}, ends = "{ends}"{more} }}\n'
 
 
 def _strategy(draw: st.DrawFn, frame: Frame, *, offload: bool) -> str:
@@ -154,27 +181,28 @@ def _strategy(draw: st.DrawFn, frame: Frame, *, offload: bool) -> str:
         return f"{own}, granularity = {_choice(draw, *FLAT)}"
     replicas = draw(st.sampled_from(_divisors(ranks)[:4])) if strategy == "hsdp" else 1
     shards = ranks // replicas
-    reshard = _choice(draw, '"auto"', "true", "false", _choice(draw, *(str(n) for n in _divisors(shards))))
+    parts = [_choice(draw, *(str(n) for n in _divisors(shards)))] if frame.part else []
+    reshard = _choice(draw, '"auto"', "true", "false", *parts)
     mesh = f", dp_replicate = {replicas}, dp_shard = {shards}" if strategy == "hsdp" else ""
     when = _choice(draw, "", ', all_reduce = "last"') if strategy == "hsdp" else ""
     return f"{mesh}{when}, reshard_after_forward = {reshard}{_choice(draw, *PREFETCH)}{', offload = true' if offload else ''}"
 
 
 @st.composite
-def scenario_texts(draw: st.DrawFn, strategy: str, *, ranks: int) -> str:
+def scenario_texts(draw: st.DrawFn, strategy: str, *, ranks: int, together: bool = False) -> str:
     """A whole scenario file of `strategy` on `ranks` ranks."""
-    frame = draw(frames(strategy, ranks=ranks))
+    frame = draw(frames(strategy, ranks=ranks, together=together))
     parameters, reduce = ("fp32", "fp32") if frame.autocast else draw(st.sampled_from(PRECISIONS))
     never_ran = frame.unused and parameters != reduce  # torch looks for its gradients where some wait in another dtype
     sync = "every" if never_ran else _choice(draw, "every", "last")
     offload = strategy in ("fsdp2", "hsdp") and draw(st.integers(0, 3)) == 3
-    clip = _choice(draw, "", "", ", clip_norm = 1.0")
+    clip = "" if offload and not together else _choice(draw, "", "", ", clip_norm = 1.0")
     autocast = ', autocast = "bf16"' if frame.autocast else ""
     model, checkpointing = _model(draw, frame), _checkpointing(draw, frame)
     return (
         model
         + checkpointing
-        + _wrapping(draw, frame, checkpointing=checkpointing)
+        + _wrapping(draw, frame, nested=_nested(draw, frame, checkpointing=checkpointing))
         + f'cluster = {{ preset = "cpu-gloo", ranks = {ranks} }}\n'
         + f'strategy = {{ name = "{strategy}"{_strategy(draw, frame, offload=offload)}, sync = "{sync}" }}\n'
         + f'precision = {{ parameters = "{parameters}", reduce = "{reduce}"{autocast} }}\n'
@@ -182,7 +210,7 @@ def scenario_texts(draw: st.DrawFn, strategy: str, *, ranks: int) -> str:
     )
 
 
-def draws(strategy: str, *, ranks: int, number: int) -> tuple[str, ...]:
+def draws(strategy: str, *, ranks: int, number: int, together: bool = False) -> tuple[str, ...]:
     """`number` different scenario texts, the same for the same version of hypothesis."""
     found: dict[str, None] = {}
 
@@ -194,7 +222,7 @@ def draws(strategy: str, *, ranks: int, number: int) -> tuple[str, ...]:
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(scenario_texts(strategy, ranks=ranks))
+    @given(scenario_texts(strategy, ranks=ranks, together=together))
     def collect(text: str) -> None:
         found.setdefault(text)
 
@@ -205,9 +233,14 @@ def draws(strategy: str, *, ranks: int, number: int) -> tuple[str, ...]:
 @cache
 def matrix() -> tuple[str, ...]:
     """All draws; the strategies take turns, so that any stretch of it has each of them."""
+    return (*_in_turn(NUM_DRAWS, together=False), *_in_turn(NUM_TOGETHER, together=True))
+
+
+def _in_turn(numbers: dict[str, int], *, together: bool) -> tuple[str, ...]:
+    first = int(together)  # the first that hypothesis draws is the simplest, which has nothing together
     columns = [
-        [text for ranks in NUM_RANKS for text in draws(strategy, ranks=ranks, number=number)]
-        for strategy, number in NUM_DRAWS.items()
+        [text for ranks in NUM_RANKS for text in draws(strategy, ranks=ranks, number=number + first, together=together)[first:]]
+        for strategy, number in numbers.items()
     ]
     longest = max(len(column) for column in columns)
     return tuple(column[i] for i in range(longest) for column in columns if i < len(column))
