@@ -79,7 +79,7 @@ def changes(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
     if hasattr(scenario.options, "reshard_after_forward") and scenario.options.reshard_after_forward is not True:
         yield "reshard_after_forward = true", _with_option(scenario, reshard_after_forward=True)
     on_device = scenario.cluster.kind != "cpu"
-    if on_device and getattr(scenario.options, "offload", True) is False and not scenario.optimizer.clip_norm:
+    if on_device and getattr(scenario.options, "offload", True) is False:
         yield "offload = true: states and the optimizer's step go to the host", _with_option(scenario, offload=True)
     if hasattr(scenario.options, "gradient_as_bucket_view") and not scenario.options.gradient_as_bucket_view:
         yield "gradient_as_bucket_view = true", _with_option(scenario, gradient_as_bucket_view=True)

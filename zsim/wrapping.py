@@ -69,11 +69,11 @@ def problems(asked: Wrapping, model: ModelSpec) -> Iterator[str]:
 def wrapped(model: ModelSpec, asked: Wrapping) -> ModelSpec:
     """`model` with the units that `asked` makes; a traced one as it is. Every parameter is in one unit, in its order.
 
-    `model` may have been wrapped before, with the same ends.
+    `model` may have been wrapped before, with the same ends, and some of its blocks may be idle: those are wrapped as well.
     """
     if model.family == TRACED:
         return model
-    modules = _modules(tuple(_joined(model.modules)), asked)
+    modules = _modules(_with_idle(model, tuple(_joined(model.modules))), asked)
     shapes = {parameter.fqn: parameter for parameter in model.parameters}
     split = tuple(part for module in modules for part in _split(module, asked.nested))
     inner = {part.path: part for part in split if part.inside}
@@ -94,7 +94,23 @@ def wrapped(model: ModelSpec, asked: Wrapping) -> ModelSpec:
         p for unit in sorted(model.units, key=lambda unit: unit.fqn == ROOT) for p in unit.parameters if p.fqn in shapes
     ]
     root = [ParamGroup(fqn=ROOT, parameters=tuple(rest))] if rest else []
-    return replace(model, modules=split, units=(*root, *units))
+    run = tuple(part for part in split if (part.within or part.path) not in model.idle)
+    return replace(model, modules=run, units=(*root, *units))
+
+
+def _with_idle(model: ModelSpec, modules: tuple[Module, ...]) -> tuple[Module, ...]:
+    """`modules` with the blocks that forward passes by where they would run: operators that do no more than own their parameters."""
+    for fqn in model.idle:
+        names = model.parameters_of(fqn)
+        operators = tuple(Operator(kind="traced", name=n.rpartition(".")[0], inputs=("x",), output="x", weight=n) for n in names)
+        blocks = {place: _number(m.path) for place, m in enumerate(modules) if m.unit != ROOT and not m.apart and m.fqn == m.path}
+        place = next((place for place, number in blocks.items() if number > _number(fqn)), max(blocks, default=0) + 1)
+        modules = (*modules[:place], Module(fqn=fqn, unit=fqn, operators=operators), *modules[place:])
+    return modules
+
+
+def _number(block: str) -> int:
+    return int(block.rpartition(".")[2])
 
 
 def _modules(modules: tuple[Module, ...], asked: Wrapping) -> tuple[Module, ...]:
