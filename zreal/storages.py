@@ -22,14 +22,13 @@ from zsim.ops import Kernel
 
 
 class Place(NamedTuple):
-    """Where in a step: `backward` or not, and the stretch: a unit's by its place in forward, the root's after `unit` of them."""
+    """Where in a step: `backward` or not, and the stretch, by its place in forward: units and what lies before, between and after."""
 
     backward: bool
-    unit: int
-    inside: bool
+    stretch: int
 
 
-START = Place(backward=False, unit=0, inside=False)
+START = Place(backward=False, stretch=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from zreal.boundaries import ParameterGradients
+from zreal.boundaries import ParameterGradients, Visit
 from zreal.storages import Again, Born, Died, Entry, Lives, Place, UntraceableError
-from zsim.model import ROOT, Module, ParamGroup
+from zsim.model import PART, ROOT, Module, ParamGroup
 from zsim.ops import Alloc, Free, Kernel, MemoryKind
 from zsim.tape import SEED
-from zsim.traced import FAMILY, INPUT, LOSS, TracedModel, check, stretch
+from zsim.traced import FAMILY, INPUT, LOSS, TracedModel, check, placed, stretch
 from zsim.training import (
     DTYPE_NBYTES,
     Batch,
@@ -30,7 +30,7 @@ from zsim.training import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What was traced: the param groups, the units in the order of forward, and the bytes that no strategy counts."""
+    """What was traced: the param groups, the stretches in the order of forward, and the bytes that no strategy counts."""
 
     name: str
     groups: tuple[ParamGroup, ...]
@@ -39,8 +39,7 @@ class Step:
     casts_input: bool
     buffer_nbytes: int
     input_nbytes: int
-    order: tuple[str, ...]
-    needs_gradient: tuple[bool, ...]
+    visits: tuple[Visit, ...]
     cast_inputs: tuple[int, ...]
     """The storages of the model's inputs in the dtype that they were cast to."""
 
@@ -84,7 +83,7 @@ def traced_model(
         TracedModel(
             name=step.name,
             family=FAMILY,
-            modules=tuple(_module(s, late, last=s is stretches[-1]) for s in stretches),
+            modules=placed([_module(s, late, last=s is stretches[-1]) for s in stretches], units=step.groups),
             units=step.groups,
             lowered=tuple(
                 LoweredModule(
@@ -108,27 +107,36 @@ def traced_model(
 
 
 def _stretches(step: Step, lives: Lives, reads: Mapping[Place, Mapping[str, None]]) -> list[_Stretch]:
-    """In the order of forward; stretches of the root in which nothing happens are left out."""
+    """In the order of forward; stretches of the root in which nothing happens are left out.
+
+    What lies between units in a unit is called as that one, with the number of the part. What an outer unit drops when an inner one
+    returns is the inner's.
+    """
     entries: dict[Place, list[Entry]] = {}
     for place, entry in lives.entries:
         entries.setdefault(place, []).append(entry)
     found: list[_Stretch] = []
-    for number in range(2 * len(step.order) + 1):
-        unit, inside = number // 2, bool(number % 2)
-        here, back = Place(False, unit, inside), Place(True, unit, inside)
-        fqn = step.order[unit] if inside else f"{ROOT}.{unit}"
-        if not inside and fqn in step.order:
+    parts, units, begun = Counter[str](), {visit.unit for visit in step.visits}, 0
+    for number, visit in enumerate(step.visits):
+        here, back = Place(False, number), Place(True, number)
+        inside, begun = visit.unit != ROOT, begun + visit.begins
+        parts[visit.unit] += 1
+        part = f"{PART}{parts[visit.unit]}" if parts[visit.unit] > 1 else ""
+        fqn = visit.unit + part if inside else f"{ROOT}.{begun}"
+        if not inside and fqn in units:
             raise UntraceableError(
                 where=fqn, expected="another name of this unit", found="that of the root's", remedy="rename it"
             )
         one = _Stretch(
             fqn=fqn,
-            unit=step.order[unit] if inside else ROOT,
-            needs_gradient=inside and step.needs_gradient[unit],
+            unit=visit.unit,
+            needs_gradient=visit.needs_gradient,
             reads=dict.fromkeys((*reads.get(here, ()), *reads.get(back, ()))),
             forward=entries.get(here, []),
             backward=entries.get(back, []),
         )
+        while inside and not visit.begins and one.forward and isinstance(one.forward[0], Died):
+            found[-1].forward.append(one.forward.pop(0))
         if found and not inside and not one.backward and all(isinstance(entry, Died) for entry in one.forward):
             found[-1].forward += one.forward  # what the root drops when a unit returns
         elif inside or one.forward or one.backward:

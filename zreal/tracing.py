@@ -22,7 +22,6 @@ from zreal.faking import Faked, Inputs, Units, default_batch, fake, refuse, tota
 from zreal.known_values import as_on_real_tensors
 from zreal.storages import Born, Lives, Place, StorageLog, UntraceableError, merged
 from zreal.stretches import Step, traced_model
-from zsim.model import ROOT
 from zsim.traced import TracedModel
 from zsim.training import Batch, Dtype
 from zsim.units import format_bytes
@@ -47,10 +46,11 @@ def trace(
     `inputs`: positional (a sequence) or by name (a mapping); each a tensor, a (shape, dtype) pair, or any other value as
     it is. Values count only of small integer tensors, where the module asks for them (is the mask all ones?).
     `units`: fqns, or a predicate of fqn and module; by default the children of the longest ModuleList. All else is the
-    root's. `dtype`: of the parameters. `casts_input`: floating-point inputs of the model and of units are cast to it, as
-    fully_shard does; otherwise the model's come in it. `loss` makes the scalar of the output; by default `output.loss`
-    where there is one, else `output` if it is one number, else `output.float().sum()`. It counts as a part of the model's
-    forward, and the output is dropped with it. `batch`: by default dim 0 of the first input, and dim 1 if it is integer.
+    root's; a unit in a unit owns what is its own. `dtype`: of the parameters. `casts_input`: floating-point inputs of the
+    model and of units are cast to it, as fully_shard does; otherwise the model's come in it. `loss` makes the scalar of the
+    output; by default `output.loss` where there is one, else `output` if it is one number, else `output.float().sum()`. It
+    counts as a part of the model's forward, and the output is dropped with it. `batch`: by default dim 0 of the first input,
+    and dim 1 if it is integer.
     `sums_in_place=False` gives what torch does while a dispatch mode such as `zreal.meters` watches it: several
     gradients of one value are then never added in place.
 
@@ -72,8 +72,7 @@ def trace(
         casts_input=step.cast is not None,
         buffer_nbytes=total(step.buffers.values()) + held,
         input_nbytes=total(tensors_in((step.args, step.kwargs))),
-        order=tuple(run.boundaries.order),
-        needs_gradient=tuple(run.boundaries.needs_gradient),
+        visits=tuple(run.boundaries.visits),
         cast_inputs=tuple(run.cast_inputs),
     )
     return traced_model(traced, lives=run.lives, reads=run.reads, gradients=run.gradients, loss=run.loss)
@@ -176,8 +175,7 @@ def _forward_backward(
 
 
 def _where(boundaries: Boundaries) -> str:
-    place = boundaries.log.place
-    return boundaries.order[place.unit] if place.inside else ROOT
+    return boundaries.visits[boundaries.log.place.stretch].unit
 
 
 def _default_loss(output: Any) -> Tensor:

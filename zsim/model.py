@@ -128,9 +128,11 @@ class ModelSpec:
         own = [unit for unit in self.units if unit.fqn != ROOT]
         if not self.nested:
             return tuple(own)
-        inside = {inner.fqn: outer.fqn for outer in own for inner in own if outer.wraps(inner)}
-        order = [[*(inner for inner in own if inside.get(inner.fqn) == unit.fqn), unit] for unit in own if unit.fqn not in inside]
-        return tuple(unit for units in order for unit in units)
+        order: list[ParamGroup] = []
+        for unit in own[::-1]:  # where one wraps others they come after it
+            after = next((place for place, other in enumerate(order) if not unit.wraps(other)), len(order))
+            order.insert(after, unit)
+        return tuple(order)
 
     @property
     def first_operator(self) -> Operator:

@@ -7,13 +7,14 @@ number, name and lifetime is checked when it is read. It knows no torch and no o
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from zsim.errors import ZsimError
 from zsim.json_reader import Reader
-from zsim.model import ModelSpec, Module, Parameter, ParamGroup
+from zsim.model import ROOT, ModelSpec, Module, Parameter, ParamGroup
 from zsim.operators import Operator, OperatorKind
 from zsim.ops import MEMORY_KINDS, Alloc, Free, Kernel
 from zsim.traced_problems import problems
@@ -113,6 +114,15 @@ def stretch(fqn: str, *, unit: str, weights: tuple[tuple[str, str], ...], last: 
     if last or not operators:
         operators.append(_operator(FAMILY, name=fqn, weight="", bias="", output=LOSS if last else "y"))
     return Module(fqn=fqn, unit=unit, operators=tuple(operators))
+
+
+def placed(modules: Iterable[Module], *, units: Iterable[ParamGroup]) -> tuple[Module, ...]:
+    """`modules` that know which unit they lie in: those of units in a unit, and the parts that those cut that one into."""
+    fqns = [unit.fqn for unit in units if unit.fqn != ROOT]
+    around = {fqn: max((other for other in fqns if fqn.startswith(f"{other}.")), key=len, default="") for fqn in fqns}
+    cut = set(around.values())
+    within = {fqn: fqn if fqn in cut else outer for fqn, outer in around.items()}
+    return tuple(replace(module, within=within.get(module.unit, "")) for module in modules)
 
 
 def _operator(kind: OperatorKind, *, name: str, weight: str, bias: str, output: str) -> Operator:
@@ -237,12 +247,13 @@ def _model(reader: Reader) -> TracedModel:
     table["schema"].one_of((SCHEMA,))
     modules = list(table["modules"].items(at_most=MAX_MODULES))
     pairs = [_module(module, last=place == len(modules) - 1) for place, module in enumerate(modules)]
+    units = tuple(_unit(unit) for unit in table["units"].items(at_most=MAX_MODULES))
     first = next((place for place, (_, one) in enumerate(pairs) if one.backward != NOTHING), 0)
     return TracedModel(
         name=table["name"].name(),
         family=FAMILY,
-        modules=tuple(module for module, _ in pairs),
-        units=tuple(_unit(unit) for unit in table["units"].items(at_most=MAX_MODULES)),
+        modules=placed((module for module, _ in pairs), units=units),
+        units=units,
         lowered=tuple(replace(one, differentiates=place >= first) for place, (_, one) in enumerate(pairs)),
         dtype=table["dtype"].one_of(tuple(name for name in DTYPE_NBYTES if "float" in name)),
         batch=Batch(micro_batch=table["micro_batch"].size(), sequence_length=table["sequence_length"].size()),
