@@ -123,7 +123,7 @@ BOTH = 'wrapping = { nested = ["attn", "mlp"] }'
 @pytest.mark.parametrize(
     ("model", "options"),
     one_in(
-        4,
+        5,
         [
             ("gpt", {"more": BOTH, "strategy": f"{FSDP2}, reshard_after_forward = true"}),
             ("llama", {"more": 'wrapping = { nested = ["mlp"] }'}),
