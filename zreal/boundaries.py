@@ -108,9 +108,10 @@ class Boundaries:
                 handle.remove()
 
     def begin_backward(self) -> None:
-        """Forward is over: UntraceableError for a unit that did not run."""
+        """Forward is over: UntraceableError for a unit that did not run, unless nobody has read what it owns: it is then unused."""
+        run, read = {visit.unit for visit in self.visits}, {fqn for reads in self.log.reads.values() for fqn in reads}
         for fqn in self._units:
-            if all(visit.unit != fqn for visit in self.visits):
+            if fqn not in run and any(parameter.startswith(f"{fqn}.") for parameter in read):
                 raise UntraceableError(
                     where=fqn,
                     expected="every unit to run in forward",

@@ -65,7 +65,9 @@ def traced_model(
     loss: tuple[int, int],
 ) -> TracedModel:
     """The model of one traced step; UntraceableError or TracedModelError where it does not hold together."""
-    marks = _marks(step, lives, gradients)
+    visited = {visit.unit for visit in step.visits}
+    idle = tuple(group.fqn for group in step.groups if group.fqn not in (ROOT, *visited))
+    marks = _marks(step, lives, gradients, idle=idle)
     stretches = _stretches(step, lives, reads)
     names = _Names(
         marks=marks,
@@ -85,6 +87,7 @@ def traced_model(
             family=FAMILY,
             modules=placed([_module(s, late, last=s is stretches[-1]) for s in stretches], units=step.groups),
             units=step.groups,
+            idle=idle,
             lowered=tuple(
                 LoweredModule(
                     fqn=s.fqn,
@@ -193,11 +196,12 @@ def _module(one: _Stretch, late: Mapping[str, str], *, last: bool) -> Module:
     return stretch(one.fqn, unit=one.unit, weights=weights, last=last)
 
 
-def _marks(step: Step, lives: Lives, gradients: ParameterGradients) -> dict[int, tuple[str, ...]]:
+def _marks(step: Step, lives: Lives, gradients: ParameterGradients, *, idle: tuple[str, ...]) -> dict[int, tuple[str, ...]]:
     """Storages that are born as gradients of parameters: the one kept and, of several, those added to it."""
     births = {entry.storage: entry.nbytes for _, entry in lives.entries if isinstance(entry, Born)}
     marks: dict[int, tuple[str, ...]] = {}
-    numels = {p.fqn: p.numel for group in step.groups for p in group.parameters if p.requires_grad}
+    used = (p for group in step.groups if group.fqn not in idle for p in group.parameters)
+    numels = {p.fqn: p.numel for p in used if p.requires_grad}
     for fqn in numels:
         if fqn not in gradients.kept:
             raise UntraceableError(

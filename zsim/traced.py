@@ -254,6 +254,7 @@ def _model(reader: Reader) -> TracedModel:
         family=FAMILY,
         modules=placed((module for module, _ in pairs), units=units),
         units=units,
+        idle=tuple(unit.fqn for unit in units if unit.fqn not in {ROOT, *(module.unit for module, _ in pairs)}),
         lowered=tuple(replace(one, differentiates=place >= first) for place, (_, one) in enumerate(pairs)),
         dtype=table["dtype"].one_of(tuple(name for name in DTYPE_NBYTES if "float" in name)),
         batch=Batch(micro_batch=table["micro_batch"].size(), sequence_length=table["sequence_length"].size()),

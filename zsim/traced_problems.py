@@ -58,7 +58,7 @@ def _lifetime_problems(
         yield model.name, "one mark in the backward of each module that recomputes", "other marks"
     for buffer in sorted(live):
         yield buffer, "a buffer that is freed by the end of backward", "it still lives"
-    for fqn in sorted(set(owner) - made - model.frozen):
+    for fqn in sorted(model.trained - made):
         yield fqn, "a gradient in every backward", "none"
     for fqn in sorted(made & model.frozen):
         yield fqn, "no gradient of a frozen parameter", "one"

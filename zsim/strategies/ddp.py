@@ -51,8 +51,8 @@ def model_problems(options: Options, model: ModelSpec, accumulates: bool) -> Ite
         )
     if isinstance(model, TracedModel) and options.find_unused_parameters:
         yield (
-            "strategy.find_unused_parameters: DDP then copies whatever the module returns, which a traced model does not tell; every unit "
-            "of a traced model is used, so leave it out"
+            "strategy.find_unused_parameters: DDP then copies whatever the module returns, which a traced model does not tell; leave it "
+            "out, and freeze what is not used"
         )
 
 
