@@ -107,6 +107,10 @@ class Boundaries:
             for handle in handles:
                 handle.remove()
 
+    def leave_autocast(self) -> None:
+        """Forward is over, and autocast about to drop what it has cached: that has a place of its own."""
+        self.log.place = Place(backward=False, stretch=len(self.visits))
+
     def begin_backward(self) -> None:
         """Forward is over: UntraceableError for a unit that did not run, unless nobody has read what it owns: it is then unused."""
         run, read = {visit.unit for visit in self.visits}, {fqn for reads in self.log.reads.values() for fqn in reads}

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Literal
 
 from zreal.boundaries import ParameterGradients, Visit
 from zreal.storages import Again, Born, Died, Entry, Lives, Place, UntraceableError
@@ -37,6 +38,7 @@ class Step:
     dtype: Dtype
     batch: Batch
     casts_input: bool
+    autocast: Dtype | Literal["none"]
     buffer_nbytes: int
     input_nbytes: int
     visits: tuple[Visit, ...]
@@ -75,6 +77,9 @@ def traced_model(
         inputs={storage: f"{INPUT}.{i}" if i else INPUT for i, storage in enumerate(step.cast_inputs)},
     )
     forward = [_computation(s.fqn, s.forward, names) for s in stretches]
+    after = [entry for place, entry in lives.entries if place == Place(False, len(step.visits))]
+    dropped = (event for event in _computation("", after, names).memory if isinstance(event, Free))
+    uncached = tuple(dropped) if step.autocast != "none" else ()
     names.backward = True
     backward = [_computation(s.fqn, s.backward, names) for s in reversed(stretches)][::-1]
     ends = tuple(Free(name) for name in names.given.values())
@@ -97,12 +102,14 @@ def traced_model(
                     input_needs_gradient=s.needs_gradient,
                     recompute=tuple(entry.kernel for entry in s.backward if isinstance(entry, Again)),
                     differentiates=place >= last,
+                    uncached=uncached if s is stretches[-1] else (),
                 )
                 for place, (s, f, b) in enumerate(zip(stretches, forward, backward, strict=True))
             ),
             dtype=step.dtype,
             batch=step.batch,
             casts_input=step.casts_input,
+            autocast=step.autocast,
             buffer_nbytes=step.buffer_nbytes,
             input_nbytes=step.input_nbytes,
         )

@@ -103,7 +103,8 @@ def refusals(scenario: Scenario) -> tuple[str, ...]:
     strategy, precision, batch = STRATEGIES[scenario.strategy], scenario.precision, scenario.batch
     if isinstance(scenario.model, TracedModel):
         try:
-            scenario.model.modules_for(batch, dtype=precision.parameters, casts_input=strategy.casts_input)
+            casts = strategy.casts_input
+            scenario.model.modules_for(batch, dtype=precision.parameters, casts_input=casts, autocast=precision.autocast)
         except TracedModelError as error:
             return (str(error),)
     return (

@@ -222,14 +222,13 @@ def _trained_part(model: ModelSpec, table: ModelTable, frozen: tuple[str, ...]) 
 
 
 def _check_traced(model: ModelSpec, batch: BatchTable, precision: PrecisionTable, strategy: Any) -> None:
-    """A traced model is one of a batch and a dtype."""
+    """A traced model is one of a batch, a dtype and an autocast."""
     if isinstance(model, traced.TracedModel):
-        if precision.autocast != "none":
-            raise ScenarioError(("precision.autocast: expected none with a traced model, which keeps the dtypes it was traced in",))
         dtype = DTYPES[precision.parameters]
         casts_input = STRATEGIES[strategy.name].casts_input and dtype != "float32"
         try:
-            model.modules_for(Batch(**batch.model_dump()), dtype=dtype, casts_input=casts_input)
+            autocast = _precision(precision).autocast
+            model.modules_for(Batch(**batch.model_dump()), dtype=dtype, casts_input=casts_input, autocast=autocast)
         except ZsimError as error:
             raise ScenarioError((f"model.traced: {error}",)) from None
 

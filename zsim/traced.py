@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from zsim.errors import ZsimError
 from zsim.json_reader import Reader
@@ -39,6 +39,9 @@ MAX_MODULES = 20_000
 INPUT = "x"
 """The buffer of the first cast input; of further ones it is the beginning of the name."""
 LOSS = "loss"
+FLOATS: Final = tuple(name for name in DTYPE_NBYTES if "float" in name)
+AUTOCAST: Final = ("autocast", "uncached")
+"""What a file has besides where the module ran under autocast: its dtype, and the buffers that went when forward was over."""
 FROZEN: Final = "frozen"
 """What follows a parameter's shape in a file where it needs no gradient."""
 
@@ -52,6 +55,7 @@ class TracedModel(ModelSpec):
     """A ModelSpec that brings its lowered modules along. It stands for the batch, dtype and device it was traced at.
 
     `casts_input`: floating-point inputs, of the model and of its units, were cast to `dtype` as fully_shard does.
+    `autocast`: the dtype of torch.autocast around its forward.
     `buffer_nbytes` are held by the module itself (its buffers, and what its first forward left in it), `input_nbytes` by
     the caller; no strategy counts either.
     """
@@ -60,13 +64,14 @@ class TracedModel(ModelSpec):
     dtype: Dtype
     batch: Batch
     casts_input: bool
+    autocast: Dtype | Literal["none"] = "none"
     buffer_nbytes: int = 0
     input_nbytes: int = 0
 
     def modules_for(
-        self, batch: Batch, *, dtype: str, casts_input: bool, checkpointed: bool = False
+        self, batch: Batch, *, dtype: str, casts_input: bool, checkpointed: bool = False, autocast: str = "none"
     ) -> tuple[LoweredModule, ...]:
-        """The lowered modules; TracedModelError for another batch or dtype, or for checkpointing that was not traced.
+        """The lowered modules; TracedModelError for another batch, dtype or autocast, or for checkpointing that was not traced.
 
         A strategy that casts no input gets no cast.
         """
@@ -84,9 +89,15 @@ class TracedModel(ModelSpec):
                 found="checkpointing asked for from outside",
                 remedy="wrap its blocks in torch.utils.checkpoint and trace it again",
             )
-        asked = {"dtype": dtype, "micro_batch": batch.micro_batch, "sequence_length": batch.sequence_length}
+        asked = {
+            "dtype": dtype,
+            "autocast": autocast,
+            "micro_batch": batch.micro_batch,
+            "sequence_length": batch.sequence_length,
+        }
         known = {
             "dtype": self.dtype,
+            "autocast": self.autocast,
             "micro_batch": self.batch.micro_batch,
             "sequence_length": self.batch.sequence_length,
         }
@@ -179,6 +190,8 @@ def dump(model: TracedModel) -> str:
             for module, lowered in zip(model.modules, model.lowered, strict=True)
         ],
     }
+    if model.autocast != "none":
+        table |= {"autocast": model.autocast, "uncached": [event.buffer for event in model.lowered[-1].uncached]}
     return json.dumps(table, separators=(",", ":")) + "\n"
 
 
@@ -243,10 +256,14 @@ def parse(data: bytes, *, where: str = "traced model") -> TracedModel:
 
 def _model(reader: Reader) -> TracedModel:
     scalars = ("name", "dtype", "micro_batch", "sequence_length", "casts_input", "buffer_nbytes", "input_nbytes")
-    table = reader.table("schema", *scalars, "units", "modules")
+    cast = AUTOCAST if isinstance(reader.value, dict) and AUTOCAST[0] in reader.value else ()
+    table = reader.table("schema", *scalars, *cast, "units", "modules")
     table["schema"].one_of((SCHEMA,))
     modules = list(table["modules"].items(at_most=MAX_MODULES))
     pairs = [_module(module, last=place == len(modules) - 1) for place, module in enumerate(modules)]
+    if cast and pairs:
+        uncached = tuple(Free(buffer.name()) for buffer in table["uncached"].items())
+        pairs[-1] = pairs[-1][0], replace(pairs[-1][1], uncached=uncached)
     units = tuple(_unit(unit) for unit in table["units"].items(at_most=MAX_MODULES))
     first = next((place for place, (_, one) in enumerate(pairs) if one.backward != NOTHING), 0)
     return TracedModel(
@@ -256,9 +273,10 @@ def _model(reader: Reader) -> TracedModel:
         units=units,
         idle=tuple(unit.fqn for unit in units if unit.fqn not in {ROOT, *(module.unit for module, _ in pairs)}),
         lowered=tuple(replace(one, differentiates=place >= first) for place, (_, one) in enumerate(pairs)),
-        dtype=table["dtype"].one_of(tuple(name for name in DTYPE_NBYTES if "float" in name)),
+        dtype=table["dtype"].one_of(FLOATS),
         batch=Batch(micro_batch=table["micro_batch"].size(), sequence_length=table["sequence_length"].size()),
         casts_input=table["casts_input"].truth(),
+        autocast=table["autocast"].one_of(FLOATS) if cast else "none",
         buffer_nbytes=table["buffer_nbytes"].size(),
         input_nbytes=table["input_nbytes"].size(),
     )

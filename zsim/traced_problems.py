@@ -40,7 +40,12 @@ def _lifetime_problems(
     marked: list[str] = []
     passes = [(module, module.forward) for module in lowered]
     passes += [(module, module.backward) for module in reversed(lowered)]
+    for buffer in (event.buffer for module in lowered for event in module.uncached):
+        if all(not isinstance(event, Alloc) or event.buffer != buffer for module in lowered for event in module.forward.memory):
+            yield model.name, "what goes after forward to be made in it", buffer
     for module, computation in passes:
+        if module is lowered[-1] and computation is module.backward:
+            live.difference_update(event.buffer for event in module.uncached)
         for event in computation.memory:
             if isinstance(event, ParameterGradient):
                 made.add(event.fqn)

@@ -46,6 +46,7 @@ OPTIONS = (
     'sync = "last"',
     'every = "all"',
     'ends = "apart"',
+    "nested = ",
     "wrapping = { every = 3",
     "frozen = ",
     "unused = ",
@@ -85,7 +86,7 @@ def test_the_matrix_has_each_strategy_at_each_world_size_and_peaks_in_collective
     rows = recorded()["rows"]
     cases = [scenario(row["text"]) for row in rows]
     pairs = {(case.strategy, case.world_size) for case in cases}
-    assert len(cases) == len({case.text for case in cases}) == 315
+    assert len(cases) == len({case.text for case in cases}) == 315 + 84
     assert len(pairs) == 7 * 7
     assert min(len({module.path for module in case.model.blocks}) for case in cases) >= 6
     assert sum(row["most"] in COMMUNICATED for row in rows) >= 50
