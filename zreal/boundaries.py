@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zreal.storages import Died, Place, StorageLog, UntraceableError
+from zreal.storages import Died, Place, StorageLog
+from zreal.untraceable import UntraceableError
 from zsim.model import ROOT
 
 

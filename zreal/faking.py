@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from zreal.boundaries import cast_floats, tensors_in
 from zreal.known_values import tell
 from zreal.modules import DTYPES
-from zreal.storages import UntraceableError
+from zreal.untraceable import UntraceableError
 from zsim.json_reader import is_name
 from zsim.model import ROOT, Parameter, ParamGroup
 from zsim.training import Batch, Dtype
@@ -81,6 +81,29 @@ def fake(model: nn.Module, inputs: Inputs, *, units: Units, dtype: Dtype, casts_
     )
 
 
+def made(make: Any) -> nn.Module:
+    """What `make` makes; UntraceableError for anything but a module."""
+    expected, remedy = "a module, or a function without arguments that makes one", "wrap it: lambda: MyModel(config)"
+    if not callable(make):
+        raise refuse("module", expected, type(make).__name__, remedy)
+    try:
+        model = make()
+    except UntraceableError:
+        raise
+    except Exception as error:  # whatever a user's constructor may raise
+        lines = str(error).strip().splitlines() or [""]
+        raise refuse("module", expected, f"{type(error).__name__}: {lines[0][:200]}", remedy) from error
+    if not isinstance(model, nn.Module):
+        raise refuse("module", expected, f"one that makes {type(model).__name__}", remedy)
+    return model
+
+
+def require_word(where: str, word: Any, words: Sequence[str]) -> None:
+    """UntraceableError for a word that is none of `words`."""
+    if word not in words:
+        raise refuse(where, f"one of {', '.join(words)}", repr(word), "")
+
+
 def _fake_parameter(parameter: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
     return nn.Parameter(torch.empty(parameter.shape, dtype=dtype), requires_grad=parameter.requires_grad)
 
@@ -99,7 +122,10 @@ def _input(where: str, value: Any) -> Any:
         kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
         if not isinstance(kind, torch.dtype):
             raise refuse(where, "a dtype of torch", repr(dtype), 'write it as "int64"')
-        return torch.empty(tuple(shape), dtype=kind)
+        sizes = tuple(shape) if isinstance(shape, Sequence) else (shape,)
+        if not all(isinstance(size, int) and size >= 0 for size in sizes):
+            raise refuse(where, "a shape of whole numbers, none below 0", repr(shape), "")
+        return torch.empty(sizes, dtype=kind)
     return value
 
 

@@ -19,6 +19,15 @@ _LOOKUPS = frozenset({"embedding", "index", "index_select", "gather"})
 
 _NO_WORK = ("empty", "new_empty")
 _CPU_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
+_IS_CAUSAL = {
+    _CPU_ATTENTION: 4,
+    f"{_CPU_ATTENTION}_backward": 7,
+    "_scaled_dot_product_flash_attention": 4,
+    "_scaled_dot_product_flash_attention_backward": 11,
+    "_scaled_dot_product_efficient_attention": 6,
+    "_scaled_dot_product_efficient_attention_backward": 11,
+}
+"""Operators of attention, and which of their arguments says whether it is causal."""
 
 
 def tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -70,14 +79,15 @@ def _formula(name: str) -> Any:
 def _flops(func: Any, name: str, arguments: tuple[Any, ...], options: dict[str, Any], result: Any) -> int:
     if name == _CPU_ATTENTION:
         query, key, value = (tensor.shape for tensor in arguments[:3])
-        return int(sdpa_flop_count(query, key, value)) // _halves(arguments[4:5], options)
+        return int(sdpa_flop_count(query, key, value)) // _halves(name, arguments, options)
     if name == f"{_CPU_ATTENTION}_backward":
         gradient, query, key, value = (tensor.shape for tensor in arguments[:4])
-        return int(sdpa_backward_flop_count(gradient, query, key, value)) // _halves(arguments[7:8], options)
+        return int(sdpa_backward_flop_count(gradient, query, key, value)) // _halves(name, arguments, options)
     formula = _formula(func.name())
-    return int(formula(*arguments, **options, out_val=result)) if formula else 0
+    return int(formula(*arguments, **options, out_val=result)) // _halves(name, arguments, options) if formula else 0
 
 
-def _halves(given: tuple[Any, ...], options: dict[str, Any]) -> int:
+def _halves(name: str, given: tuple[Any, ...], options: dict[str, Any]) -> int:
     """2 for causal attention, whose kernels leave out the upper half of the scores."""
-    return 2 if options.get("is_causal", *given or (False,)) else 1
+    place = _IS_CAUSAL.get(name)
+    return 2 if place is not None and options.get("is_causal", *given[place : place + 1] or (False,)) else 1

@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from zreal import torch_private
+from zreal import device_kernels, torch_private
 from zreal.kernels import base_name, kernel, tensors
 from zreal.known_values import KnownValues
-from zsim.errors import ZsimError
+from zreal.untraceable import UntraceableError
 from zsim.ops import Kernel
+from zsim.training import Device
 
 
 class Place(NamedTuple):
@@ -65,19 +66,18 @@ class Again:
 Entry = Born | Died | Summed | Kernel | Again
 
 
-class UntraceableError(ZsimError):
-    """A module that cannot be traced, by the name of what stands in the way."""
-
-
 class StorageLog(TorchDispatchMode):
     """Logs births, deaths and kernels while active, each with the `place` that is current.
 
     `ignore` tells of storages that exist already: parameters (by fqn), buffers and inputs. `reads` are the parameters that
-    each place reads. `sums_due` is how many of the next additions are the engine's own.
+    each place reads. `sums_due` is how many of the next additions are the engine's own. `device_matters`: bytes were seen that another
+    device would have otherwise.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: Device = "cpu") -> None:
         super().__init__()
+        self.device_matters = False
+        self._device: Device = device
         self.entries: list[tuple[Place, Entry]] = []
         self.reads: dict[Place, dict[str, None]] = {}
         self.place = START
@@ -139,14 +139,18 @@ class StorageLog(TorchDispatchMode):
         return result
 
     def _note(self, func: Any, args: tuple[Any, ...], options: dict[str, Any], result: Any) -> None:
-        for tensor in tensors(result):
+        operator = base_name(func.name())
+        device_kernels.require_known_memory(operator)
+        self.device_matters |= operator in device_kernels.SIZED_BY_DEVICE
+        for place, tensor in enumerate(tensors(result)):
             before = self._count
             number = self.number(tensor)
-            nbytes = tensor.untyped_storage().nbytes()
+            nbytes = device_kernels.result_nbytes(operator, args, place, tensor, device=self._device)
             if number > before and nbytes:
-                self.entries.append((self.place, Born(number, nbytes, base_name(func.name()))))
+                self.entries.append((self.place, Born(number, nbytes, operator)))
             elif number > before:
                 self._ignored.add(number)
+        self._note_scratch(operator, args)
         if self.sums_due and func.name() == "aten::add.Tensor":
             self.sums_due -= 1
             earlier = None if torch_private.is_view(args[0]) else self.number(args[0])
@@ -155,6 +159,14 @@ class StorageLog(TorchDispatchMode):
         if work is not None:
             again = self.place.backward and torch.is_grad_enabled()
             self.entries.append((self.place, Again(work) if again else work))
+
+    def _note_scratch(self, operator: str, args: tuple[Any, ...]) -> None:
+        numbers = []
+        for nbytes in device_kernels.scratch(operator, args, device=self._device):
+            self._count += 1
+            numbers.append(self._count)
+            self.entries.append((self.place, Born(self._count, nbytes, operator)))
+        self.entries += [(self.place, Died(number)) for number in numbers]
 
 
 def _require_one_dtype(name: str, args: tuple[Any, ...]) -> None:

@@ -12,7 +12,8 @@ from itertools import pairwise
 from typing import Literal
 
 from zreal.boundaries import ParameterGradients, Visit
-from zreal.storages import Again, Born, Died, Entry, Lives, Place, UntraceableError
+from zreal.storages import Again, Born, Died, Entry, Lives, Place
+from zreal.untraceable import UntraceableError
 from zsim.model import PART, ROOT, Module, ParamGroup
 from zsim.ops import Alloc, Free, Kernel, MemoryKind
 from zsim.tape import SEED
@@ -21,6 +22,7 @@ from zsim.training import (
     DTYPE_NBYTES,
     Batch,
     Computation,
+    Device,
     Dtype,
     LoweredModule,
     ParameterGradient,
@@ -41,6 +43,7 @@ class Step:
     autocast: Dtype | Literal["none"]
     buffer_nbytes: int
     input_nbytes: int
+    devices: tuple[Device, ...]
     visits: tuple[Visit, ...]
     cast_inputs: tuple[int, ...]
     """The storages of the model's inputs in the dtype that they were cast to."""
@@ -112,6 +115,7 @@ def traced_model(
             autocast=step.autocast,
             buffer_nbytes=step.buffer_nbytes,
             input_nbytes=step.input_nbytes,
+            devices=step.devices,
         )
     )
 

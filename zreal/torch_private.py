@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.autograd.graph import _engine_run_backward
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.distributed.tensor import DTensor, debug
@@ -92,3 +93,13 @@ def real_tensors() -> Any:
 def is_view(tensor: torch.Tensor) -> bool:
     """Whether autograd knows a tensor as a view, which then holds the tensor that it views."""
     return bool(tensor._is_view())
+
+
+def below_autograd() -> Any:
+    """A context in which operators record no gradients and are not taken apart for it."""
+    return torch._C._AutoDispatchBelowAutograd()
+
+
+def run_backward(result: torch.Tensor, gradient: torch.Tensor) -> None:
+    """`torch.autograd.backward(result, gradient)` without its detour through torch-function modes, which would be off inside it."""
+    _engine_run_backward((result,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)

@@ -18,12 +18,15 @@ from torch import Tensor, nn
 
 from zreal import modules, torch_private
 from zreal.boundaries import Boundaries, ParameterGradients, cast_floats, tensors_in
-from zreal.faking import Faked, Inputs, Units, default_batch, fake, refuse, total
+from zreal.device_kernels import KernelChoices
+from zreal.faking import Faked, Inputs, Units, default_batch, fake, made, refuse, require_word, total
 from zreal.known_values import as_on_real_tensors
-from zreal.storages import Born, Lives, Place, StorageLog, UntraceableError, merged
+from zreal.modules import DTYPES
+from zreal.storages import Born, Lives, Place, StorageLog, merged
 from zreal.stretches import Step, traced_model
-from zsim.traced import TracedModel
-from zsim.training import Batch, Dtype, Precision
+from zreal.untraceable import UntraceableError
+from zsim.traced import DEVICES, TracedModel
+from zsim.training import Batch, Device, Dtype, Precision
 from zsim.units import format_bytes
 
 
@@ -38,6 +41,7 @@ def trace(
     autocast: Dtype | Literal["none"] = "none",
     batch: Batch | None = None,
     sums_in_place: bool = True,
+    device: Device = "cpu",
     name: str = "",
 ) -> TracedModel:
     """What one step of `module` on `inputs` computes, allocates and frees, unit by unit; the module is left as it was.
@@ -56,17 +60,22 @@ def trace(
     `sums_in_place=False` gives what torch does while a dispatch mode such as `zreal.meters` watches it: several
     gradients of one value are then never added in place.
 
-    Operators are those of torch on a CPU. UntraceableError, which names what stands in the way, for anything that shapes
-    alone do not determine.
+    `device`: whose kernels; where none of them depends on that, the trace stands for both. UntraceableError, which names
+    what stands in the way, for anything that shapes alone do not determine.
     """
+    require_word("dtype", dtype, tuple(DTYPES))
+    require_word("device", device, DEVICES)
+    if autocast != "none":
+        require_word("device", device, ("cpu",))  # on CUDA autocast casts other operators
     with torch_private.fake_mode():
-        log = StorageLog()
+        log, choices = StorageLog(device), KernelChoices(device)
         with log:
-            model = module if isinstance(module, nn.Module) else module()
+            model = module if isinstance(module, nn.Module) else made(module)
         log.restart()
         step = fake(model, inputs, units=units, dtype=dtype, casts_input=casts_input)
         casts = Precision(parameters=dtype, autocast=autocast)
-        run, held = _steady(step, log, loss, casts, sums_in_place=sums_in_place)
+        with choices:
+            run, held = _steady(step, log, loss, casts, sums_in_place=sums_in_place)
     traced = Step(
         name=name or type(model).__name__,
         groups=step.groups,
@@ -76,6 +85,7 @@ def trace(
         autocast=autocast,
         buffer_nbytes=total(step.buffers.values()) + held,
         input_nbytes=total(tensors_in((step.args, step.kwargs))),
+        devices=(device,) if choices.seen or log.device_matters or autocast != "none" else DEVICES,
         visits=tuple(run.boundaries.visits),
         cast_inputs=tuple(run.cast_inputs),
     )
@@ -172,7 +182,7 @@ def _forward_backward(
         with torch.no_grad():
             seed = torch.ones_like(result)
         numbers = log.number(seed), log.number(result)
-        result.backward(seed)
+        torch_private.run_backward(result, seed)  # not hidden from KernelChoices where it recomputes
     except UntraceableError:
         raise
     except Exception as error:  # whatever a user's module may raise

@@ -12,6 +12,10 @@ from zsim.model import ModelSpec
 from zsim.operators import Operator
 from zsim.training import DTYPE_NBYTES, Device, Precision
 
+FLASH_ROWS, EFFICIENT_ROWS = 128, 32
+"""What backward of CUDA's fused kernels rounds the number of queries up to, in its scratch."""
+MAX_FLASH_HEAD = 256
+
 
 def sdpa_kernel(op: Operator, sizes: Sizes) -> str:
     """Which of its kernels scaled_dot_product_attention takes: "flash", "efficient" or "math"; "explicit" where it is not asked.
@@ -21,7 +25,7 @@ def sdpa_kernel(op: Operator, sizes: Sizes) -> str:
     """
     if op.implementation != "sdpa" or sizes.device == "cpu":
         return "flash" if op.implementation == "sdpa" else op.implementation
-    if sizes.nbytes == 2 and op.head_dim <= 256:
+    if sizes.nbytes == 2 and op.head_dim <= MAX_FLASH_HEAD:
         return "flash"
     return "efficient" if op.num_heads == op.num_kv_heads else "math"
 
@@ -35,8 +39,8 @@ def without_kernel(op: Operator, *, device: Device, nbytes: int) -> str:
         return "memory-efficient attention has no kernel for grouped keys and values"
     if asked == "flash" and device == "cuda" and nbytes == 4:
         return "flash attention has no kernel for float32 on CUDA"
-    if asked == "flash" and device == "cuda" and op.head_dim > 256:
-        return f"flash attention has no kernel for heads of {op.head_dim}, 256 at most"
+    if asked == "flash" and device == "cuda" and op.head_dim > MAX_FLASH_HEAD:
+        return f"flash attention has no kernel for heads of {op.head_dim}, {MAX_FLASH_HEAD} at most"
     return ""
 
 
@@ -81,17 +85,23 @@ def _kept_and_scratch(op: Operator, sizes: Sizes) -> tuple[tuple[tuple[str, int]
     if sizes.device == "cpu":
         return ((name, row_nbytes * rows),), ()
     if sdpa_kernel(op, sizes) == "efficient":
-        rounded = _up(rows, 32)
+        rounded = rounded_up(rows, EFFICIENT_ROWS)
         return ((name, row_nbytes * rounded), (f"{op.output}.seed", 8), (f"{op.output}.offset", 8)), (row_nbytes * rounded,)
-    rounded = _up(rows, 128)
-    queries = row_nbytes * rounded * _up(op.head_dim, 32 if op.head_dim <= 128 else 64)
+    rounded = rounded_up(rows, FLASH_ROWS)
+    queries = row_nbytes * rounded * flash_columns(op.head_dim)
     expanded = sizes.nbytes * sizes.tokens * op.num_heads * op.head_dim
     grouped = (expanded, expanded) if op.num_kv_heads != op.num_heads else ()
     kept = ((name, row_nbytes * rows), (f"{op.output}.random_state", 16), (f"{op.output}.unused", 8))
     return kept, (row_nbytes * rounded, queries, *grouped)
 
 
-def _up(number: int, multiple: int) -> int:
+def flash_columns(width: int) -> int:
+    """A head's width as flash attention's backward rounds it."""
+    return rounded_up(width, 32 if width <= 128 else 64)
+
+
+def rounded_up(number: int, multiple: int) -> int:
+    """The least multiple that is no less than `number`."""
     return -(-number // multiple) * multiple
 
 

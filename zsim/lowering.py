@@ -39,7 +39,9 @@ def lower(
     """
     if isinstance(model, TracedModel):
         asked = checkpointing != NO_CHECKPOINTING
-        return model.modules_for(batch, dtype=dtype, casts_input=casts_input, checkpointed=asked, autocast=autocast)
+        return model.modules_for(
+            batch, dtype=dtype, device=device, casts_input=casts_input, checkpointed=asked, autocast=autocast
+        )
     checkpointed = checkpointing.applies_to(model)
     if repeats(model) or model.nested:
         return module_lowering.lower_each(

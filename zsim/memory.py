@@ -169,7 +169,7 @@ def _follow(walk: _Walk, ledger: Ledger, ops: tuple[Op, ...], phase: PhaseName, 
     peak = summit.peak
     for op in ops:
         for event in op.memory:
-            if isinstance(event, Alloc):
+            if type(event) is Alloc:
                 buffer, nbytes = event.buffer, event.nbytes
                 if buffer in live:
                     raise _during(op, phase, _allocated_again(buffer))

@@ -23,6 +23,7 @@ from zsim.training import (
     NOTHING,
     Batch,
     Computation,
+    Device,
     Dtype,
     LoweredModule,
     NodeOver,
@@ -45,6 +46,9 @@ AUTOCAST: Final = ("autocast", "uncached")
 FROZEN: Final = "frozen"
 """What follows a parameter's shape in a file where it needs no gradient."""
 
+DEVICES: Final[tuple[Device, ...]] = ("cpu", "cuda")
+DEVICE_NAMES: Final[dict[Device, str]] = {"cpu": "a CPU", "cuda": "CUDA"}
+
 
 class TracedModelError(ZsimError):
     """A traced model that does not hold together, or a file that holds none."""
@@ -57,7 +61,7 @@ class TracedModel(ModelSpec):
     `casts_input`: floating-point inputs, of the model and of its units, were cast to `dtype` as fully_shard does.
     `autocast`: the dtype of torch.autocast around its forward.
     `buffer_nbytes` are held by the module itself (its buffers, and what its first forward left in it), `input_nbytes` by
-    the caller; no strategy counts either.
+    the caller; no strategy counts either. `devices`: those whose kernels it shows, both where none of them depends on that.
     """
 
     lowered: tuple[LoweredModule, ...]
@@ -67,14 +71,29 @@ class TracedModel(ModelSpec):
     autocast: Dtype | Literal["none"] = "none"
     buffer_nbytes: int = 0
     input_nbytes: int = 0
+    devices: tuple[Device, ...] = DEVICES
 
     def modules_for(
-        self, batch: Batch, *, dtype: str, casts_input: bool, checkpointed: bool = False, autocast: str = "none"
+        self,
+        batch: Batch,
+        *,
+        dtype: str,
+        casts_input: bool,
+        checkpointed: bool = False,
+        autocast: str = "none",
+        device: Device | None = None,
     ) -> tuple[LoweredModule, ...]:
-        """The lowered modules; TracedModelError for another batch, dtype or autocast, or for checkpointing that was not traced.
+        """The lowered modules; TracedModelError for another batch, dtype, autocast or device, or for checkpointing that was not traced.
 
-        A strategy that casts no input gets no cast.
+        A strategy that casts no input gets no cast. Without a `device` it is not asked for which the trace stands.
         """
+        if device is not None and device not in self.devices:
+            raise TracedModelError(
+                where=self.name,
+                expected=f"a trace with the kernels that torch takes on {DEVICE_NAMES[device]}",
+                found=f"one with those of {DEVICE_NAMES[self.devices[0]]}, of which some keep other bytes (attention, dropout, norms)",
+                remedy=f'trace it again with device="{device}"',
+            )
         if casts_input and not self.casts_input and self.dtype != "float32":
             raise TracedModelError(
                 where=self.name,
@@ -176,6 +195,7 @@ def dump(model: TracedModel) -> str:
         "casts_input": model.casts_input,
         "buffer_nbytes": model.buffer_nbytes,
         "input_nbytes": model.input_nbytes,
+        "devices": list(model.devices),
         "units": [[unit.fqn, [_parameter_row(p) for p in unit.parameters]] for unit in model.units],
         "modules": [
             {
@@ -255,7 +275,7 @@ def parse(data: bytes, *, where: str = "traced model") -> TracedModel:
 
 
 def _model(reader: Reader) -> TracedModel:
-    scalars = ("name", "dtype", "micro_batch", "sequence_length", "casts_input", "buffer_nbytes", "input_nbytes")
+    scalars = ("name", "dtype", "micro_batch", "sequence_length", "casts_input", "buffer_nbytes", "input_nbytes", "devices")
     cast = AUTOCAST if isinstance(reader.value, dict) and AUTOCAST[0] in reader.value else ()
     table = reader.table("schema", *scalars, *cast, "units", "modules")
     table["schema"].one_of((SCHEMA,))
@@ -279,7 +299,15 @@ def _model(reader: Reader) -> TracedModel:
         autocast=table["autocast"].one_of(FLOATS) if cast else "none",
         buffer_nbytes=table["buffer_nbytes"].size(),
         input_nbytes=table["input_nbytes"].size(),
+        devices=_devices(table["devices"]),
     )
+
+
+def _devices(reader: Reader) -> tuple[Device, ...]:
+    given = [device.one_of(DEVICES) for device in reader.items(at_most=len(DEVICES))]
+    if not given:
+        raise reader.refuse("at least one device")
+    return tuple(device for device in DEVICES if device in given)
 
 
 def _unit(reader: Reader) -> ParamGroup:

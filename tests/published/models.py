@@ -16,7 +16,7 @@ from torch.autograd import Function
 from torch.nn.functional import cross_entropy, linear, scaled_dot_product_attention, silu
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention.default
 PRODUCT = torch.ops.aten.mm.default
 
 

@@ -63,7 +63,7 @@ def trace(name: str, *, num_layers: int) -> TracedModel:
     with torch.device("meta"):
         module = Titan(sizes, length) if titan else Nanotron(sizes)
     inputs = {"tokens": ((rows, length), "int64"), "labels": ((rows, length), "int64")}
-    return tracing.trace(module, inputs, dtype="bfloat16", casts_input=titan, name=name)
+    return tracing.trace(module, inputs, dtype="bfloat16", casts_input=titan, device="cuda", name=name)
 
 
 if __name__ == "__main__":

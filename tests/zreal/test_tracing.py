@@ -22,8 +22,8 @@ from zsim.models import load_preset
 from zsim.ops import Alloc, Free
 from zsim.program import PHASES
 from zsim.strategies import STRATEGIES
-from zsim.traced import TracedModel, dump, parse
-from zsim.training import Batch, Dtype, LoweredModule, ParameterGradient, Precision, Training
+from zsim.traced import TracedModel, TracedModelError, dump, parse
+from zsim.training import Batch, Device, Dtype, LoweredModule, ParameterGradient, Precision, Training
 
 FAMILIES = [("mlp-tiny", None), ("mlp-uneven", None), ("gpt-tiny", "explicit"), ("gpt-tiny", "sdpa")]
 
@@ -41,15 +41,19 @@ def traced(name: str, attention: str | None, *, dtype: Dtype = "float32", **opti
     return trace(modules.build(spec, seed=0), data, dtype=dtype, **options)
 
 
-def records(spec: ModelSpec, batch: Batch, *, name: str, dtype: Dtype) -> list[tuple[int, int, int]]:
+def records(
+    spec: ModelSpec, batch: Batch, *, name: str, dtype: Dtype, device: Device = "cpu"
+) -> list[tuple[int, int, int]]:
     """Start, peak and end of every phase of every distinct rank on a mesh of two along each axis."""
     strategy = STRATEGIES[name]
     training = Training(
         model=spec,
-        modules=lower(spec, batch=batch, dtype=dtype, casts_input=strategy.casts_input and dtype != "float32"),
+        modules=lower(
+            spec, batch=batch, dtype=dtype, device=device, casts_input=strategy.casts_input and dtype != "float32"
+        ),
         batch=batch,
         precision=Precision(parameters=dtype),
-        device="cpu",
+        device=device,
     )
     mesh = Mesh(**dict.fromkeys(strategy.axes, 2))
     program = strategy.plan(training, mesh=mesh, options=strategy.options())
@@ -84,6 +88,44 @@ def test_a_traced_family_peaks_where_the_family_does(name: str, attention: str, 
     casts = STRATEGIES[strategy].casts_input
     model = traced(name, attention, dtype=dtype, casts_input=casts, sums_in_place=False)
     assert records(model, batch, name=strategy, dtype=dtype) == records(spec, batch, name=strategy, dtype=dtype)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero3", "fsdp2"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
+def test_traced_with_the_kernels_of_cuda_it_peaks_where_the_family_does_there(name: str, dtype: Dtype, strategy: str) -> None:
+    spec, batch = family(name, "sdpa")
+    model = traced(name, "sdpa", dtype=dtype, casts_input=STRATEGIES[strategy].casts_input, device="cuda")
+    assert model.devices == ("cuda",)
+    expected = records(spec, batch, name=strategy, dtype=dtype, device="cuda")
+    assert records(model, batch, name=strategy, dtype=dtype, device="cuda") == expected
+
+
+@pytest.mark.filterwarnings("ignore:.*None of the inputs have requires_grad")
+def test_kernels_of_cuda_are_found_inside_torch_and_in_what_checkpointing_runs_again() -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = checkpoint(layer, x, use_reentrant=False)
+            return x
+
+    model = trace(Attention, [((2, 8, 16), "float32")], dtype="bfloat16", device="cuda")
+    operators = [k.operator for module in model.lowered for k in (*module.forward.kernels, *module.recompute)]
+    assert operators.count("_scaled_dot_product_flash_attention") == 4
+    assert operators.count("native_dropout") == 12
+    assert not {"bernoulli_", "_safe_softmax"} & set(operators)
+    assert nn.functional.dropout.__name__ == "dropout"
+
+
+def test_a_trace_stands_for_the_devices_whose_kernels_it_shows() -> None:
+    _, batch = family("gpt-tiny", "sdpa")
+    with pytest.raises(TracedModelError, match='expected a trace with the kernels that torch takes on CUDA.*device="cuda"'):
+        lower(traced("gpt-tiny", "sdpa"), batch=batch, dtype="float32", device="cuda")
+    assert traced("mlp-tiny", None).devices == ("cpu", "cuda")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

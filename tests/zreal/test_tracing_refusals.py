@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from zreal.boundaries import Boundaries, Visit
-from zreal.storages import StorageLog, UntraceableError
+from zreal.storages import StorageLog
 from zreal.tracing import trace
+from zreal.untraceable import UntraceableError
 
 X = (torch.ones(4, 8),)
 
@@ -146,6 +147,26 @@ def twice(module: Any, x: Tensor) -> Tensor:
 def test_what_cannot_be_traced_is_refused_by_name(make: Callable[[], nn.Module], units: Any, message: str) -> None:
     with pytest.raises(UntraceableError, match=re.escape(message)):
         trace(make, X, units=units)
+
+
+@pytest.mark.parametrize(
+    ("module", "inputs", "options", "message"),
+    [
+        (Plain, X, {"dtype": "bf16"}, "dtype: expected one of float32, bfloat16, float16, found 'bf16'"),
+        (Plain, X, {"device": "tpu"}, "device: expected one of cpu, cuda, found 'tpu'"),
+        (lambda: 3, X, {}, "module: expected a module, or a function without arguments that makes one, found one that makes int"),
+        (nn.Linear, X, {}, "module: expected a module, or a function without arguments that makes one, found TypeError"),
+        (3, X, {}, "module: expected a module, or a function without arguments that makes one, found int"),
+        (Plain, [((-1, 8), "float32")], {}, "inputs[0]: expected a shape of whole numbers, none below 0, found (-1, 8)"),
+        (Plain, [(("a", 8), "float32")], {}, "inputs[0]: expected a shape of whole numbers, none below 0, found ('a', 8)"),
+        (lambda: nn.LSTM(8, 8), [((3, 4, 8), "float32")], {}, "a recurrent layer: expected operators whose memory follows from"),
+        (lambda: nn.GRU(8, 8), [((3, 4, 8), "float32")], {"device": "cuda"}, "a recurrent layer: expected operators whose memory"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*the whole model is one unit")
+def test_what_is_given_wrongly_is_refused_by_name(module: Any, inputs: Any, options: Any, message: str) -> None:
+    with pytest.raises(UntraceableError, match=re.escape(message)):
+        trace(module, inputs, **options, loss=lambda output: (output[0] if isinstance(output, tuple) else output).sum())
 
 
 def test_a_unit_that_is_recomputed_together_with_more_is_refused() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from zsim.sharding import shard, shard_size
 
@@ -33,6 +34,7 @@ def step_ns(nbytes: int, *, alpha_ns: int, bytes_per_s: int) -> int:
     return max(1, alpha_ns + -(-nbytes * 10**9 // bytes_per_s))
 
 
+@lru_cache(maxsize=1 << 14)
 def bytes_sent(op: str, nbytes: int, *, group_size: int, rank: int = 0, root: int = 0) -> int:
     """Bytes that `rank` puts on the wire for a message of `nbytes` (the full, unsharded one).
 
