@@ -55,8 +55,8 @@ def wrapper(name: str, dtype: Dtype) -> Callable[[nn.Module], nn.Module]:
     ("name", "dtype"),
     [
         pytest.param("llama, no cache", "bfloat16", marks=pytest.mark.slow),
-        ("gpt2", "float32"),
-        pytest.param("encoder", "bfloat16", marks=pytest.mark.slow),
+        pytest.param("gpt2", "float32", marks=pytest.mark.slow),
+        ("encoder", "bfloat16"),
         pytest.param("llama, explicit, tied", "float32", marks=pytest.mark.slow),
     ],
 )

@@ -106,7 +106,7 @@ def test_a_group_of_which_some_modules_run_ends_with_the_roots_forward(model: st
         ],
     ),
 )
-@pytest.mark.parametrize("steps", [2, 3])
+@pytest.mark.parametrize("steps", [3, pytest.param(2, marks=pytest.mark.slow)])
 def test_what_is_kept_of_blocks_without_a_backward_outlives_the_step(model: str, options: dict[str, str], steps: int) -> None:
     case = scenario(model, strategy=f"{FSDP2}, reshard_after_forward = 2", ranks=4, **options)  # type: ignore[arg-type]
     assert of_program(case) == of_torch(case, steps=steps)
@@ -148,7 +148,7 @@ def test_units_in_units_allocate_and_free_in_torchs_order(model: str, options: d
 @pytest.mark.parametrize(
     "options",
     one_in(
-        2,
+        3,
         [
             {"strategy": f"{HSDP}, reshard_after_forward = true", "ranks": 4, "more": 'wrapping = { nested = ["fc2"] }'},
             {"strategy": 'name = "zero3"', "own": f'{STACK}, unused = ["blocks.1"]', "batch": ", forwards = 2", "more": FIRST_BLOCK},

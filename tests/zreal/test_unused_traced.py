@@ -35,7 +35,7 @@ class Skipping(nn.Module):
 CASE = Case(Skipping, "layers", lambda: tokens(2, 16), num_units=4)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
 def test_fully_shard_never_gathers_it(dtype: Dtype) -> None:
     model = trace(CASE.make, CASE.data(), units=CASE.all_units, dtype=dtype, sums_in_place=False)
     assert model.unused == {"layers.2"}
