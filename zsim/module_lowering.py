@@ -26,7 +26,8 @@ def _qualified(operator: Operator, module: Module, entry: str) -> Operator:
     """`operator` with module-local value names made unique in the model; the module's input is called `entry`."""
     prefix = f"{module.fqn}:"
     inputs = tuple([entry if value == "x" else prefix + value for value in operator.inputs])
-    return replace(operator, inputs=inputs, output=prefix + operator.output)
+    drops = tuple([entry if value == "x" else value if ":" in value else prefix + value for value in operator.drops])
+    return replace(operator, inputs=inputs, output=prefix + operator.output, drops=drops)
 
 
 def _forward_kernels(module_calls: list[Call], *, dtype: str) -> tuple[Kernel, ...]:
@@ -81,6 +82,7 @@ def lower_each(
     traced: list[tuple[Module, list[Step], tuple[TapeEvent, ...], bool]] = []
     make = _maker_of_calls(autocast, batch=batch, dtype=dtype, device=device)
     dtypes: dict[str, str] = {}
+    framed = frozenset([drop for module in model.modules for op in module.operators for drop in op.drops if ":" in drop])
     forward_size = len(model.modules) // model.forwards
     for place, module in enumerate(model.modules):
         if place % forward_size == 0:
@@ -92,6 +94,7 @@ def lower_each(
         if module.path in checkpointed:
             _cut_regions(steps, module, checkpointing)
         module_calls = [call for step in steps for call in step.calls]
+        tape.framed = framed.union(drop for op in module.operators for drop in _qualified(op, module, entry).drops)
         if casts_input and place % forward_size == 0 and any(entry in call.inputs for call in module_calls):
             tape.cast_input(model, entry, batch=batch, dtype=dtype)
         needs_gradient = entry in tape.needs_gradient

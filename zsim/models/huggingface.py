@@ -9,7 +9,10 @@ from typing import Any
 
 from zsim.errors import ScenarioError
 from zsim.model import ModelSpec
-from zsim.models import gpt, llama
+from zsim.models import transformers
+from zsim.models.gpt import GptSizes
+from zsim.models.llama import LlamaSizes
+from zsim.models.transformers import Dropout
 
 MAX_BYTES = 1024 * 1024
 MAX_SIZE = 10_000_000
@@ -24,7 +27,7 @@ def load(path: str, *, folder: Path | None, sequence_length: int) -> ModelSpec:
 def from_config(config: Mapping[str, Any], *, where: str = "config.json", sequence_length: int = 1) -> ModelSpec:
     """The model of a parsed config.json; ScenarioError, naming `where` and the key, when it is none of the known kinds.
 
-    Dropout is ignored, and parameters that Hugging Face fuses (gpt2's c_attn) are separate here: counts are equal.
+    It is the module that transformers makes of the config, operator by operator: names of parameters are its own.
     """
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in KINDS:
@@ -72,6 +75,18 @@ class _Config:
             raise _problem(self.path, key, "true or false", value)
         return value
 
+    def share(self, key: str, default: float) -> float:
+        """A number from 0 to 1."""
+        value = self.values.get(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
+            raise _problem(self.path, key, "a number from 0 to 1", value)
+        return value
+
+    @property
+    def text(self) -> str:
+        """The whole config as JSON."""
+        return json.dumps(dict(self.values), sort_keys=True)
+
     def refuse(self, key: str) -> None:
         """ScenarioError when the option `key`, which the families do not have, is on."""
         if self.flag(key, False):
@@ -92,8 +107,8 @@ class _Config:
 
 def _gpt2(config: _Config, sequence_length: int) -> ModelSpec:
     config.refuse("add_cross_attention")
-    config.require("activation_function", ("gelu", "gelu_new", "gelu_pytorch_tanh"))
-    sizes = gpt.GptSizes(
+    config.require("activation_function", ("gelu_new", "gelu", "gelu_pytorch_tanh"))
+    sizes = GptSizes(
         num_layers=config.size("n_layer", most=MAX_LAYERS),
         hidden_size=config.size("n_embd"),
         num_heads=config.size("n_head"),
@@ -103,13 +118,19 @@ def _gpt2(config: _Config, sequence_length: int) -> ModelSpec:
         tied=config.flag("tie_word_embeddings", True),
         attention="sdpa",
     )
-    return gpt.build(sizes, name="gpt2", sequence_length=sequence_length)
+    dropout = Dropout(
+        embedding=config.share("embd_pdrop", 0.1) > 0,
+        residual=config.share("resid_pdrop", 0.1) > 0,
+        attention=config.share("attn_pdrop", 0.1) > 0,
+    )
+    activation = str(config.values.get("activation_function", "gelu_new"))
+    return transformers.gpt2(sizes, activation=activation, config=config.text, dropout=dropout)
 
 
 def _llama(config: _Config, sequence_length: int, *, name: str = "llama", qkv_bias: bool = False) -> ModelSpec:
     config.require("hidden_act", ("silu", "swish"))
     heads = config.size("num_attention_heads")
-    sizes = llama.LlamaSizes(
+    sizes = LlamaSizes(
         num_layers=config.size("num_hidden_layers", most=MAX_LAYERS),
         hidden_size=config.size("hidden_size"),
         num_heads=heads,
@@ -122,7 +143,8 @@ def _llama(config: _Config, sequence_length: int, *, name: str = "llama", qkv_bi
         mlp_bias=config.flag("mlp_bias", False),
         tied=config.flag("tie_word_embeddings", False),
     )
-    return llama.build(sizes, name=name, sequence_length=sequence_length)
+    dropout = Dropout(attention=config.share("attention_dropout", 0.0) > 0)
+    return transformers.llama(sizes, name=name, config=config.text, dropout=dropout)
 
 
 def _mistral(config: _Config, sequence_length: int) -> ModelSpec:
