@@ -120,7 +120,8 @@ def math(op: Operator, sizes: Sizes) -> Iterator[Call]:
     wide = replace(sizes, nbytes=4)
     nbytes, shared = 4 * given // sizes.nbytes, given // op.num_heads * op.num_kv_heads
     heads = {part: f"{name}.{part}" for part in ("query", "key", "value")}
-    for source, (part, own) in zip(op.inputs, heads.items(), strict=True):
+    views = list(zip(op.inputs, heads.items(), strict=True))
+    for source, (part, own) in (*views[1:], views[0]) if op.fused_inputs else views:
         queries = part == "query"
         turns = part == "key" and not grouped  # its gradient comes as that of what was transposed
         turned = (source,) if turns and long and sequences > 1 else ()

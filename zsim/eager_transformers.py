@@ -188,7 +188,7 @@ def conv1d(op: Operator, sizes: Sizes) -> Iterator[Call]:
 
 def split(op: Operator, sizes: Sizes) -> Iterator[Call]:
     """Queries, keys and values as thirds of one tensor; backward puts their gradients side by side."""
-    nbytes = 3 * sizes.nbytes * sizes.tokens * op.out_features
+    nbytes = sizes.nbytes * sizes.tokens * op.out_features
     parts = tuple(f"{op.output}.{part}" for part in ("key", "value"))
     yield view(op.inputs[0], op.output, nbytes, also=parts, copies_gradient=True)
 
@@ -302,8 +302,10 @@ def causal_loss(op: Operator, sizes: Sizes) -> Iterator[Call]:
             backward_moved=nbytes + wide,
         )
     padded, shifted, log_softmax = (f"{name}.{part}" for part in ("padded", "shifted", "log_softmax"))
+    labels = (padded, shifted) if sizes.batch.micro_batch > 1 else (padded,)  # of one sequence they lie as they should already
     yield constant(padded, INDEX_NBYTES * (tokens + sizes.batch.micro_batch))
-    yield constant(shifted, INDEX_NBYTES * tokens)
+    if shifted in labels:
+        yield constant(shifted, INDEX_NBYTES * tokens)
     yield Call(
         operator="log_softmax",
         inputs=(source,),
@@ -319,10 +321,10 @@ def causal_loss(op: Operator, sizes: Sizes) -> Iterator[Call]:
         inputs=(log_softmax,),
         output=name,
         nbytes=WIDE_NBYTES,
-        saves=(log_softmax, shifted),
+        saves=(log_softmax, labels[-1]),
         keeps=((f"{name}.total_weight", WIDE_NBYTES),),
         gradients=(log_softmax,),
-        drops=(log_softmax, *((source,) if casts else ()), padded, shifted),
+        drops=(log_softmax, *((source,) if casts else ()), *labels),
         moved=2 * wide,
         backward_moved=wide,
     )

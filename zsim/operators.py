@@ -74,6 +74,8 @@ class Operator:
     implementation: str = ""
     causal: bool = True
     dropout: bool = False
+    fused_inputs: bool = False
+    """Queries, keys and values are parts of one tensor; their views are made keys first, as GPT-2 of transformers does."""
     reads: tuple[str, ...] = ()
     drops: tuple[str, ...] = ()
     dtype: str = ""

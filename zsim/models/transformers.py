@@ -225,6 +225,7 @@ def _gpt2_block(sizes: GptSizes, fqn: str, activation: str, dropout: Dropout) ->
         kind="attention",
         name=f"{fqn}.attn",
         inputs=("q", "q.key", "q.value"),
+        fused_inputs=True,
         output="mixed",
         num_heads=sizes.num_heads,
         num_kv_heads=sizes.num_heads,
