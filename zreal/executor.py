@@ -172,7 +172,7 @@ class Trainer:
         x, targets = batches[op.micro_batch * self.scenario.batch.forwards + forward]
         if self._value is None:
             self._scope.enter_context(modules.autocast(self.scenario.precision, device=x.device.type))
-        self._value = self.rank.model.run(spec, x if self._value is None else self._value, targets)
+        self._value = self.rank.model.run(spec, self._taken(x), targets)
         self._forwards += 1
         last = self._forwards == self._num_modules
         if self._value.requires_grad and not last:
@@ -185,6 +185,11 @@ class Trainer:
         if last:
             self._forwards = 0
             self._scope.close()
+
+    def _taken(self, x: Tensor) -> Tensor:
+        """What the next module reads, `x` if it is the first: that module's alone from now on."""
+        value, self._value = self._value, None
+        return x if value is None else value
 
     @property
     def _num_modules(self) -> int:

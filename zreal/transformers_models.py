@@ -8,7 +8,9 @@ line by line what the forwards of the two inner models do.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -19,20 +21,22 @@ from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.model import Module
 from zsim.models.transformers import EMBED, HEAD, TransformersModel
 
-CLASSES = {
-    "gpt2": "GPT2LMHeadModel",
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    """Locals of the inner model's forward: the `tokens`, `values` that nobody asks again, and what it hands to each block."""
+
+    tokens: Tensor
+    values: tuple[Tensor, ...]
+    norm: str
+    for_blocks: Mapping[str, Any]
 
 
 class Trained(nn.Module):
     """What is laid over a class of transformers: it takes tokens and gives the loss, and tells its parts by the names of the spec."""
 
     spec: TransformersModel
-    _locals: tuple[Any, ...] = ()
-    """What the inner model's forward would hold while its blocks run."""
+    _held: _Held
+    """What the inner model's forward holds while its blocks run."""
 
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:
         """The loss of tokens `x`; `targets` are not asked, as the module makes its own of the tokens."""
@@ -46,15 +50,82 @@ class Trained(nn.Module):
         """The real module of the spec's module `fqn`, which is not the root's own."""
         return self.get_submodule(fqn)
 
+    def run(self, module: Module, x: Tensor, targets: Tensor) -> Tensor:
+        """One of the modules of `spec`: a block, or what the root does before and after them."""
+        if module.fqn == EMBED:
+            x, self._held = self._enter(x)
+            return x
+        if module.fqn != HEAD:
+            return cast(Tensor, self.stretch(module.path)(x, **self._held.for_blocks))
+        tokens = self._held.tokens
+        x = self.get_submodule(self._held.norm)(x)
+        del self._held
+        logits = self.get_submodule("lm_head")(x)
+        return cast(Tensor, self.loss_function(logits=logits, labels=tokens, vocab_size=logits.shape[-1]))
+
+    def _enter(self, tokens: Tensor) -> tuple[Tensor, _Held]:
+        raise NotImplementedError
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """Buffers keep their dtype, as they do when transformers loads a model in two bytes."""
-        dtypes = {name: buffer.dtype for name, buffer in self.named_buffers()}
+        given = dict(self.named_buffers())
         super()._apply(fn, recurse)
         for name, buffer in list(self.named_buffers()):
-            if buffer.dtype != dtypes[name]:
+            if buffer.dtype != given[name].dtype:
                 path, _, last = name.rpartition(".")
-                setattr(self.get_submodule(path), last, buffer.to(dtypes[name]))
+                setattr(self.get_submodule(path), last, given[name].to(buffer.device))
         return self
+
+
+class _TrainedLlama(Trained):
+    """LlamaModel.forward up to its blocks, and that of the models made after it."""
+
+    def _enter(self, tokens: Tensor) -> tuple[Tensor, _Held]:
+        inner: Any = self.get_submodule("model")
+        embeddings = inner.embed_tokens(tokens)
+        places = _places(embeddings)
+        _masks().create_causal_mask(
+            config=self.config, inputs_embeds=embeddings, attention_mask=None, past_key_values=None, position_ids=places
+        )
+        tables = inner.rotary_emb(embeddings, position_ids=places)
+        kept = {"attention_mask": None, "position_embeddings": tables, "position_ids": places, "past_key_values": None}
+        return embeddings, _Held(tokens=tokens, values=(embeddings,), norm="model.norm", for_blocks=kept)
+
+
+class _TrainedGpt2(Trained):
+    """GPT2Model.forward up to its blocks."""
+
+    def _enter(self, tokens: Tensor) -> tuple[Tensor, _Held]:
+        inner: Any = self.get_submodule("transformer")
+        embeddings = inner.wte(tokens)
+        places = _places(embeddings)
+        rows = inner.wpe(places)
+        x = embeddings + rows
+        _masks().create_causal_mask(
+            config=self.config, inputs_embeds=embeddings, attention_mask=None, past_key_values=None, position_ids=places
+        )
+        x = inner.drop(x)
+        return x, _Held(tokens=tokens, values=(embeddings, rows), norm="transformer.ln_f", for_blocks={"position_ids": places})
+
+
+def _places(embeddings: Tensor) -> Tensor:
+    """The places of tokens, none of which have been seen before."""
+    return (torch.arange(embeddings.shape[1], device=embeddings.device) + 0).unsqueeze(0)
+
+
+def _masks() -> Any:
+    from transformers import masking_utils  # an extra
+
+    return masking_utils
+
+
+CLASSES: dict[str, tuple[str, type[Trained]]] = {
+    "gpt2": ("GPT2LMHeadModel", _TrainedGpt2),
+    "llama": ("LlamaForCausalLM", _TrainedLlama),
+    "mistral": ("MistralForCausalLM", _TrainedLlama),
+    "qwen2": ("Qwen2ForCausalLM", _TrainedLlama),
+}
+"""By the config's model_type: the class of transformers, and what is laid over it."""
 
 
 def build(spec: TransformersModel, *, seed: int, dtype: str, checkpointing: Checkpointing = NO_CHECKPOINTING) -> nn.Module:
@@ -70,8 +141,9 @@ def build(spec: TransformersModel, *, seed: int, dtype: str, checkpointing: Chec
         ) from None
     given = json.loads(spec.config)
     config = transformers.AutoConfig.for_model(**given)
-    base: Any = getattr(transformers, CLASSES[given["model_type"]])
-    kind = type(base.__name__, (Trained, base), {"__module__": base.__module__})
+    name, over = CLASSES[given["model_type"]]
+    base: Any = getattr(transformers, name)
+    kind = type(name, (over, base), {"__module__": base.__module__})
     model: Any = kind(config)
     model.spec = spec
     model.train()
@@ -82,3 +154,9 @@ def build(spec: TransformersModel, *, seed: int, dtype: str, checkpointing: Chec
     for fqn in checkpointing.applies_to(spec):
         _checkpointed(model.get_submodule(fqn), checkpointing)
     return cast(nn.Module, model)
+
+
+def _checkpointed(layer: Any, asked: Checkpointing) -> None:
+    """Have `layer` recomputed by transformers' own switch, which checkpoints its forward."""
+    layer.gradient_checkpointing = True
+    layer._gradient_checkpointing_func = partial(recomputed, save=asked.save, every=asked.save_every)

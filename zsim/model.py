@@ -70,6 +70,9 @@ class ModelSpec:
     `forwards`: how many forwards, one after another and each of as many modules, `modules` holds.
 
     A unit without a module is unused: it owns parameters, and forward passes it by.
+
+    `registered` are the fqns of the parameters as the real module registers them, where it does not have its blocks' first and then
+    the root's own; `buffers` the dtype and the bytes of each tensor that it holds besides.
     """
 
     name: str
@@ -77,11 +80,22 @@ class ModelSpec:
     modules: tuple[Module, ...]
     units: tuple[ParamGroup, ...]
     forwards: int = 1
+    registered: tuple[str, ...] = ()
+    buffers: tuple[tuple[str, int], ...] = ()
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Every parameter once, unit by unit."""
         return tuple([parameter for unit in self.units for parameter in unit.parameters])
+
+    @property
+    def named_parameters(self) -> tuple[Parameter, ...]:
+        """The parameters in the order of the real module's `named_parameters()`."""
+        if self.registered:
+            known = {parameter.fqn: parameter for parameter in self.parameters}
+            return tuple([known[fqn] for fqn in self.registered])
+        units = sorted(self.units, key=lambda unit: unit.fqn == ROOT)
+        return tuple([parameter for unit in units for parameter in unit.parameters])
 
     @property
     def blocks(self) -> tuple[Module, ...]:

@@ -70,10 +70,11 @@ def wrapped(model: ModelSpec, asked: Wrapping) -> ModelSpec:
         return model
     modules = _modules(model, asked)
     shapes = {parameter.fqn: parameter for parameter in model.parameters}
+    order = {fqn: place for place, fqn in enumerate(shapes)}
     units = [
         ParamGroup(
             fqn=_name(group),
-            parameters=tuple(shapes.pop(fqn) for fqn in _parameters(group)),
+            parameters=tuple(shapes.pop(fqn) for fqn in sorted(_parameters(group), key=order.__getitem__)),
             modules=tuple(module.fqn for module in group) if len(group) > 1 else (),
         )
         for group in _groups(modules, asked)

@@ -23,12 +23,9 @@ PLACES = f"{EMBED}:h.places"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformersModel(ModelSpec):
-    """A model of transformers. `config` is its config.json; `registered` its parameters in the order of `named_parameters()`."""
+    """A model of transformers; `config` is its config.json."""
 
     config: str
-    registered: tuple[str, ...]
-    buffers: tuple[int, ...] = ()
-    """Bytes of each buffer, all float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +72,7 @@ def _loss(norm_f: Operator, *, frame: tuple[str, ...], vocabulary: int, weight: 
 def _assembled(
     name: str, embed: Module, blocks: tuple[Module, ...], head: Module, *, config: str, order: tuple[str, ...], buffers: tuple[int, ...]
 ) -> TransformersModel:
-    """The model; `order` are the names of a block's parameters, without their last parts, as it registers them."""
+    """The model; `order` are the names of a block's parameters, without their last parts, as it registers them, `buffers` bytes."""
 
     def own(block: Module) -> tuple[Parameter, ...]:
         places = {f"{block.fqn}.{part}": place for place, part in enumerate(order)}
@@ -96,7 +93,7 @@ def _assembled(
         units=(ParamGroup(fqn=ROOT, parameters=root), *units),
         config=config,
         registered=registered,
-        buffers=buffers,
+        buffers=tuple(("float32", nbytes) for nbytes in buffers),
     )
 
 

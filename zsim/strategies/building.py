@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from zsim.mesh import Mesh
-from zsim.model import ROOT, ModelSpec, Module, Parameter, ParamGroup
+from zsim.model import ModelSpec, Module, Parameter, ParamGroup
 from zsim.ops import Alloc, Free, Kernel, MemoryEvent, Op, OpKind, Stream
 from zsim.program import Program, RankProgram
 from zsim.sharding import FlatLayout, Granularity, regroup
@@ -150,9 +150,8 @@ def forward_memory(training: Training, module: LoweredModule) -> list[MemoryEven
 
 
 def named_parameters(model: ModelSpec) -> tuple[Parameter, ...]:
-    """The parameters in the order of the real module's `named_parameters()`: the blocks', then the root's own."""
-    units = sorted(model.units, key=lambda unit: unit.fqn == ROOT)
-    return tuple([parameter for unit in units for parameter in unit.parameters])
+    """The parameters in the order of the real module's `named_parameters()`."""
+    return model.named_parameters
 
 
 def trained_parameters(model: ModelSpec) -> tuple[Parameter, ...]:
