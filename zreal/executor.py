@@ -77,6 +77,8 @@ def execute(
     # Built out of the meter's sight: the random numbers of initial values are not the strategy's.
     model = modules.build(scenario.model, seed=scenario.seed, checkpointing=scenario.checkpointing).to(device)
     with meter, recorder:
+        with meter.looking_away():
+            meter.watch(*model.buffers())  # no strategy counts them
         with meter.span() as span:
             trainer = _construct(scenario, model, ops, mesh.get_group(), meter)
         phases["construction"] = PhaseRecord(collectives=recorder.take(), memory=as_record(span))

@@ -29,6 +29,8 @@ from zsim.training import (
 
 MASTER_DTYPE = "float32"
 """What the optimizer steps in: 2-byte parameters have a master copy of this dtype."""
+PRODUCTS = ("linear", "conv1d")
+"""Operators that multiply by a weight and may add a bias."""
 
 
 @dataclass(slots=True)
@@ -86,13 +88,13 @@ def units_read(model: ModelSpec) -> dict[str, tuple[str, ...]]:
 
 
 def late_weights(training: Training) -> frozenset[str]:
-    """Weights of linears with a bias: a further node transposes their gradient, so the bias's is added first.
+    """Weights of linears with a bias: a further node transposes their gradient, so the bias's is added first, as Conv1D's is anyway.
 
     Not under autocast, where the nodes that cast both gradients come in the order of the casts: the bias, cast first, is last.
     """
     if training.precision.autocast != "none":
         return frozenset()
-    return frozenset(op.weight for m in training.model.modules for op in m.operators if op.kind == "linear" and op.bias)
+    return frozenset(op.weight for m in training.model.modules for op in m.operators if op.kind in PRODUCTS and op.bias)
 
 
 def accumulated_after_sums(training: Training) -> frozenset[str]:
@@ -101,7 +103,7 @@ def accumulated_after_sums(training: Training) -> frozenset[str]:
     The engine adds when a node is over, and accumulates when it comes to the next one. Of a linear with a bias the input goes
     through a node more, so that its parameters are accumulated first.
     """
-    operators = [op for module in training.model.modules for op in module.operators if not (op.kind == "linear" and op.bias)]
+    operators = [op for module in training.model.modules for op in module.operators if not (op.kind in PRODUCTS and op.bias)]
     return frozenset(fqn for op in operators for fqn in (op.weight, op.bias) if fqn)
 
 

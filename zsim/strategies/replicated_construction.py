@@ -35,16 +35,17 @@ def construction(model: ReplicatedModel, *, has_master: bool) -> Step:
             built = [Alloc(f"{p.fqn}:master", kinds[p.fqn in mastered], p.numel * MASTER_NBYTES) for p in unit.parameters]
             step.issue("alloc", unit.fqn, stream="host", memory=built)
     owner = {parameter.fqn: unit.fqn for unit in units for parameter in unit.parameters}
-    for unit_fqn, parameters in groupby(model.training.model.named_parameters, key=lambda parameter: owner[parameter.fqn]):
+    named = model.training.model.named_parameters
+    for unit_fqn, cast in groupby(named, key=lambda parameter: owner[parameter.fqn]):
         memory: list[MemoryEvent] = []
-        for parameter in parameters:
+        for parameter in cast:
             memory.append(Alloc(parameter.fqn, "parameters", parameter.numel * element))
             goes = model.dtype != MASTER_DTYPE and parameter.fqn not in mastered
             memory += [Free(f"{parameter.fqn}:master")] if goes else []
         step.issue("alloc", unit_fqn, stream="host", memory=memory)
     _check_shapes(step, model)
-    element_wise = [("parameters", model.dtype, parameter.numel * element) for parameter in model.training.model.named_parameters]
-    _broadcast(step, model, [*element_wise, *_buffers(model)])
+    parameters = [("parameters", model.dtype, parameter.numel * element) for parameter in named]
+    _broadcast(step, model, [*parameters, *_buffers(model)])
     memory = [Alloc("buckets", "communication", model.nbytes)]
     if model.finds_unused:  # the map is kept on the host, and sent from the device
         places = ("host", "device") if model.training.device == "cpu" else ("device",)
@@ -85,13 +86,12 @@ def _broadcast(step: Step, model: ReplicatedModel, states: list[State], *, micro
     torch/csrc/distributed/c10d/reducer.cpp (compute_bucket_assignment_by_size) and comm.cpp (broadcast_coalesced).
     """
     pieces = _coalesced(states)
-    units = [unit if len(pieces) == 1 or place == 0 else f"{unit}.{place}" for place, (unit, _, _) in enumerate(pieces)]
-    names = [f"{unit}:broadcast" for unit in units]
-    for place, (_, dtype, nbytes) in enumerate(pieces):
+    names = [f"{unit}:broadcast{f'.{place}' if place else ''}" for place, (unit, _, _) in enumerate(pieces)]
+    for place, (unit, dtype, nbytes) in enumerate(pieces):
         before = [Free(names[place - IN_FLIGHT])] if place >= IN_FLIGHT else []
         after = [Free(name) for name in names[max(0, place + 1 - IN_FLIGHT) :]] if place == len(pieces) - 1 else []
         memory = (*before, Alloc(names[place], "communication", nbytes), *after)
-        collective_over_replicas(step, model, "broadcast", units[place], nbytes, dtype=dtype, memory=memory, micro_batch=micro_batch)
+        collective_over_replicas(step, model, "broadcast", unit, nbytes, dtype=dtype, memory=memory, micro_batch=micro_batch)
 
 
 def _coalesced(states: list[State]) -> list[State]:
