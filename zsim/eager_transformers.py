@@ -274,7 +274,7 @@ def position_embedding(op: Operator, sizes: Sizes) -> Iterator[Call]:
     yield Call(
         operator="residual",
         inputs=(x, looked_up),
-        output=name,
+        output=f"{name}.sum",
         nbytes=nbytes,
         passes=(x,) if repeated else (x, looked_up),
         gradients=(looked_up,) if repeated else (),
@@ -283,6 +283,7 @@ def position_embedding(op: Operator, sizes: Sizes) -> Iterator[Call]:
         backward_moved=nbytes + rows if repeated else 0,
     )
     yield from packed_check(op, sizes)
+    yield view(f"{name}.sum", name, nbytes)
 
 
 def causal_loss(op: Operator, sizes: Sizes) -> Iterator[Call]:

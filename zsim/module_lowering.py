@@ -150,7 +150,7 @@ def _cut_regions(steps: list[Step], module: Module, checkpointing: Checkpointing
             by_operator[operator].cached = operator in kept
         stretch = [by_operator[operator] for operator in operators]
         if any(packs_something(call) for step in stretch for call in step.calls):
-            Region.of(stretch)
+            Region.of(stretch, reads=tuple(value for operator in operators for value in operator.reads))
 
 
 def _last_mark_only(events: tuple[TapeEvent, ...]) -> tuple[TapeEvent, ...]:

@@ -55,7 +55,7 @@ class Operator:
     probabilities. traced: whatever a tracer saw (`zsim.traced`), whose calls nobody here knows.
 
     From upcast_norm to causal_loss: what modules of transformers are made of, `zsim.eager_transformers` says how. A value with a colon
-    in its name is another module's. `reads` are such values that need no gradient, which its calls keep. `drops` are values that
+    in its name is another module's. `reads` are such values that need no gradient: a stretch that is recomputed holds them. `drops` are values that
     Python holds past their last use, and that go when this operator is over.
     """
 

@@ -143,8 +143,9 @@ def _llama(config: _Config, sequence_length: int, *, name: str = "llama", qkv_bi
         mlp_bias=config.flag("mlp_bias", False),
         tied=config.flag("tie_word_embeddings", False),
     )
-    dropout = Dropout(attention=config.share("attention_dropout", 0.0) > 0)
-    return transformers.llama(sizes, name=name, config=config.text, dropout=dropout)
+    if config.share("attention_dropout", 0.0):
+        raise _problem(config.path, "attention_dropout", "0, as in all published models of this kind", config.values["attention_dropout"])
+    return transformers.llama(sizes, name=name, config=config.text)
 
 
 def _mistral(config: _Config, sequence_length: int) -> ModelSpec:

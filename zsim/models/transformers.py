@@ -108,7 +108,7 @@ LLAMA_ORDER = (
 TABLES = (f"{EMBED}:h.cos", f"{EMBED}:h.sin")
 
 
-def llama(sizes: LlamaSizes, *, name: str, config: str, dropout: Dropout) -> TransformersModel:
+def llama(sizes: LlamaSizes, *, name: str, config: str) -> TransformersModel:
     """LlamaForCausalLM and those that are like it. ScenarioError when the heads do not divide hidden_size."""
     _require_heads(sizes.num_heads, sizes.hidden_size, given=bool(sizes.head_dim))
     width, head_dim = sizes.hidden_size, sizes.head_dim or sizes.hidden_size // sizes.num_heads
@@ -119,7 +119,7 @@ def llama(sizes: LlamaSizes, *, name: str, config: str, dropout: Dropout) -> Tra
     return _assembled(
         name,
         Module(fqn=EMBED, unit=ROOT, operators=(tokens, tables)),
-        tuple(_llama_block(sizes, f"model.layers.{i}", head_dim, dropout) for i in range(sizes.num_layers)),
+        tuple(_llama_block(sizes, f"model.layers.{i}", head_dim) for i in range(sizes.num_layers)),
         _loss(
             norm("upcast_norm", "model.norm", "x", "n", width),
             frame=(*((f"{EMBED}:e", PLACES) if name == "qwen2" else (PLACES, f"{EMBED}:e")), *TABLES),
@@ -132,7 +132,7 @@ def llama(sizes: LlamaSizes, *, name: str, config: str, dropout: Dropout) -> Tra
     )
 
 
-def _llama_block(sizes: LlamaSizes, fqn: str, head_dim: int, dropout: Dropout) -> Module:
+def _llama_block(sizes: LlamaSizes, fqn: str, head_dim: int) -> Module:
     width, wide, kv_heads = sizes.hidden_size, sizes.feed_forward, sizes.num_kv_heads or sizes.num_heads
     attention = f"{fqn}.self_attn"
     heads = {"q": sizes.num_heads, "k": kv_heads, "v": kv_heads}
@@ -159,24 +159,24 @@ def _llama_block(sizes: LlamaSizes, fqn: str, head_dim: int, dropout: Dropout) -
         inputs=("turned.query", "turned", "v"),
         output="mixed",
         implementation=sizes.attention,
-        dropout=dropout.attention,
     )
+    attended = linear(f"{attention}.o_proj", "mixed", "a", sizes.num_heads * head_dim, width, bias=sizes.output_bias)
     return Module(
         fqn=fqn,
         unit=fqn,
         operators=(
-            norm("upcast_norm", f"{fqn}.input_layernorm", "x", "n1", width),
+            replace(norm("upcast_norm", f"{fqn}.input_layernorm", "x", "n1", width), reads=(PLACES,)),
             *(query, in_heads[0], key, in_heads[1], value),
             replace(shape, reads=TABLES),
             mix,
-            linear(f"{attention}.o_proj", "mixed", "a", sizes.num_heads * head_dim, width, bias=sizes.output_bias),
+            replace(attended, drops=("mixed", "turned.query", "turned", "v", "n1")),
             elementwise("residual", f"{fqn}.add_1", ("x", "a"), "h", width),
             norm("upcast_norm", f"{fqn}.post_attention_layernorm", "h", "n2", width),
             linear(f"{fqn}.mlp.gate_proj", "n2", "gate", width, wide, bias=sizes.mlp_bias),
             elementwise("silu", f"{fqn}.mlp.act_fn", ("gate",), "silu", wide),
             linear(f"{fqn}.mlp.up_proj", "n2", "up", width, wide, bias=sizes.mlp_bias),
             elementwise("multiply", f"{fqn}.mlp.product", ("silu", "up"), "act", wide),
-            linear(f"{fqn}.mlp.down_proj", "act", "m", wide, width, bias=sizes.mlp_bias),
+            replace(linear(f"{fqn}.mlp.down_proj", "act", "m", wide, width, bias=sizes.mlp_bias), drops=("act", "n2")),
             replace(elementwise("residual", f"{fqn}.add_2", ("h", "m"), "y", width), drops=("m", "h")),
         ),
     )
@@ -234,18 +234,18 @@ def _gpt2_block(sizes: GptSizes, fqn: str, activation: str, dropout: Dropout) ->
         fqn=fqn,
         unit=fqn,
         operators=(
-            norm("layer_norm", f"{fqn}.ln_1", "x", "n1", width),
+            replace(norm("layer_norm", f"{fqn}.ln_1", "x", "n1", width), reads=(PLACES,)),
             _conv1d(f"{fqn}.attn.c_attn", "n1", "qkv", width, 3 * width),
             elementwise("split", f"{fqn}.attn.split", ("qkv",), "q", width),
             mix,
             *projected,
-            elementwise("residual", f"{fqn}.add_1", (a, "x"), "h", width),
+            replace(elementwise("residual", f"{fqn}.add_1", (a, "x"), "h", width), drops=("n1",)),
             norm("layer_norm", f"{fqn}.ln_2", "h", "n2", width),
             _conv1d(f"{fqn}.mlp.c_fc", "n2", "wide", width, feed_forward),
             elementwise("gelu_new" if activation == "gelu_new" else "gelu", f"{fqn}.mlp.act", ("wide",), "act", feed_forward),
             _conv1d(f"{fqn}.mlp.c_proj", "act", "m", feed_forward, width),
             *fed,
-            replace(elementwise("residual", f"{fqn}.add_2", ("h", m), "y", width), drops=("h", a, m)),
+            replace(elementwise("residual", f"{fqn}.add_2", ("h", m), "y", width), drops=("n2", "h", a, m)),
         ),
     )
 
