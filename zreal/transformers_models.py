@@ -8,6 +8,7 @@ line by line what the forwards of the two inner models do.
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -40,6 +41,7 @@ class Trained(nn.Module):
 
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:
         """The loss of tokens `x`; `targets` are not asked, as the module makes its own of the tokens."""
+        _seed(x)
         return cast(Tensor, super().forward(input_ids=x, labels=x, use_cache=False).loss)
 
     def parameter(self, fqn: str) -> Tensor | None:
@@ -53,6 +55,7 @@ class Trained(nn.Module):
     def run(self, module: Module, x: Tensor, targets: Tensor) -> Tensor:
         """One of the modules of `spec`: a block, or what the root does before and after them."""
         if module.fqn == EMBED:
+            _seed(x)
             x, self._held = self._enter(x)
             return x
         if module.fqn != HEAD:
@@ -106,6 +109,11 @@ class _TrainedGpt2(Trained):
         )
         x = inner.drop(x)
         return x, _Held(tokens=tokens, values=(embeddings, rows), norm="transformer.ln_f", for_blocks={"position_ids": places})
+
+
+def _seed(tokens: Tensor) -> None:
+    """Begin the random numbers of a forward anew, by its tokens alone: so that dropout is the same on a rank and in the reference."""
+    torch.manual_seed(zlib.crc32(tokens.cpu().numpy().tobytes()))
 
 
 def _places(embeddings: Tensor) -> Tensor:
