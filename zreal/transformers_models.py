@@ -22,6 +22,7 @@ from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.model import Module
 from zsim.models.transformers import EMBED, HEAD, TransformersModel
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Held:
     """Locals of the inner model's forward: the `tokens`, `values` that nobody asks again, and what it hands to each block."""
@@ -36,13 +37,16 @@ class Trained(nn.Module):
     """What is laid over a class of transformers: it takes tokens and gives the loss, and tells its parts by the names of the spec."""
 
     spec: TransformersModel
+    _enter: Callable[[Tensor], tuple[Tensor, _Held]]
+    """What the inner model's forward does before its blocks, a function of this file."""
     _held: _Held
-    """What the inner model's forward holds while its blocks run."""
+    """What it holds while they run."""
 
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:
         """The loss of tokens `x`; `targets` are not asked, as the module makes its own of the tokens."""
         _seed(x)
-        return cast(Tensor, super().forward(input_ids=x, labels=x, use_cache=False).loss)
+        given: Any = super()
+        return cast(Tensor, given.forward(input_ids=x, labels=x, use_cache=False).loss)
 
     def parameter(self, fqn: str) -> Tensor | None:
         """The parameter called `fqn`, None for ""."""
@@ -64,10 +68,8 @@ class Trained(nn.Module):
         x = self.get_submodule(self._held.norm)(x)
         del self._held
         logits = self.get_submodule("lm_head")(x)
-        return cast(Tensor, self.loss_function(logits=logits, labels=tokens, vocab_size=logits.shape[-1]))
-
-    def _enter(self, tokens: Tensor) -> tuple[Tensor, _Held]:
-        raise NotImplementedError
+        given: Any = self
+        return cast(Tensor, given.loss_function(logits=logits, labels=tokens, vocab_size=logits.shape[-1]))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """Buffers keep their dtype, as they do when transformers loads a model in two bytes."""
@@ -80,35 +82,27 @@ class Trained(nn.Module):
         return self
 
 
-class _TrainedLlama(Trained):
+def _enter_llama(model: Trained, tokens: Tensor) -> tuple[Tensor, _Held]:
     """LlamaModel.forward up to its blocks, and that of the models made after it."""
-
-    def _enter(self, tokens: Tensor) -> tuple[Tensor, _Held]:
-        inner: Any = self.get_submodule("model")
-        embeddings = inner.embed_tokens(tokens)
-        places = _places(embeddings)
-        _masks().create_causal_mask(
-            config=self.config, inputs_embeds=embeddings, attention_mask=None, past_key_values=None, position_ids=places
-        )
-        tables = inner.rotary_emb(embeddings, position_ids=places)
-        kept = {"attention_mask": None, "position_embeddings": tables, "position_ids": places, "past_key_values": None}
-        return embeddings, _Held(tokens=tokens, values=(embeddings,), norm="model.norm", for_blocks=kept)
+    inner: Any = model.get_submodule("model")
+    embeddings = inner.embed_tokens(tokens)
+    places = _places(embeddings)
+    _mask(model, embeddings, places)
+    tables = inner.rotary_emb(embeddings, position_ids=places)
+    kept = {"attention_mask": None, "position_embeddings": tables, "position_ids": places, "past_key_values": None}
+    return embeddings, _Held(tokens=tokens, values=(embeddings,), norm="model.norm", for_blocks=kept)
 
 
-class _TrainedGpt2(Trained):
+def _enter_gpt2(model: Trained, tokens: Tensor) -> tuple[Tensor, _Held]:
     """GPT2Model.forward up to its blocks."""
-
-    def _enter(self, tokens: Tensor) -> tuple[Tensor, _Held]:
-        inner: Any = self.get_submodule("transformer")
-        embeddings = inner.wte(tokens)
-        places = _places(embeddings)
-        rows = inner.wpe(places)
-        x = embeddings + rows
-        _masks().create_causal_mask(
-            config=self.config, inputs_embeds=embeddings, attention_mask=None, past_key_values=None, position_ids=places
-        )
-        x = inner.drop(x)
-        return x, _Held(tokens=tokens, values=(embeddings, rows), norm="transformer.ln_f", for_blocks={"position_ids": places})
+    inner: Any = model.get_submodule("transformer")
+    embeddings = inner.wte(tokens)
+    places = _places(embeddings)
+    rows = inner.wpe(places)
+    x = embeddings + rows
+    _mask(model, embeddings, places)
+    x = inner.drop(x)
+    return x, _Held(tokens=tokens, values=(embeddings, rows), norm="transformer.ln_f", for_blocks={"position_ids": places})
 
 
 def _seed(tokens: Tensor) -> None:
@@ -121,19 +115,22 @@ def _places(embeddings: Tensor) -> Tensor:
     return (torch.arange(embeddings.shape[1], device=embeddings.device) + 0).unsqueeze(0)
 
 
-def _masks() -> Any:
+def _mask(model: Any, embeddings: Tensor, places: Tensor) -> None:
+    """Look whether sequences are packed, for which alone there would be a mask."""
     from transformers import masking_utils  # an extra
 
-    return masking_utils
+    masking_utils.create_causal_mask(
+        config=model.config, inputs_embeds=embeddings, attention_mask=None, past_key_values=None, position_ids=places
+    )
 
 
-CLASSES: dict[str, tuple[str, type[Trained]]] = {
-    "gpt2": ("GPT2LMHeadModel", _TrainedGpt2),
-    "llama": ("LlamaForCausalLM", _TrainedLlama),
-    "mistral": ("MistralForCausalLM", _TrainedLlama),
-    "qwen2": ("Qwen2ForCausalLM", _TrainedLlama),
+CLASSES: dict[str, tuple[str, Callable[[Trained, Tensor], tuple[Tensor, _Held]]]] = {
+    "gpt2": ("GPT2LMHeadModel", _enter_gpt2),
+    "llama": ("LlamaForCausalLM", _enter_llama),
+    "mistral": ("MistralForCausalLM", _enter_llama),
+    "qwen2": ("Qwen2ForCausalLM", _enter_llama),
 }
-"""By the config's model_type: the class of transformers, and what is laid over it."""
+"""By the config's model_type: the class of transformers, and what its inner model does before its blocks."""
 
 
 def build(spec: TransformersModel, *, seed: int, dtype: str, checkpointing: Checkpointing = NO_CHECKPOINTING) -> nn.Module:
@@ -149,9 +146,9 @@ def build(spec: TransformersModel, *, seed: int, dtype: str, checkpointing: Chec
         ) from None
     given = json.loads(spec.config)
     config = transformers.AutoConfig.for_model(**given)
-    name, over = CLASSES[given["model_type"]]
+    name, enter = CLASSES[given["model_type"]]
     base: Any = getattr(transformers, name)
-    kind = type(name, (over, base), {"__module__": base.__module__})
+    kind = type(name, (Trained, base), {"__module__": base.__module__, "_enter": enter})
     model: Any = kind(config)
     model.spec = spec
     model.train()

@@ -21,8 +21,8 @@ MAX_FLASH_HEAD = 256
 def sdpa_kernel(op: Operator, sizes: Sizes) -> str:
     """Which of its kernels scaled_dot_product_attention takes: "flash", "efficient" or "math"; "explicit" where it is not asked.
 
-    On a CPU flash takes everything but dropout. On CUDA it takes two bytes and heads of at most 256, and memory-efficient attention the rest unless
-    heads are grouped (torch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp). cuDNN's keeps as much as flash.
+    On a CPU flash takes everything but dropout. On CUDA it takes two bytes and heads of at most 256, and memory-efficient attention
+    the rest unless heads are grouped (torch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp). cuDNN's keeps as much as flash.
     """
     if op.implementation != "sdpa" or sizes.device == "cpu":
         return op.implementation if op.implementation != "sdpa" else "math" if op.dropout else "flash"

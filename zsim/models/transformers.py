@@ -145,7 +145,10 @@ def _llama_block(sizes: LlamaSizes, fqn: str, head_dim: int) -> Module:
         num_kv_heads=kv_heads,
         head_dim=head_dim,
     )
-    projections = [linear(f"{attention}.{part}_proj", "n1", part, width, count * head_dim, bias=sizes.qkv_bias) for part, count in heads.items()]
+    projections = [
+        linear(f"{attention}.{part}_proj", "n1", part, width, count * head_dim, bias=sizes.qkv_bias)
+        for part, count in heads.items()
+    ]
     in_heads = [
         replace(shape, kind="heads", name=f"{attention}.{part}_heads", inputs=(part,), output=f"{part}_heads", num_heads=count)
         for part, count in heads.items()

@@ -88,8 +88,8 @@ def _broadcast(step: Step, model: ReplicatedModel, states: list[State], *, micro
     pieces = _coalesced(states)
     names = [f"{unit}:broadcast{f'.{place}' if place else ''}" for place, (unit, _, _) in enumerate(pieces)]
     for place, (unit, dtype, nbytes) in enumerate(pieces):
-        before = [Free(names[place - IN_FLIGHT])] if place >= IN_FLIGHT else []
-        after = [Free(name) for name in names[max(0, place + 1 - IN_FLIGHT) :]] if place == len(pieces) - 1 else []
+        before: list[MemoryEvent] = [Free(names[place - IN_FLIGHT])] if place >= IN_FLIGHT else []
+        after: list[MemoryEvent] = [Free(name) for name in names[max(0, place + 1 - IN_FLIGHT) :]] if place == len(pieces) - 1 else []
         memory = (*before, Alloc(names[place], "communication", nbytes), *after)
         collective_over_replicas(step, model, "broadcast", unit, nbytes, dtype=dtype, memory=memory, micro_batch=micro_batch)
 
