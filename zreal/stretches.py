@@ -44,6 +44,10 @@ class Step:
     devices: tuple[Device, ...]
     order: tuple[str, ...]
     needs_gradient: tuple[bool, ...]
+    registered: tuple[str, ...]
+    """The parameters as the module registers them."""
+    buffers: tuple[tuple[str, int], ...]
+    """The dtype and bytes of each of its buffers."""
     cast_inputs: tuple[int, ...]
     """The storages of the model's inputs in the dtype that they were cast to."""
 
@@ -106,6 +110,8 @@ def traced_model(
             casts_input=step.casts_input,
             buffer_nbytes=step.buffer_nbytes,
             input_nbytes=step.input_nbytes,
+            registered=step.registered,
+            buffers=step.buffers,
             devices=step.devices,
         )
     )

@@ -83,6 +83,8 @@ def trace(
         order=tuple(run.boundaries.order),
         needs_gradient=tuple(run.boundaries.needs_gradient),
         cast_inputs=tuple(run.cast_inputs),
+        registered=tuple(step.parameters),
+        buffers=tuple((str(b.dtype).removeprefix("torch."), total([b])) for b in step.buffers.values()),
     )
     return traced_model(traced, lives=run.lives, reads=run.reads, gradients=run.gradients, loss=run.loss)
 
