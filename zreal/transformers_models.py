@@ -142,7 +142,7 @@ def build(spec: TransformersModel, *, seed: int, dtype: str, checkpointing: Chec
             where="model.huggingface",
             expected="transformers, whose modules these are",
             found="it is not installed",
-            remedy="pip install 'zsim[test]', or simulate without it",
+            remedy="pip install 'zsim[real,huggingface]', or simulate without it",
         ) from None
     given = json.loads(spec.config)
     config = transformers.AutoConfig.for_model(**given)

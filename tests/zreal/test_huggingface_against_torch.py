@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,16 @@ from tests.quick import one_in
 from tests.zreal.test_event_order import of_program, of_torch
 from tests.zreal.test_fsdp2_against_torch import differences
 from tests.zreal.test_tracing_against_torch import traced_events
-from zreal import modules, torch_private
+from zreal import backends, modules, torch_private
 from zreal.executor import execute
 from zreal.tracing import trace
+from zsim.errors import BackendUnavailableError
 from zsim.lowering import lower
 from zsim.memory import replay
 from zsim.ops import COLLECTIVES, Alloc, Free
 from zsim.plan import plan
 from zsim.program import PHASES
+from zsim.run import RunOptions
 from zsim.scenario import Scenario, parse
 from zsim.training import DTYPE_NBYTES, Dtype, NodeOver, Recomputed
 
@@ -186,3 +189,16 @@ def test_dropout_is_the_same_on_a_rank_and_in_the_reference(tmp_path: Path) -> N
     assert model.training
     assert torch.equal(first, whole)
     assert not torch.equal(first, model.eval()(x, targets))
+
+
+def test_a_backend_without_transformers_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(backends, "version", missing)
+    with pytest.raises(BackendUnavailableError) as caught:
+        backends.FakeBackend().run(scenario(tmp_path, "llama", 'name = "fsdp2"'), options=RunOptions())
+    assert str(caught.value) == (
+        "backend fake, model.huggingface: expected transformers >=5,<6, whose modules are trained, found no transformers; "
+        "pip install 'zsim[real,huggingface]'"
+    )

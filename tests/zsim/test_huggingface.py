@@ -12,9 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zsim import scenario
 from zsim.errors import ScenarioError
 from zsim.models import huggingface
 
+TEXT = """
+model = { huggingface = "config.json" }
+batch = { micro_batch = 1, sequence_length = 16 }
+cluster = { preset = "cpu-gloo", ranks = 2 }
+strategy = { name = "fsdp2" }
+MORE
+"""
 GPT2: dict[str, Any] = {
     "model_type": "gpt2",
     "n_layer": 12,
@@ -159,3 +167,32 @@ def test_biases_of_a_llama_are_where_its_config_says() -> None:
     names = (*(f"self_attn.{part}_proj" for part in "qkvo"), *(f"mlp.{part}_proj" for part in ("gate", "up", "down")))
     blocks = [unit.fqn for unit in plain.units if unit.fqn.startswith("model.layers.")]
     assert added == {f"{block}.{name}.bias" for block in blocks for name in names}
+
+
+@pytest.mark.parametrize(
+    ("more", "complaint"),
+    [
+        ('precision = { autocast = "bf16" }', "precision.autocast: expected none with model.huggingface, found bf16"),
+        ('wrapping = { ends = "apart" }', "wrapping.ends: expected root with model.huggingface, found apart"),
+        (
+            'activation_checkpointing = { mode = "selective", recompute = ["linear"] }',
+            "activation_checkpointing.recompute: expected nothing with model.huggingface, found linear",
+        ),
+    ],
+)
+def test_what_modules_of_transformers_are_not_lowered_for_is_refused(tmp_path: Path, more: str, complaint: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    with pytest.raises(ScenarioError) as caught:
+        scenario.parse(TEXT.replace("MORE", more).encode(), where="h.toml", folder=tmp_path)
+    assert f"h.toml: {complaint}; a family with the same sizes has it, model.family" in caught.value.problems
+
+
+@pytest.mark.parametrize(
+    ("table", "key"), [("uses = 2", "model.uses"), ('unused = ["model.layers.3"]', "model.unused"), ("", "batch.sequence_length")]
+)
+def test_so_are_other_runs_of_its_blocks_and_a_single_token(tmp_path: Path, table: str, key: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    text = TEXT.replace("MORE", "").replace("config.json\"", f'config.json", {table}' if table else 'config.json"')
+    text = text if table else text.replace("sequence_length = 16", "sequence_length = 1")
+    with pytest.raises(ScenarioError, match=f"h.toml: {key}: expected"):
+        scenario.parse(text.encode(), where="h.toml", folder=tmp_path)
