@@ -144,12 +144,17 @@ def build(spec: TransformersModel, *, seed: int, dtype: str, checkpointing: Chec
             found="it is not installed",
             remedy="pip install 'zsim[real,huggingface]', or simulate without it",
         ) from None
-    given = json.loads(spec.config)
-    config = transformers.AutoConfig.for_model(**given)
+    given = json.loads(spec.config) | {"attn_implementation": "sdpa", "return_dict": True}
     name, enter = CLASSES[given["model_type"]]
     base: Any = getattr(transformers, name)
     kind = type(name, (Trained, base), {"__module__": base.__module__, "_enter": enter})
-    model: Any = kind(config)
+    try:
+        model: Any = kind(transformers.AutoConfig.for_model(**given))
+    except Exception as error:  # whatever transformers has against what somebody wrote
+        told = (str(error).strip().splitlines() or [""])[0][:200]
+        raise ModelError(
+            where="model.huggingface", expected="a config.json that transformers can use", found=f"{type(error).__name__}: {told}"
+        ) from error
     model.spec = spec
     model.train()
     trained = {parameter.fqn: parameter for parameter in spec.parameters}

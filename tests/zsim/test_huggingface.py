@@ -98,7 +98,7 @@ def test_a_head_size_of_its_own_is_taken_from_the_config() -> None:
         (GPT2 | {"n_layer": 1.5}, "n_layer: expected a whole number from 1 to 4,096, found '1.5'"),
         (GPT2 | {"n_embd": True}, "n_embd: expected a whole number from 1 to 10,000,000, found 'True'"),
         (GPT2 | {"n_head": None}, "n_head: expected a whole number from 1 to 10,000,000, found 'None'"),
-        (GPT2 | {"add_cross_attention": True}, "add_cross_attention: expected false (no family has it), found 'True'"),
+        (GPT2 | {"add_cross_attention": True}, "add_cross_attention: expected false, as anything else is not modelled, found 'True'"),
         (LLAMA | {"hidden_size": -1}, "hidden_size: expected a whole number from 1 to 10,000,000, found '-1'"),
         (LLAMA | {"hidden_act": "gelu"}, "hidden_act: expected one of silu, swish, found 'gelu'"),
         (GPT2 | {"activation_function": "relu"}, "activation_function: expected one of gelu_new, gelu, gelu_pytorch_tanh, found 'relu'"),
@@ -107,11 +107,11 @@ def test_a_head_size_of_its_own_is_taken_from_the_config() -> None:
         (LLAMA | {"attention_dropout": 0.1}, "attention_dropout: expected 0, as in all published models of this kind, found '0.1'"),
         (LLAMA | {"attention_bias": 1}, "attention_bias: expected true or false, found '1'"),
         (LLAMA | {"tie_word_embeddings": "no"}, "tie_word_embeddings: expected true or false, found 'no'"),
-        (MISTRAL | {"sliding_window": 64}, "sliding_window: expected at least the sequence length, 128, found '64'"),
-        (
-            QWEN2 | {"use_sliding_window": True},
-            "sliding_window: expected at least the sequence length, 128, found '8'",
-        ),
+        (MISTRAL | {"sliding_window": 64}, "sliding_window: expected more than the sequence length, 128, found '64'"),
+        (MISTRAL | {"sliding_window": 128}, "sliding_window: expected more than the sequence length, 128, found '128'"),
+        (QWEN2 | {"use_sliding_window": True}, "use_sliding_window: expected false, as anything else is not modelled, found 'True'"),
+        (LLAMA | {"rope_scaling": {"type": "dynamic"}}, "rope_scaling: expected one of default, linear, llama3, yarn, found 'dynamic'"),
+        (GPT2 | {"output_attentions": True}, "output_attentions: expected false, as anything else is not modelled, found 'True'"),
     ],
 )
 def test_a_config_that_cannot_be_used_is_refused_with_file_and_key(config: dict[str, Any], complaint: str) -> None:

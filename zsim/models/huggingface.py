@@ -17,6 +17,8 @@ from zsim.models.transformers import Dropout
 MAX_BYTES = 1024 * 1024
 MAX_SIZE = 10_000_000
 MAX_LAYERS = 4096
+ROPES = ("default", "linear", "llama3", "yarn")
+"""Rotary positions whose frequencies are made with the model."""
 
 
 def load(path: str, *, folder: Path | None, sequence_length: int) -> ModelSpec:
@@ -88,9 +90,9 @@ class _Config:
         return json.dumps(dict(self.values), sort_keys=True)
 
     def refuse(self, key: str) -> None:
-        """ScenarioError when the option `key`, which the families do not have, is on."""
+        """ScenarioError when the option `key`, which is not modelled, is on."""
         if self.flag(key, False):
-            raise _problem(self.path, key, "false (no family has it)", True)
+            raise _problem(self.path, key, "false, as anything else is not modelled", True)
 
     def require(self, key: str, known: tuple[str, ...]) -> None:
         """ScenarioError when the word `key` is given and is none of those that the family knows."""
@@ -99,14 +101,27 @@ class _Config:
             raise _problem(self.path, key, f"one of {', '.join(known)}", value)
 
     def refuse_window(self, sequence_length: int) -> None:
-        """ScenarioError when attention looks back less far than a sequence is long, which no family does."""
-        window = self.size("sliding_window", sequence_length)
-        if window < sequence_length:
-            raise _problem(self.path, "sliding_window", f"at least the sequence length, {sequence_length}", window)
+        """ScenarioError when attention looks back no farther than a sequence is long: it then has a mask of its own."""
+        window = self.size("sliding_window", sequence_length + 1)
+        if window <= sequence_length:
+            raise _problem(self.path, "sliding_window", f"more than the sequence length, {sequence_length}", window)
+
+    def refuse_rope(self) -> None:
+        """ScenarioError for rotary positions that are made anew while a model runs."""
+        rope = self.values.get("rope_parameters") or self.values.get("rope_scaling") or {}
+        kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, Mapping) else rope
+        if kind not in ROPES:
+            raise _problem(self.path, "rope_scaling", f"one of {', '.join(ROPES)}", kind)
+
+    def refuse_outputs(self) -> None:
+        """ScenarioError when the module is to return, and so to hold, more than logits and loss."""
+        for key in ("output_hidden_states", "output_attentions"):
+            self.refuse(key)
 
 
 def _gpt2(config: _Config, sequence_length: int) -> ModelSpec:
     config.refuse("add_cross_attention")
+    config.refuse_outputs()
     config.require("activation_function", ("gelu_new", "gelu", "gelu_pytorch_tanh"))
     sizes = GptSizes(
         num_layers=config.size("n_layer", most=MAX_LAYERS),
@@ -129,6 +144,8 @@ def _gpt2(config: _Config, sequence_length: int) -> ModelSpec:
 
 def _llama(config: _Config, sequence_length: int, *, name: str = "llama", qkv_bias: bool = False) -> ModelSpec:
     config.require("hidden_act", ("silu", "swish"))
+    config.refuse_outputs()
+    config.refuse_rope()
     heads = config.size("num_attention_heads")
     sizes = LlamaSizes(
         num_layers=config.size("num_hidden_layers", most=MAX_LAYERS),
@@ -154,8 +171,7 @@ def _mistral(config: _Config, sequence_length: int) -> ModelSpec:
 
 
 def _qwen2(config: _Config, sequence_length: int) -> ModelSpec:
-    if config.flag("use_sliding_window", False):
-        config.refuse_window(sequence_length)
+    config.refuse("use_sliding_window")
     return _llama(config, sequence_length, name="qwen2", qkv_bias=True)
 
 
