@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from zsim import eager_transformers
+from zsim import eager_gpt2, eager_transformers
 from zsim.aten_call import Call, Sizes
 from zsim.eager_attention import attention, rotary
 from zsim.operators import Operator, OperatorKind
@@ -279,11 +279,11 @@ _CALLS: dict[OperatorKind, Callable[[Operator, Sizes], Iterator[Call]]] = {
     "rotate": eager_transformers.rotate,
     "silu": eager_transformers.silu,
     "multiply": eager_transformers.multiply,
-    "conv1d": eager_transformers.conv1d,
-    "split": eager_transformers.split,
-    "dropout": eager_transformers.dropout,
-    "gelu_new": eager_transformers.gelu_new,
-    "position_embedding": eager_transformers.position_embedding,
+    "conv1d": eager_gpt2.conv1d,
+    "split": eager_gpt2.split,
+    "dropout": eager_gpt2.dropout,
+    "gelu_new": eager_gpt2.gelu_new,
+    "position_embedding": eager_gpt2.position_embedding,
     "causal_loss": eager_transformers.causal_loss,
 }
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from zsim.aten_call import Call, Sizes
 from zsim.aten_forms import attention_flops, batched_matmul, clone, constant, view
-from zsim.eager_transformers import dropped
+from zsim.eager_gpt2 import dropped
 from zsim.model import ModelSpec
 from zsim.operators import Operator
 from zsim.training import DTYPE_NBYTES, Device, Precision

@@ -54,9 +54,9 @@ class Operator:
     num_kv_heads, head_dim; `implementation` an AttentionKind; causal; with `dropout` of its
     probabilities. traced: whatever a tracer saw (`zsim.traced`), whose calls nobody here knows.
 
-    From upcast_norm to causal_loss: what modules of transformers are made of, `zsim.eager_transformers` says how. A value with a
-    colon in its name is another module's. `reads` are such values that need no gradient: a stretch that is recomputed holds
-    them. `drops` are values that Python holds past their last use, and that go when this operator is over.
+    From upcast_norm to causal_loss: what modules of transformers are made of; `zsim.eager_transformers` and `zsim.eager_gpt2` say
+    how. A value with a colon in its name is another module's. `reads` are such values that need no gradient: a stretch that is
+    recomputed holds them. `drops` are values that Python holds past their last use, and that go when this operator is over.
     """
 
     kind: OperatorKind
