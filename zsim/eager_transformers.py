@@ -1,6 +1,7 @@
 """The aten calls of the modules that transformers writes in Python: norms, rotary positions, SwiGLU, the loss.
 
-Seen with transformers 5 on torch 2.13. These are compositions in the modules' own code, so that a GPU runs the same calls. `drops` follow Python: a name that is assigned anew lets go at once, the locals of a function when it returns.
+Seen with transformers 5 on torch 2.13. These are compositions in the modules' own code, so that a GPU runs the same calls. `drops`
+follow Python: a name that is assigned anew lets go at once, the locals of a function when it returns.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def test_every_allocation_and_free_is_that_of_the_same_module_traced(config: str
 
 @pytest.mark.parametrize(
     ("config", "strategy", "precision"),
-    one_in(11, itertools.product(KINDS, ["fsdp2", "ddp", "zero_redundancy"], PRECISIONS)),
+    one_in(17, itertools.product(KINDS, ["fsdp2", "ddp", "zero_redundancy"], PRECISIONS)),
 )
 def test_what_torch_holds_and_sends_is_exact(config: str, strategy: str, precision: str, tmp_path: Path) -> None:
     case = scenario(tmp_path, config, f'name = "{strategy}"', precision=precision)
@@ -143,7 +143,7 @@ def test_what_our_programs_hold_and_send_when_they_are_executed_is_exact(
 
 
 @pytest.mark.parametrize(
-    ("config", "strategy", "precision"), one_in(7, itertools.product(KINDS, ["fsdp2", "ddp"], ["fp32", "bf16"]))
+    ("config", "strategy", "precision"), one_in(13, itertools.product(KINDS, ["fsdp2", "ddp"], ["fp32", "bf16"]))
 )
 def test_every_allocation_and_free_of_a_step_comes_in_torchs_order(
     config: str, strategy: str, precision: str, tmp_path: Path
@@ -166,7 +166,7 @@ OPTIONS: dict[str, dict[str, str]] = {
 
 
 @pytest.mark.parametrize(
-    ("option", "config", "strategy"), one_in(11, itertools.product(OPTIONS, ["llama", "gpt2"], ["fsdp2", "ddp"]))
+    ("option", "config", "strategy"), one_in(29, itertools.product(OPTIONS, ["llama", "gpt2"], ["fsdp2", "ddp"]))
 )
 def test_each_option_is_exact(option: str, config: str, strategy: str, tmp_path: Path) -> None:
     asked = dict(OPTIONS[option])
