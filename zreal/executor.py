@@ -77,6 +77,8 @@ def execute(
     # Built out of the meter's sight: the random numbers of initial values are not the strategy's.
     model = modules.build(scenario.model, seed=scenario.seed, checkpointing=scenario.checkpointing).to(device)
     with meter, recorder:
+        with meter.looking_away():
+            meter.watch(*model.buffers())  # no strategy counts them
         with meter.span() as span:
             trainer = _construct(scenario, model, ops, mesh.get_group(), meter)
         phases["construction"] = PhaseRecord(collectives=recorder.take(), memory=as_record(span))
@@ -172,7 +174,7 @@ class Trainer:
         x, targets = batches[op.micro_batch * self.scenario.batch.forwards + forward]
         if self._value is None:
             self._scope.enter_context(modules.autocast(self.scenario.precision, device=x.device.type))
-        self._value = self.rank.model.run(spec, x if self._value is None else self._value, targets)
+        self._value = self.rank.model.run(spec, self._taken(x), targets)
         self._forwards += 1
         last = self._forwards == self._num_modules
         if self._value.requires_grad:
@@ -185,6 +187,11 @@ class Trainer:
         if last:
             self._forwards = 0
             self._scope.close()
+
+    def _taken(self, x: Tensor) -> Tensor:
+        """What the next module reads, `x` if it is the first: that module's alone from now on."""
+        value, self._value = self._value, None
+        return x if value is None else value
 
     @property
     def _num_modules(self) -> int:

@@ -28,6 +28,7 @@ from torch.utils.checkpoint import (
 from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.errors import ZsimError
 from zsim.model import ROOT, ModelSpec, Module, Parameter
+from zsim.models.transformers import TransformersModel
 from zsim.operators import Operator
 from zsim.repeats import first_runs
 from zsim.scenario import Scenario
@@ -42,7 +43,8 @@ def _generator(*key: int | str) -> torch.Generator:
     return torch.Generator().manual_seed(zlib.crc32(repr(key).encode()))
 
 
-def _initial(parameter: Parameter, *, seed: int) -> Tensor:
+def initial(parameter: Parameter, *, seed: int) -> Tensor:
+    """What `parameter` begins with: it depends on the seed and its own fqn alone."""
     generator = _generator(seed, parameter.fqn)
     if len(parameter.shape) == 1:
         centre = 1.0 if parameter.fqn.endswith("weight") else 0.0
@@ -212,8 +214,8 @@ def apply(op: Operator, values: dict[str, Tensor], owner: Stretch | Model) -> Te
             return values[first].to(torch.promote_types(values[first].dtype, DTYPES[op.dtype]))
         case "cross_entropy":
             return functional.cross_entropy(values[first].flatten(0, -2), values[op.inputs[1]].flatten())
-        case "traced":
-            raise AssertionError(op.name)  # build() has refused it
+        case _:
+            raise AssertionError(op.name)  # transformers runs it itself, or build() has refused it
 
 
 def _heads(x: Tensor, num_heads: int) -> Tensor:
@@ -305,7 +307,7 @@ class Model(nn.Module):
                 outside, _, name = unit.fqn.rpartition(".")
                 self.get_submodule(outside).add_module(name, own)
             for parameter in unit.parameters:
-                made = nn.Parameter(_initial(parameter, seed=seed).to(dtype), requires_grad=parameter.requires_grad)
+                made = nn.Parameter(initial(parameter, seed=seed).to(dtype), requires_grad=parameter.requires_grad)
                 _place(self, parameter.fqn, made)
 
     def parameter(self, fqn: str) -> Tensor | None:
@@ -341,6 +343,10 @@ def build(
             found="a traced model",
             remedy="simulate it, and compare with a run of your own module",
         )
+    if isinstance(spec, TransformersModel):
+        from zreal import transformers_models  # needs an extra, and this module
+
+        return cast(Model, transformers_models.build(spec, seed=seed, dtype=dtype, checkpointing=checkpointing))
     return Model(spec, seed=seed, dtype=DTYPES[dtype], checkpointing=checkpointing)
 
 

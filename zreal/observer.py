@@ -74,6 +74,8 @@ def observe(
     losses: list[float] = []
     model = modules.build(scenario.model, seed=scenario.seed, checkpointing=scenario.checkpointing).to(device)
     with meter, recorder:
+        with meter.looking_away():
+            meter.watch(*model.buffers())  # no strategy counts them
         with meter.span() as span:
             meter.watch(*model.parameters())
             subject = SUBJECTS[scenario.strategy](scenario, model, mesh)

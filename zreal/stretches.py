@@ -45,6 +45,10 @@ class Step:
     input_nbytes: int
     devices: tuple[Device, ...]
     visits: tuple[Visit, ...]
+    registered: tuple[str, ...]
+    """The parameters as the module registers them."""
+    buffers: tuple[tuple[str, int], ...]
+    """The dtype and bytes of each of its buffers."""
     cast_inputs: tuple[int, ...]
     """The storages of the model's inputs in the dtype that they were cast to."""
 
@@ -115,6 +119,8 @@ def traced_model(
             autocast=step.autocast,
             buffer_nbytes=step.buffer_nbytes,
             input_nbytes=step.input_nbytes,
+            registered=step.registered,
+            buffers=step.buffers,
             devices=step.devices,
         )
     )

@@ -88,6 +88,8 @@ def trace(
         devices=(device,) if choices.seen or log.device_matters or autocast != "none" else DEVICES,
         visits=tuple(run.boundaries.visits),
         cast_inputs=tuple(run.cast_inputs),
+        registered=tuple(step.parameters),
+        buffers=tuple((str(b.dtype).removeprefix("torch."), total([b])) for b in step.buffers.values()),
     )
     return traced_model(traced, lives=run.lives, reads=run.reads, gradients=run.gradients, loss=run.loss)
 

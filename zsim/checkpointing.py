@@ -14,6 +14,8 @@ from zsim.operators import Operator
 
 SAVEABLE = ("linear", "attention")
 """Operators whose outputs a selective policy can keep: those that are one aten call."""
+LINEARS = ("linear", "conv1d")
+"""Operators that "linear" means: the products of matrices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +47,10 @@ class Checkpointing:
 
     def kept(self, operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
         """Those of a recomputed stretch whose outputs are kept."""
-        linears = [operator for operator in operators if operator.kind == "linear"]
+        linears = [operator for operator in operators if operator.kind in LINEARS]
         passed_over = [linear for place, linear in enumerate(linears) if place % self.save_every]
-        return tuple(operator for operator in operators if operator.kind in self.save and operator not in passed_over)
+        asked = {*self.save, *(LINEARS if "linear" in self.save else ())}
+        return tuple(operator for operator in operators if operator.kind in asked and operator not in passed_over)
 
 
 NO_CHECKPOINTING = Checkpointing()

@@ -133,7 +133,7 @@ def model_flops(scenario: Scenario) -> int:
 
 
 def _flops_per_token(operator: Operator, length: int) -> int:
-    if operator.kind == "linear":
+    if operator.kind in ("linear", "conv1d"):
         return 6 * operator.in_features * operator.out_features
     return 12 * operator.num_heads * operator.head_dim * length if operator.kind == "attention" else 0
 

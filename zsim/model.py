@@ -92,6 +92,9 @@ class ModelSpec:
     `forwards`: how many forwards, one after another and each of as many modules, `modules` holds.
 
     `idle` are the fqns of the blocks that forward passes by; a unit of nothing else is unused: it owns parameters, and no more.
+
+    `registered` are the fqns of the parameters as the real module registers them, where it does not have its blocks' first and then
+    the root's own; `buffers` the dtype and the bytes of each tensor that it holds besides.
     """
 
     name: str
@@ -100,11 +103,29 @@ class ModelSpec:
     units: tuple[ParamGroup, ...]
     forwards: int = 1
     idle: tuple[str, ...] = ()
+    registered: tuple[str, ...] = ()
+    buffers: tuple[tuple[str, int], ...] = ()
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Every parameter once, unit by unit."""
         return tuple([parameter for unit in self.units for parameter in unit.parameters])
+
+    @property
+    def named_parameters(self) -> tuple[Parameter, ...]:
+        """The parameters in the order of the real module's `named_parameters()`."""
+        if self.registered:
+            known = {parameter.fqn: parameter for parameter in self.parameters}
+            return tuple([known[fqn] for fqn in self.registered])
+        units = sorted(self.units, key=lambda unit: unit.fqn == ROOT)
+        parameters = [parameter for unit in units for parameter in unit.parameters]
+        if self.nested:  # a block's own come before those of units in it, and both before the next block's
+            blocks = dict.fromkeys(module.within or module.path for module in self.modules if module.unit != ROOT)
+            order = {f"{fqn}.": place for place, fqn in enumerate(blocks)}
+            inner = {p.fqn for unit in units for p in unit.parameters if unit.fqn in {m.path for m in self.modules if m.inside}}
+            place_of = {p.fqn: next((n for fqn, n in order.items() if p.fqn.startswith(fqn)), len(order)) for p in parameters}
+            parameters.sort(key=lambda parameter: (place_of[parameter.fqn], parameter.fqn in inner))
+        return tuple(parameters)
 
     @property
     def blocks(self) -> tuple[Module, ...]:

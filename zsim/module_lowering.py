@@ -27,7 +27,8 @@ def _qualified(operator: Operator, module: Module, entry: str) -> Operator:
     """`operator` with module-local value names made unique in the model; the module's input is called `entry`."""
     prefix = f"{module.whole}:"
     inputs = tuple([entry if value == "x" else prefix + value for value in operator.inputs])
-    return replace(operator, inputs=inputs, output=prefix + operator.output)
+    drops = tuple([entry if value == "x" else value if ":" in value else prefix + value for value in operator.drops])
+    return replace(operator, inputs=inputs, output=prefix + operator.output, drops=drops)
 
 
 def _forward_kernels(module_calls: list[Call], *, dtype: str) -> tuple[Kernel, ...]:
@@ -84,6 +85,7 @@ def lower_each(
     make = _maker_of_calls(autocast, batch=batch, dtype=dtype, device=device, frozen=frozen)
     dtypes: dict[str, str] = {}
     called, takes, differentiates = "", dict[str, str](), dict[str, bool]()
+    framed = frozenset([drop for module in model.modules for op in module.operators for drop in op.drops if ":" in drop])
     forward_size = len(model.modules) // model.forwards
     for place, module in enumerate(model.modules):
         if place % forward_size == 0:
@@ -98,6 +100,7 @@ def lower_each(
         if module.path in checkpointed:
             _cut_regions(steps, module, checkpointing)
         module_calls = [call for step in steps for call in step.calls]
+        tape.framed = framed.union(drop for op in module.operators for drop in _qualified(op, module, entry).drops)
         if casts_input and place % forward_size == 0 and "tokens" not in model.first_operator.inputs:
             tape.cast_input(model, entry, batch=batch, dtype=dtype)
         needs_gradient = taken in tape.needs_gradient
@@ -175,7 +178,7 @@ def _cut_regions(steps: list[Step], module: Module, checkpointing: Checkpointing
             by_operator[operator].cached = operator in kept
         stretch = [by_operator[operator] for operator in operators]
         if any(packs_something(call) for step in stretch for call in step.calls):
-            Region.of(stretch)
+            Region.of(stretch, reads=tuple(value for operator in operators for value in operator.reads))
 
 
 def _last_mark_only(events: tuple[TapeEvent, ...]) -> tuple[TapeEvent, ...]:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from zsim.aten_call import Call
 
-PRODUCTS = ("linear", "rms_norm")
+PRODUCTS = ("linear", "conv1d", "rms_norm")
 """Operators with a call that multiplies by the weight: it saves one factor for the gradient of the other. A fused norm is none."""
 
 

@@ -30,12 +30,12 @@ class Region:
     names: dict[str, Call]
 
     @classmethod
-    def of(cls, steps: list[Step]) -> Region:
-        """The region of `steps`, which learn of it."""
+    def of(cls, steps: list[Step], *, reads: tuple[str, ...] = ()) -> Region:
+        """The region of `steps`, which learn of it; `reads` are values that it is handed besides those that its calls name."""
         made = {name for step in steps for call in step.calls for name in (call.output, *call.also)}
         made |= {name for step in steps for call in step.calls for name, _ in call.keeps}
         read = (value for step in steps for call in step.calls for value in (*call.inputs, *call.saves))
-        inputs = tuple(dict.fromkeys(value for value in read if value not in made))
+        inputs = tuple(dict.fromkeys([*(value for value in read if value not in made), *reads]))
         kept = {step.calls[-1].output for step in steps if step.cached}
         kept |= {name for step in steps if step.cached for call in step.calls for name, _ in call.keeps}
         again = [Step([_renamed(call, made - kept) for call in step.calls], cached=step.cached) for step in steps]

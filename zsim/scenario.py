@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from zsim import checkpointing, guards, traced, training_part, wrapping
+from zsim import checkpointing, guards, traced, training_part, transformers_problems, wrapping
 from zsim.checkpointing import Checkpointing
 from zsim.eager_sdpa import kernel_problem
 from zsim.errors import ScenarioError, ZsimError
@@ -172,6 +172,8 @@ class _Made:
         attempt(_check_together, strategy, options, mesh, tables["optimizer"])
         attempt(_check_checkpointing, model, *(tables[key] for key in ("activation_checkpointing", "batch", "precision")))
         attempt(_check_precision, tables["precision"])
+        asked = ("model", "batch", "precision", "activation_checkpointing", "wrapping")
+        attempt(_check_transformers, model, *(tables[key] for key in asked))
         attempt(_check_traced, model, tables["batch"], tables["precision"], strategy)
         attempt(_check_model, model, options, tables["batch"], tables["precision"], strategy)
         attempt(_check_work, model, mesh, options, tables["batch"])
@@ -219,6 +221,21 @@ def _wrapped(model: ModelSpec, table: WrappingTable) -> ModelSpec:
 def _trained_part(model: ModelSpec, table: ModelTable, frozen: tuple[str, ...]) -> ModelSpec:
     """`model` with what is frozen or unused."""
     return training_part.cut(model, frozen=frozen, unused=table.unused)
+
+
+def _check_transformers(
+    model: ModelSpec, table: ModelTable, batch: BatchTable, precision: PrecisionTable, again: CheckpointingTable, units: WrappingTable
+) -> None:
+    found = transformers_problems.problems(
+        model,
+        batch=Batch(**batch.model_dump()),
+        autocast=precision.autocast,
+        checkpointing=Checkpointing(**again.model_dump()),
+        wrapping=Wrapping(**units.model_dump()),
+        unused=table.unused,
+    )
+    if problems := tuple(found):
+        raise ScenarioError(problems)
 
 
 def _check_traced(model: ModelSpec, batch: BatchTable, precision: PrecisionTable, strategy: Any) -> None:

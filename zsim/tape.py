@@ -55,6 +55,8 @@ class Tape:
     made: Counter[str] = field(default_factory=Counter)
     added: list[str] = field(default_factory=list)
     """What the node that runs has made and the engine has added to something else: it lives until the node is over."""
+    framed: frozenset[str] = frozenset()
+    """Values of the module that runs that go by a drop of some operator alone, not after their last use."""
     in_sequences: bool = True
     of_linears: set[str] = field(default_factory=set)
     """Gradients that linears make of inputs with more than two dimensions: views of products of matrices."""
@@ -91,16 +93,18 @@ class Tape:
                 self._hold((step.calls[-1].output,))
             dropped = {value for call in step.calls for value in call.drops}
             inner = [value for call in step.calls[:-1] if not call.cached for value in (call.output, *call.also)]
+            inner += step.calls[-1].also
+            inner = [value for value in inner if last_use.get(value, step) is step]
             outer = [value for call in step.calls for value in call.inputs if last_use[value] is step]
             for value in dict.fromkeys(inner + outer):
-                if value != entry and value in self.nbytes and value not in dropped and value not in later:
+                if value != entry and value in self.nbytes and value not in dropped and value not in later and value not in self.framed:
                     self.storages.release(value)
         for step in steps:
             if step.cached and step.region is None:  # nothing of it will be recomputed: kept until the stretch is over
                 self.storages.release(step.calls[-1].output)
                 for name, _ in step.calls[-1].keeps:
                     self.storages.release(name)
-        if entry in self.nbytes and entry not in later:
+        if entry in self.nbytes and entry not in later and entry not in self.framed:
             self.storages.release(entry)
 
     def let_go(self, steps: list[Step]) -> tuple[Free, ...]:
@@ -152,6 +156,7 @@ class Tape:
         torch.utils.checkpoint stops there: a call that saves nothing of its own output is not even made.
         """
         entered = set(region.inputs)
+        framed = {value for step in region.again for call in step.calls for value in call.drops}
         last_use = {value: step for step in region.again for call in step.calls for value in call.inputs}
         mine: dict[str, None] = {}
         for step in region.again:
@@ -173,9 +178,11 @@ class Tape:
                     break
             else:
                 inner = [value for call in step.calls[:-1] if not call.cached for value in (call.output, *call.also)]
+                inner += step.calls[-1].also
+                inner = [value for value in inner if last_use.get(value, step) is step]
                 outer = [value for call in step.calls for value in call.inputs if last_use[value] is step]
                 for value in dict.fromkeys(inner + outer):
-                    if value not in entered and value in mine:
+                    if value not in entered and value in mine and value not in framed:
                         del mine[value]
                         self.storages.release(value)
                 continue
@@ -374,11 +381,15 @@ class Tape:
         self.added.clear()
 
     def _release_saved(self, call: Call) -> None:
-        for name in self._saved(call):
-            if name in self.nbytes:
+        """What was read goes first, then what was made, the output last."""
+        saved = [name for name in self._saved(call) if name in self.nbytes]
+        for name in saved:
+            if name != call.output:
                 self.storages.release(name)
         for name, _ in call.keeps:
             self.storages.release(name)
+        if call.output in saved:
+            self.storages.release(call.output)
 
     def _new_gradient(self, value: str, *, called: str = ".grad") -> str:
         self.births[value] = self.births.get(value, 0) + 1

@@ -196,6 +196,8 @@ def dump(model: TracedModel) -> str:
         "buffer_nbytes": model.buffer_nbytes,
         "input_nbytes": model.input_nbytes,
         "devices": list(model.devices),
+        "registered": list(model.registered),
+        "buffers": [list(buffer) for buffer in model.buffers],
         "units": [[unit.fqn, [_parameter_row(p) for p in unit.parameters]] for unit in model.units],
         "modules": [
             {
@@ -277,7 +279,7 @@ def parse(data: bytes, *, where: str = "traced model") -> TracedModel:
 def _model(reader: Reader) -> TracedModel:
     scalars = ("name", "dtype", "micro_batch", "sequence_length", "casts_input", "buffer_nbytes", "input_nbytes", "devices")
     cast = AUTOCAST if isinstance(reader.value, dict) and AUTOCAST[0] in reader.value else ()
-    table = reader.table("schema", *scalars, *cast, "units", "modules")
+    table = reader.table("schema", *scalars, *cast, "units", "modules", lists=("registered", "buffers"))
     table["schema"].one_of((SCHEMA,))
     modules = list(table["modules"].items(at_most=MAX_MODULES))
     pairs = [_module(module, last=place == len(modules) - 1) for place, module in enumerate(modules)]
@@ -300,7 +302,14 @@ def _model(reader: Reader) -> TracedModel:
         buffer_nbytes=table["buffer_nbytes"].size(),
         input_nbytes=table["input_nbytes"].size(),
         devices=_devices(table["devices"]),
+        registered=tuple(fqn.name() for fqn in table["registered"].items()),
+        buffers=tuple(_buffer(buffer) for buffer in table["buffers"].items()),
     )
+
+
+def _buffer(reader: Reader) -> tuple[str, int]:
+    dtype, nbytes = reader.row(2)
+    return dtype.name(), nbytes.size()
 
 
 def _devices(reader: Reader) -> tuple[Device, ...]:

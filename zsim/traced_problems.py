@@ -17,6 +17,8 @@ def problems(model: ModelSpec, lowered: tuple[LoweredModule, ...], *, loss: str)
     names = [unit.fqn for unit in model.units], [p.fqn for p in model.parameters], [m.fqn for m in model.modules]
     for repeated in (name for group in names for name, count in Counter(group).items() if count > 1):
         yield repeated, "one unit, parameter or module of this name", "more"
+    if model.registered and sorted(model.registered) != sorted(names[1]):
+        yield model.name, "every parameter registered once", "others"
     for parameter in model.parameters:
         if not parameter.shape:
             yield parameter.fqn, "a parameter of at least one dimension, as fully_shard does", "a scalar"

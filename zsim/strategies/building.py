@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from zsim.mesh import Mesh
-from zsim.model import ROOT, ModelSpec, Module, Parameter, ParamGroup
+from zsim.model import ModelSpec, Module, Parameter, ParamGroup
 from zsim.ops import Alloc, Free, Kernel, MemoryEvent, Op, OpKind, Stream
 from zsim.program import Program, RankProgram
 from zsim.sharding import FlatLayout, Granularity, regroup
@@ -29,6 +29,8 @@ from zsim.training import (
 
 MASTER_DTYPE = "float32"
 """What the optimizer steps in: 2-byte parameters have a master copy of this dtype."""
+PRODUCTS = ("linear", "conv1d")
+"""Operators that multiply by a weight and may add a bias."""
 
 
 @dataclass(slots=True)
@@ -86,13 +88,13 @@ def units_read(model: ModelSpec) -> dict[str, tuple[str, ...]]:
 
 
 def late_weights(training: Training) -> frozenset[str]:
-    """Weights of linears with a bias: a further node transposes their gradient, so the bias's is added first.
+    """Weights of linears with a bias: a further node transposes their gradient, so the bias's is added first, as Conv1D's is anyway.
 
     Not under autocast, where the nodes that cast both gradients come in the order of the casts: the bias, cast first, is last.
     """
     if training.precision.autocast != "none":
         return frozenset()
-    return frozenset(op.weight for m in training.model.modules for op in m.operators if op.kind == "linear" and op.bias)
+    return frozenset(op.weight for m in training.model.modules for op in m.operators if op.kind in PRODUCTS and op.bias)
 
 
 def accumulated_after_sums(training: Training) -> frozenset[str]:
@@ -101,7 +103,7 @@ def accumulated_after_sums(training: Training) -> frozenset[str]:
     The engine adds when a node is over, and accumulates when it comes to the next one. Of a linear with a bias the input goes
     through a node more, so that its parameters are accumulated first.
     """
-    operators = [op for module in training.model.modules for op in module.operators if not (op.kind == "linear" and op.bias)]
+    operators = [op for module in training.model.modules for op in module.operators if not (op.kind in PRODUCTS and op.bias)]
     return frozenset(fqn for op in operators for fqn in (op.weight, op.bias) if fqn)
 
 
@@ -150,15 +152,8 @@ def forward_memory(training: Training, module: LoweredModule) -> list[MemoryEven
 
 
 def named_parameters(model: ModelSpec) -> tuple[Parameter, ...]:
-    """The parameters in the order of the real module's `named_parameters()`: the blocks', then the root's own."""
-    units = sorted(model.units, key=lambda unit: unit.fqn == ROOT)
-    parameters = [parameter for unit in units for parameter in unit.parameters]
-    if model.nested:  # a block's own come before those of units in it, and both before the next block's
-        order = {f"{fqn}.": place for place, fqn in enumerate(dict.fromkeys(m.within or m.path for m in model.modules if m.unit != ROOT))}
-        inner = {p.fqn for unit in units for p in unit.parameters if unit.fqn in {m.path for m in model.modules if m.inside}}
-        place_of = {p.fqn: next((n for fqn, n in order.items() if p.fqn.startswith(fqn)), len(order)) for p in parameters}
-        parameters.sort(key=lambda parameter: (place_of[parameter.fqn], parameter.fqn in inner))
-    return tuple(parameters)
+    """The parameters in the order of the real module's `named_parameters()`."""
+    return model.named_parameters
 
 
 def trained_parameters(model: ModelSpec) -> tuple[Parameter, ...]:

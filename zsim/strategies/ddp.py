@@ -121,6 +121,8 @@ def forward_backward(model: ReplicatedModel, *, first: bool) -> ReplicatedStep:
         synchronises = training.sync == "every" or step.micro_batch == training.batch.accumulation - 1
         if rebuilds and step.has_reduced:
             step.rebuild_buckets()
+        if training.sync == "every" or step.micro_batch == 0:  # not after a forward whose gradients are not synchronised
+            step.broadcast_buffers()
         for module in training.modules:
             step.forward(module)
         for module in training.backward_modules:

@@ -9,6 +9,7 @@ from zsim import clipping, optimizers
 from zsim.lowering import loss_buffers
 from zsim.model import ROOT
 from zsim.ops import Alloc, Free, MemoryEvent
+from zsim.strategies import replicated_construction
 from zsim.strategies.building import (
     MASTER_DTYPE,
     Step,
@@ -71,6 +72,10 @@ class ReplicatedStep:
         if self._viewed:
             memory.reverse()
         self.step.issue("alloc", "buckets", stream="host", micro_batch=self.micro_batch, memory=memory)
+
+    def broadcast_buffers(self) -> None:
+        """Before a forward: rank 0's buffers for everyone."""
+        replicated_construction.broadcast_buffers(self.step, self.model, micro_batch=self.micro_batch)
 
     def forward(self, module: LoweredModule) -> None:
         """Compute with whole parameters. Where DDP looks for unused ones, it returns a copy of the loss, and lets the loss go."""
