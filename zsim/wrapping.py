@@ -75,7 +75,7 @@ def wrapped(model: ModelSpec, asked: Wrapping) -> ModelSpec:
         return model
     modules = _modules(_with_idle(model, tuple(_joined(model.modules))), asked)
     shapes = {parameter.fqn: parameter for parameter in model.parameters}
-    order = {fqn: place for place, fqn in enumerate(shapes)}
+    order = {fqn: place for place, fqn in enumerate(model.registered)}  # where it is not that of the operators
     split = tuple(part for module in modules for part in _split(module, asked.nested))
     inner = {part.path: part for part in split if part.inside}
     units: list[ParamGroup] = []
@@ -86,7 +86,8 @@ def wrapped(model: ModelSpec, asked: Wrapping) -> ModelSpec:
         if module is not group[0] or not (module.fqn in grouped or inside):
             continue
         of_inside = {part.path: _parameters((part,)) for part in inside}
-        own = [fqn for fqn in sorted(_parameters(group), key=order.__getitem__) if not any(fqn in names for names in of_inside.values())]
+        names_inside = {fqn for names in of_inside.values() for fqn in names}
+        own = [fqn for fqn in sorted(_parameters(group), key=lambda fqn: order.get(fqn, 0)) if fqn not in names_inside]
         if module.fqn in grouped and own:
             members = tuple(module.fqn for module in group) if len(group) > 1 else ()
             units.append(ParamGroup(fqn=_name(group), parameters=tuple(shapes.pop(fqn) for fqn in own), modules=members))

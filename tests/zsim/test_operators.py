@@ -58,6 +58,7 @@ def test_a_linear_is_two_flops_per_weight_and_token_and_twice_that_backward(b: i
         gradients=("x", "fc.weight", "fc.bias"),
         summed=(("fc.bias", ()),),
         parameters=("fc.weight", "fc.bias"),
+        addmm=True,
         flops=2 * b * s * m * n,
         backward_flops=4 * b * s * m * n,
         moved=4 * (b * s * m + m * n + b * s * n),
