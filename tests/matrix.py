@@ -16,12 +16,15 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 NUM_RANKS = (1, 2, 3, 4, 8, 64, 1024)
-NUM_DRAWS = {"ddp": 5, "zero_redundancy": 5, "zero1": 7, "zero2": 6, "zero3": 7, "fsdp2": 8, "hsdp": 7}
-"""Draws of the committed matrix for each number of ranks, by strategy: 315 in all."""
+NUM_DRAWS = {"ddp": 6, "zero_redundancy": 6, "zero1": 7, "zero2": 6, "zero3": 7, "fsdp2": 8, "hsdp": 7}
+"""Draws of the committed matrix for each number of ranks, by strategy."""
+TRACED = {"encoder": (2, 16), "adapters": (2, 16)}
+"""Modules of tests/zreal/user_modules.py that are drawn traced, with their micro-batch and length; under what torch itself has."""
 KINDS = ("plain", "repeated", "autocast", "frozen", "unused")
 """Each draw is of one: what runs again, casts in autocast's cache and parts that are not trained are not modelled together."""
+WITH_TRACED = ("ddp", "fsdp2", "hsdp", "zero_redundancy")
 FLAT = ('"unit"', '"parameter"', '"900 B"', '"6 KiB"')
-PRECISIONS = (("fp32", "fp32"), ("bf16", "fp32"), ("bf16", "bf16"))
+PRECISIONS = (("fp32", "fp32"), ("bf16", "fp32"), ("bf16", "bf16"), ("fp16", "fp32"), ("fp16", "fp16"), ("fp32", "bf16"))
 OPTIMIZERS = (
     'name = "adamw"',
     'name = "adamw", implementation = "for-loop"',
@@ -58,11 +61,13 @@ class Frame:
     uses: str
     unused: str
     frozen: str
+    finds: bool
+    """Whether DDP looks for parameters that are not used."""
 
     @property
     def part(self) -> bool:
         """Whether parameters may be left on some of the ranks."""
-        return self.frozen in ("", *FROZEN[self.family][:2])
+        return self.frozen in ("", *FROZEN.get(self.family, ())[:2])
 
 
 def _choice(draw: st.DrawFn, *values: str) -> str:
@@ -79,20 +84,22 @@ def frames(draw: st.DrawFn, strategy: str, *, ranks: int) -> Frame:
     kind, family, layers = _choice(draw, *KINDS), _choice(draw, "gpt", "llama", "mlp"), draw(st.integers(6, 8))
     unused = f"blocks.{draw(st.integers(0, layers - 1))}" if kind == "unused" else ""
     frozen = _choice(draw, *FROZEN[family]) if kind == "frozen" or (unused and draw(st.booleans())) else ""
-    if unused and strategy in ("ddp", "zero_redundancy"):  # DDP waits for every gradient
+    finds = strategy in ("ddp", "zero_redundancy") and _choice(draw, "", "", "finds") == "finds"
+    if unused and strategy in ("ddp", "zero_redundancy") and not finds:  # DDP waits for every gradient
         frozen = f'["{unused}.*"]'
     return Frame(
         strategy=strategy,
         ranks=ranks,
         kind=kind,
         family=family,
-        attention=_choice(draw, "explicit", "sdpa"),
+        attention=_choice(draw, "explicit", "sdpa", "math"),
         tied=family != "mlp" and draw(st.booleans()),
         layers=layers + bool(unused),
         accumulation=draw(st.integers(1, 3)),
         uses=_choice(draw, "1", *USES) if kind == "repeated" else "1",
         unused=unused,
         frozen=frozen,
+        finds=finds,
     )
 
 
@@ -148,7 +155,7 @@ def _wrapping(draw: st.DrawFn, frame: Frame) -> str:
 def _strategy(draw: st.DrawFn, frame: Frame, *, offload: bool) -> str:
     strategy, ranks = frame.strategy, frame.ranks
     if strategy in ("ddp", "zero_redundancy"):
-        return _choice(draw, *BUCKETS) + _choice(draw, *VIEWS)
+        return _choice(draw, *BUCKETS) + _choice(draw, *VIEWS) + (", find_unused_parameters = true" if frame.finds else "")
     if strategy in ("zero1", "zero2", "zero3"):
         form = {"zero1": f', form = "{_choice(draw, "all_reduce", "reduce_scatter")}"', "zero2": ""}
         own = form.get(strategy) or (f", lookahead = {draw(st.integers(0, 3))}" if strategy == "zero3" else "")
@@ -171,7 +178,7 @@ def scenario_texts(draw: st.DrawFn, strategy: str, *, ranks: int) -> str:
     sync = "every" if never_ran else _choice(draw, "every", "last")
     offload = strategy in ("fsdp2", "hsdp") and draw(st.integers(0, 3)) == 3
     clip = "" if offload else _choice(draw, "", "", ", clip_norm = 1.0")
-    autocast = ', autocast = "bf16"' if frame.kind == "autocast" else ""
+    autocast = f', autocast = "{_choice(draw, "bf16", "fp16")}"' if frame.kind == "autocast" else ""
     return (
         _model(draw, frame)
         + _checkpointing(draw, frame)
@@ -183,9 +190,42 @@ def scenario_texts(draw: st.DrawFn, strategy: str, *, ranks: int) -> str:
     )
 
 
-def draws(strategy: str, *, ranks: int, number: int) -> tuple[str, ...]:
+@st.composite
+def traced_texts(draw: st.DrawFn, strategy: str, *, ranks: int) -> str:
+    """A scenario of a traced module. DDP casts its parameters in an order that a trace does not tell, so there they stay float32."""
+    module = _choice(draw, *TRACED)
+    micro_batch, length = TRACED[module]
+    precisions = PRECISIONS[:3] if strategy in ("fsdp2", "hsdp") else PRECISIONS[:1]
+    parameters, reduce = draw(st.sampled_from(precisions))
+    frame = Frame(
+        strategy=strategy,
+        ranks=ranks,
+        kind="traced",
+        family="traced",
+        attention="",
+        tied=False,
+        layers=6,
+        accumulation=draw(st.integers(1, 2)),
+        uses="1",
+        unused="",
+        frozen="",
+        finds=False,
+    )
+    offload = strategy in ("fsdp2", "hsdp") and draw(st.booleans())
+    return (
+        f'model = {{ traced = "{module}-{parameters}.json" }}\n'
+        f"batch = {{ micro_batch = {micro_batch}, sequence_length = {length}, accumulation = {frame.accumulation} }}\n"
+        f'cluster = {{ preset = "cpu-gloo", ranks = {ranks} }}\n'
+        f'strategy = {{ name = "{strategy}"{_strategy(draw, frame, offload=offload)}, sync = "{_choice(draw, "every", "last")}" }}\n'
+        f'precision = {{ parameters = "{parameters}", reduce = "{reduce}" }}\n'
+        f"optimizer = {{ {_choice(draw, *OPTIMIZERS)} }}\n"
+    )
+
+
+def draws(strategy: str, *, ranks: int, number: int, traced: bool = False) -> tuple[str, ...]:
     """`number` different scenario texts, the same for the same version of hypothesis."""
     found: dict[str, None] = {}
+    texts = traced_texts if traced else scenario_texts
 
     @seed(1_000_000 * list(NUM_DRAWS).index(strategy) + ranks)
     @settings(
@@ -195,7 +235,7 @@ def draws(strategy: str, *, ranks: int, number: int) -> tuple[str, ...]:
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(scenario_texts(strategy, ranks=ranks))
+    @given(texts(strategy, ranks=ranks))
     def collect(text: str) -> None:
         found.setdefault(text)
 
@@ -206,7 +246,8 @@ def draws(strategy: str, *, ranks: int, number: int) -> tuple[str, ...]:
 @cache
 def matrix() -> tuple[str, ...]:
     """All draws; the strategies take turns, so that any stretch of it has each of them."""
-    columns = [
+    columns = [[text for ranks in NUM_RANKS for name in WITH_TRACED for text in draws(name, ranks=ranks, number=4, traced=True)[-1:]]]
+    columns += [
         [text for ranks in NUM_RANKS for text in draws(strategy, ranks=ranks, number=number)]
         for strategy, number in NUM_DRAWS.items()
     ]
