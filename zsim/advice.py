@@ -90,12 +90,17 @@ def _effect(way: Way, scenario: Scenario, before: Answer, before_ns: int) -> Eff
     )
 
 
-def changed(way: Way, *, stages: bool = True) -> tuple[Way, ...]:
-    """`way` with each single change more that is not refused; without `stages` its strategy stays."""
-    found = []
+def changed(way: Way, *, seen: set[tuple[object, ...]] | None = None, stages: bool = True) -> tuple[Way, ...]:
+    """`way` with each single change more that is not refused; without `stages` its strategy stays.
+
+    What has been `seen` is left out, and what is found is added to it.
+    """
+    found, seen = [], set() if seen is None else seen
     for change, other in changes(way.scenario):
-        if refusals(other) or (other.strategy != way.scenario.strategy and not stages):
+        key = _key(other)
+        if key in seen or refusals(other) or (other.strategy != way.scenario.strategy and not stages):
             continue
+        seen.add(key)
         try:
             found.append(Way(changes=(*way.changes, change), scenario=other, answer=needs(other)))
         except ScenarioError:  # a strategy that finds out only while it plans
@@ -107,12 +112,7 @@ def together(starts: Sequence[Way], *, stages: bool = True) -> tuple[Way, ...]:
     """Ways from `starts` with as few changes more as make some of them fit; none where MOST_TOGETHER are not enough."""
     frontier, seen = list(starts), {_key(way.scenario) for way in starts}
     for _ in range(MOST_TOGETHER - 1):
-        found = []
-        for way in frontier:
-            for other in changed(way, stages=stages):
-                if _key(other.scenario) not in seen:
-                    seen.add(_key(other.scenario))
-                    found.append(other)
+        found = [other for way in frontier for other in changed(way, seen=seen, stages=stages)]
         fitting = tuple(way for way in found if way.answer.verdict == "FITS")
         if fitting:
             return fitting

@@ -55,12 +55,13 @@ def step_memory(numels: Sequence[int], *, optimizer: Optimizer, dtype: str, devi
     as large as all parameters (the square roots of AdamW, the decayed gradients of SGD). for-loop: AdamW's square root and its
     quotient, of which the quotient outlives the next parameter's; SGD's decayed gradient. fused: none.
     """
-    sizes = [(f"{owner}.{place}", numel * DTYPE_NBYTES[dtype]) for place, numel in enumerate(numels) if numel]
+    all_sizes = [(f"{owner}.{place}", numel * DTYPE_NBYTES[dtype]) for place, numel in enumerate(numels)]
+    sizes = [(name, nbytes) for name, nbytes in all_sizes if nbytes]
     if optimizer.implementation == "fused" or (optimizer.name == "sgd" and not optimizer.weight_decay):
         return ()
     if optimizer.implementation == "foreach":
         return (*_counted(numels, device=device, owner=owner), *_set(sizes)) if optimizer.name == "adamw" else _set(sizes)
-    return tuple(_adamw_loop(sizes)) if optimizer.name == "adamw" else tuple(_sgd_loop(sizes))
+    return tuple(_adamw_loop(all_sizes)) if optimizer.name == "adamw" else tuple(_sgd_loop(sizes))
 
 
 def _counted(numels: Sequence[int], *, device: str, owner: str) -> tuple[MemoryEvent, ...]:
@@ -75,14 +76,16 @@ def _set(sizes: list[tuple[str, int]]) -> tuple[MemoryEvent, ...]:
 
 
 def _adamw_loop(sizes: Iterable[tuple[str, int]]) -> Iterator[MemoryEvent]:
+    """An empty parameter, which has an empty quotient, lets the previous one's go too."""
     previous = ""
     for name, nbytes in sizes:
-        yield Alloc(f"{name}.root", "temporaries", nbytes)
-        yield Alloc(f"{name}.quotient", "temporaries", nbytes)
-        yield Free(f"{name}.root")
+        if nbytes:
+            yield Alloc(f"{name}.root", "temporaries", nbytes)
+            yield Alloc(f"{name}.quotient", "temporaries", nbytes)
+            yield Free(f"{name}.root")
         if previous:
             yield Free(f"{previous}.quotient")
-        previous = name
+        previous = name if nbytes else ""
     if previous:
         yield Free(f"{previous}.quotient")
 

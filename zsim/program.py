@@ -125,7 +125,10 @@ def _rank_programs(lines: Iterable[tuple[int, str]]) -> Iterator[RankProgram]:
         elif current is None:
             raise bad_line(number, line, "program N, then phase NAME")
         elif line.startswith("part "):
-            parts.setdefault(list(phases)[-1], []).append(_part(line, len(current), number))
+            phase = next(reversed(phases))
+            if phase == "construction":
+                raise bad_line(number, line, "no part of construction, which is one")
+            parts.setdefault(phase, []).append(_part(line, len(current), number))
         else:
             current.append(parse_op(line, number=number))
     yield _rank_program(phases, parts, 0)

@@ -85,7 +85,11 @@ RESIDUES: Mapping[str, Callable[[Scenario, str], Bytes]] = {}
 """By name: bytes that a phase's prediction lacks, by a rule that computes them. Nothing else may differ."""
 
 
-OPEN: Mapping[str, str] = {}
+ORDER = (
+    "a trace does not tell in which order the module has its parameters: for-loop AdamW holds the quotient of the one before, and here "
+    "the two largest are not neighbours"
+)
+OPEN: Mapping[str, str] = {"f0db43001886": ORDER, "0413db2a3cf8": ORDER}
 """By digest: draws whose prediction is not exact yet, with the cause. One that becomes exact, or another that does not stay so, fails."""
 
 
@@ -100,10 +104,10 @@ def test_the_matrix_has_each_strategy_at_each_world_size_and_peaks_in_collective
     rows = recorded()["rows"]
     cases = [scenario(row["text"]) for row in rows]
     pairs = {(case.strategy, case.world_size) for case in cases}
-    assert len(cases) == len({case.text for case in cases}) == 357
+    assert len(cases) == len({case.text for case in cases}) == 302
     assert len(pairs) == 7 * 7
     assert min(len({module.path for module in case.model.blocks}) for case in cases if case.model.family != FAMILY) >= 6
-    assert sum(row["most"] in COMMUNICATED for row in rows) >= 50
+    assert sum(row["most"] in COMMUNICATED for row in rows) >= 45
 
 
 def test_each_option_is_drawn_often_enough() -> None:

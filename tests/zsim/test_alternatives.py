@@ -115,8 +115,8 @@ def test_where_a_single_change_is_enough_none_are_joined() -> None:
 
 def test_where_no_candidate_fits_more_is_changed_of_each(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "large.toml"
-    model, batch = 'preset = "llama-3-405b", num_layers = 12', "micro_batch = 1, sequence_length = 128"
-    path.write_text(text('name = "fsdp2"', model=model, batch=batch))
+    large, cluster = 'preset = "llama-3-405b", num_layers = 3', 'preset = "dgx-h100", ranks = 2'
+    path.write_text(text('name = "fsdp2"', model=large, batch="micro_batch = 1, sequence_length = 128", cluster=cluster))
     assert main(["fit", str(path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert " + offload = true" in found["recommended"]
@@ -151,8 +151,9 @@ def test_the_allocator_is_no_part_of_what_is_trained() -> None:
 
 def test_the_command_line_sets_expandable_segments_as_the_scenario_does(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     plain, asked = tmp_path / "plain.toml", tmp_path / "asked.toml"
-    plain.write_text(text('name = "fsdp2"'))
-    asked.write_text(text('name = "fsdp2"', more="allocator = { expandable_segments = true }"))
+    small = 'preset = "gpt-2-124m", num_layers = 2'
+    plain.write_text(text('name = "fsdp2"', model=small))
+    asked.write_text(text('name = "fsdp2"', model=small, more="allocator = { expandable_segments = true }"))
     shown = []
     for arguments in ([plain, "--expandable-segments"], [asked], [plain]):
         assert main(["show", "--memory", "--json", *map(str, arguments)]) == 0

@@ -45,3 +45,13 @@ def test_foreach_adamw_adds_one_tensor_to_all_counters_that_are_in_host_memory()
     assert made([3], "cpu")[:2] == one
     assert made([3], "cuda") == made([3], "cpu")[2:]
     assert made([], "cpu") == made([0], "cpu", name="sgd") == made([0], "cpu", implementation="for-loop") == ()
+
+
+def test_an_empty_parameter_lets_the_quotient_before_it_go():
+    def frees(numels):
+        events = step_memory(numels, optimizer=Optimizer(implementation="for-loop"), dtype="float32", device="cpu", owner="o")
+        return ["+" if isinstance(event, Alloc) else event.buffer for event in events]
+
+    assert frees([3, 2]) == ["+", "+", "o.0.root", "+", "+", "o.1.root", "o.0.quotient", "o.1.quotient"]
+    assert frees([3, 0, 2]) == ["+", "+", "o.0.root", "o.0.quotient", "+", "+", "o.2.root", "o.2.quotient"]
+    assert frees([3, 0]) == ["+", "+", "o.0.root", "o.0.quotient"]

@@ -84,6 +84,12 @@ def test_a_part_of_another_name_does_not_parse(line: str) -> None:
         parse(text.replace("part backward", line, 1))
 
 
+def test_construction_has_no_parts() -> None:
+    text = str(plan(load(ROOT / "scenarios/parity/zero3-mlp-4.toml"), device="cpu"))
+    with pytest.raises(ProgramError, match="no part of construction"):
+        parse(text.replace("phase construction", "phase construction\npart forward", 1))
+
+
 # -- in a Run
 
 
