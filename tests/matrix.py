@@ -18,15 +18,20 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 NUM_RANKS = (1, 2, 3, 4, 8, 64, 1024)
-NUM_DRAWS = {"ddp": 5, "zero_redundancy": 5, "zero1": 7, "zero2": 6, "zero3": 7, "fsdp2": 8, "hsdp": 7}
-"""Draws of one kind for each number of ranks, by strategy: 315 in all."""
+NUM_DRAWS = {"ddp": 6, "zero_redundancy": 6, "zero1": 7, "zero2": 6, "zero3": 7, "fsdp2": 8, "hsdp": 7}
+"""Draws of one kind for each number of ranks, by strategy."""
+AT_MOST = {4: 6, 8: 6, 64: 5, 1024: 2}
+"""Of these numbers of ranks, how many draws of each strategy at most: one of fully_shard on 1,024 ranks takes a minute."""
+TRACED = {"encoder": (2, 16), "adapters": (2, 16)}
+"""Modules of tests/zreal/user_modules.py that are drawn traced, with their micro-batch and length; under what torch itself has."""
 NUM_TOGETHER = {"ddp": 1, "zero_redundancy": 1, "zero1": 1, "zero2": 1, "zero3": 1, "fsdp2": 4, "hsdp": 3}
 """Draws of all kinds together for each number of ranks: 84 more."""
 KINDS = ("plain", "repeated", "autocast", "frozen", "unused")
 """What runs again, casts in autocast's cache, parts that are not trained: one by one, or together."""
 TOGETHER = "together"
+WITH_TRACED = ("ddp", "fsdp2", "hsdp", "zero_redundancy")
 FLAT = ('"unit"', '"parameter"', '"900 B"', '"6 KiB"')
-PRECISIONS = (("fp32", "fp32"), ("bf16", "fp32"), ("bf16", "bf16"))
+PRECISIONS = (("fp32", "fp32"), ("bf16", "fp32"), ("bf16", "bf16"), ("fp16", "fp32"), ("fp16", "fp16"), ("fp32", "bf16"))
 OPTIMIZERS = (
     'name = "adamw"',
     'name = "adamw", implementation = "for-loop"',
@@ -66,6 +71,9 @@ class Frame:
     forwards: int
     autocast: bool
 
+    finds: bool
+    """Whether DDP looks for parameters that are not used."""
+
     @property
     def together(self) -> bool:
         """Whether it is of all kinds."""
@@ -74,7 +82,7 @@ class Frame:
     @property
     def part(self) -> bool:
         """Whether parameters may be left on some of the ranks."""
-        return self.together or self.frozen in ("", *FROZEN[self.family][:2])
+        return self.together or self.frozen in ("", *FROZEN.get(self.family, ())[:2])
 
 
 def _choice(draw: st.DrawFn, *values: str) -> str:
@@ -92,14 +100,15 @@ def frames(draw: st.DrawFn, strategy: str, *, ranks: int, together: bool) -> Fra
     family, layers = _choice(draw, "gpt", "llama", "mlp"), draw(st.integers(6, 8))
     unused = f"blocks.{draw(st.integers(0, layers - 1))}" if kind == "unused" or (together and draw(st.booleans())) else ""
     frozen = _choice(draw, *FROZEN[family]) if kind == "frozen" or ((unused or together) and draw(st.booleans())) else ""
-    if unused and strategy in ("ddp", "zero_redundancy"):  # DDP waits for every gradient
+    finds = strategy in ("ddp", "zero_redundancy") and _choice(draw, "", "", "finds") == "finds"
+    if unused and strategy in ("ddp", "zero_redundancy") and not finds:  # DDP waits for every gradient
         frozen = f'["{unused}.*"]'
     return Frame(
         strategy=strategy,
         ranks=ranks,
         kind=kind,
         family=family,
-        attention=_choice(draw, "explicit", "sdpa"),
+        attention=_choice(draw, "explicit", "sdpa", "math"),
         tied=family != "mlp" and draw(st.booleans()),
         layers=layers + bool(unused),
         accumulation=draw(st.integers(1, 2 if together else 3)),
@@ -108,6 +117,7 @@ def frames(draw: st.DrawFn, strategy: str, *, ranks: int, together: bool) -> Fra
         frozen=frozen,
         forwards=draw(st.sampled_from([1, 1, 2])) if together else 1,
         autocast=kind == "autocast" or (together and draw(st.booleans())),
+        finds=finds,
     )
 
 
@@ -174,7 +184,7 @@ def _wrapping(draw: st.DrawFn, frame: Frame, *, nested: str = "") -> str:
 def _strategy(draw: st.DrawFn, frame: Frame, *, offload: bool) -> str:
     strategy, ranks = frame.strategy, frame.ranks
     if strategy in ("ddp", "zero_redundancy"):
-        return _choice(draw, *BUCKETS) + _choice(draw, *VIEWS)
+        return _choice(draw, *BUCKETS) + _choice(draw, *VIEWS) + (", find_unused_parameters = true" if frame.finds else "")
     if strategy in ("zero1", "zero2", "zero3"):
         form = {"zero1": f', form = "{_choice(draw, "all_reduce", "reduce_scatter")}"', "zero2": ""}
         own = form.get(strategy) or (f", lookahead = {draw(st.integers(0, 3))}" if strategy == "zero3" else "")
@@ -197,7 +207,7 @@ def scenario_texts(draw: st.DrawFn, strategy: str, *, ranks: int, together: bool
     sync = "every" if never_ran else _choice(draw, "every", "last")
     offload = strategy in ("fsdp2", "hsdp") and draw(st.integers(0, 3)) == 3
     clip = "" if offload and not together else _choice(draw, "", "", ", clip_norm = 1.0")
-    autocast = ', autocast = "bf16"' if frame.autocast else ""
+    autocast = f', autocast = "{_choice(draw, "bf16", "fp16")}"' if frame.autocast else ""
     model, checkpointing = _model(draw, frame), _checkpointing(draw, frame)
     return (
         model
@@ -210,7 +220,41 @@ def scenario_texts(draw: st.DrawFn, strategy: str, *, ranks: int, together: bool
     )
 
 
-def draws(strategy: str, *, ranks: int, number: int, together: bool = False) -> tuple[str, ...]:
+@st.composite
+def traced_texts(draw: st.DrawFn, strategy: str, *, ranks: int) -> str:
+    """A scenario of a traced module. DDP casts its parameters in an order that a trace does not tell, so there they stay float32."""
+    module = _choice(draw, *TRACED)
+    micro_batch, length = TRACED[module]
+    precisions = PRECISIONS[:3] if strategy in ("fsdp2", "hsdp") else PRECISIONS[:1]
+    parameters, reduce = draw(st.sampled_from(precisions))
+    frame = Frame(
+        strategy=strategy,
+        ranks=ranks,
+        kind="traced",
+        family="traced",
+        attention="",
+        tied=False,
+        layers=6,
+        accumulation=draw(st.integers(1, 2)),
+        uses="1",
+        unused="",
+        frozen="",
+        finds=False,
+        forwards=1,
+        autocast=False,
+    )
+    offload = strategy in ("fsdp2", "hsdp") and draw(st.booleans())
+    return (
+        f'model = {{ traced = "{module}-{parameters}.json" }}\n'
+        f"batch = {{ micro_batch = {micro_batch}, sequence_length = {length}, accumulation = {frame.accumulation} }}\n"
+        f'cluster = {{ preset = "cpu-gloo", ranks = {ranks} }}\n'
+        f'strategy = {{ name = "{strategy}"{_strategy(draw, frame, offload=offload)}, sync = "{_choice(draw, "every", "last")}" }}\n'
+        f'precision = {{ parameters = "{parameters}", reduce = "{reduce}" }}\n'
+        f"optimizer = {{ {_choice(draw, *OPTIMIZERS)} }}\n"
+    )
+
+
+def draws(strategy: str, *, ranks: int, number: int, together: bool = False, traced: bool = False) -> tuple[str, ...]:
     """`number` different scenario texts, the same for the same version of hypothesis."""
     found: dict[str, None] = {}
 
@@ -222,7 +266,7 @@ def draws(strategy: str, *, ranks: int, number: int, together: bool = False) -> 
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(scenario_texts(strategy, ranks=ranks, together=together))
+    @given(traced_texts(strategy, ranks=ranks) if traced else scenario_texts(strategy, ranks=ranks, together=together))
     def collect(text: str) -> None:
         found.setdefault(text)
 
@@ -233,14 +277,23 @@ def draws(strategy: str, *, ranks: int, number: int, together: bool = False) -> 
 @cache
 def matrix() -> tuple[str, ...]:
     """All draws; the strategies take turns, so that any stretch of it has each of them."""
-    return (*_in_turn(NUM_DRAWS, together=False), *_in_turn(NUM_TOGETHER, together=True))
+    columns = [[text for ranks in NUM_RANKS for name in WITH_TRACED for text in draws(name, ranks=ranks, number=4, traced=True)[-1:]]]
+    columns += _columns(NUM_DRAWS, together=False)
+    return (*_in_turn(columns), *_in_turn(_columns(NUM_TOGETHER, together=True)))
 
 
-def _in_turn(numbers: dict[str, int], *, together: bool) -> tuple[str, ...]:
+def _columns(numbers: dict[str, int], *, together: bool) -> list[list[str]]:
     first = int(together)  # the first that hypothesis draws is the simplest, which has nothing together
-    columns = [
-        [text for ranks in NUM_RANKS for text in draws(strategy, ranks=ranks, number=number + first, together=together)[first:]]
+    return [
+        [
+            text
+            for ranks in NUM_RANKS
+            for text in draws(strategy, ranks=ranks, number=min(number, AT_MOST.get(ranks, number)) + first, together=together)[first:]
+        ]
         for strategy, number in numbers.items()
     ]
+
+
+def _in_turn(columns: list[list[str]]) -> tuple[str, ...]:
     longest = max(len(column) for column in columns)
     return tuple(column[i] for i in range(longest) for column in columns if i < len(column))

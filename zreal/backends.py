@@ -13,6 +13,7 @@ from typing import Any
 
 from zsim.errors import BackendUnavailableError
 from zsim.models.transformers import TransformersModel
+from zsim.part_memory import EXACT
 from zsim.run import Capabilities, IncompleteRunError, RankRun, Run, RunOptions, observed_ranks
 from zsim.saved import from_table
 from zsim.scenario import Scenario
@@ -76,6 +77,7 @@ class FakeBackend:
             mesh=scenario.mesh,
             ranks=tuple(worker.fake_rank(scenario, rank=rank, interpreter=interpreter) for rank in ranks),
             provenance=worker.provenance(scenario, device="cpu")
+            | {"memory": EXACT}  # no thread but the host's lets go of anything
             | ({} if len(ranks) == scenario.world_size else observed_ranks(ranks)),
         )
 

@@ -19,13 +19,13 @@ from torch import Tensor
 from zreal import modules
 from zreal.flat import FlatRank
 from zreal.meters import MemoryMeter, as_record
-from zreal.observer import device_mesh, lower
+from zreal.observer import Begin, device_mesh, lower
 from zreal.recorder import CollectiveRecorder
 from zreal.replicated import ReplicatedRank
 from zsim.errors import ProgramError
 from zsim.model import ROOT
 from zsim.ops import Op
-from zsim.program import Program, RankProgram
+from zsim.program import Part, PhaseName, Program, RankProgram
 from zsim.run import PhaseRecord, RankRun
 from zsim.scenario import Scenario
 
@@ -88,7 +88,8 @@ def execute(
                 batches = modules.micro_batches(scenario, rank=rank, step=step, dtype=dtype, device=device)
             with meter.span() as span:
                 trainer.rank.begin(first=step == 0)
-                losses.append(trainer.step(ops.first if step == 0 else ops.steady, batches))
+                name: PhaseName = "first" if step == 0 else "steady"
+                losses.append(trainer.step(ops.phase(name), batches, parts=ops.parts(name), begin=meter.begin))
             phase = PhaseRecord(collectives=recorder.take(), memory=as_record(span, trainer.holds))
             if step == 0:
                 phases["first"] = phase
@@ -138,10 +139,19 @@ class Trainer:
     _scope: ExitStack = field(default_factory=ExitStack)
     """Autocast, where it is asked for, from the first module's forward to the last's."""
 
-    def step(self, ops: tuple[Op, ...], batches: list[modules.MicroBatch]) -> float:
-        """Carry out every op of one step; returns this rank's mean loss."""
+    def step(
+        self,
+        ops: tuple[Op, ...],
+        batches: list[modules.MicroBatch],
+        *,
+        parts: tuple[Part, ...] = (),
+        begin: Begin = lambda part, micro_batch=0: None,
+    ) -> float:
+        """Carry out every op of one step; `begin` hears of each of its `parts`. Returns this rank's mean loss."""
         self._ops, self._cursor, self._losses = ops, 0, []
+        begins = {part.start: part for part in parts}
         while self._cursor < len(ops):
+            self._tell(begins, begin)
             op = ops[self._cursor]
             if op.kind == "forward":
                 self._forward(op, batches)
@@ -152,7 +162,14 @@ class Trainer:
             else:
                 self._perform(op)
             self._cursor += 1
+        self._tell(begins, begin)
         return sum(self._losses) / len(self._losses)
+
+    def _tell(self, begins: Mapping[int, Part], begin: Begin) -> None:
+        """Between the ops of a step: the part that begins here, if one does."""
+        part = begins.get(self._cursor)
+        if part is not None:
+            begin(part.name, micro_batch=part.micro_batch)
 
     def _perform(self, op: Op) -> None:
         last = op.micro_batch == self.scenario.batch.accumulation - 1

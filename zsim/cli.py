@@ -62,9 +62,11 @@ def parser() -> argparse.ArgumentParser:
     show.add_argument("--program", action="store_true", help="the Program, one line per op")
     show.add_argument("--memory", action="store_true", help="does it fit, what lives at the peak, what would help")
     show.add_argument("--snapshot", metavar="FILE", type=_path, help="write the allocator's history for PyTorch's memory visualiser")
+    _allocator(show)
     _json(show)
     fit = commands.add_parser("fit", help="the least stage that fits, of every strategy and checkpointing", allow_abbrev=False)
     fit.add_argument("scenario", type=_path, metavar="SCENARIO")
+    _allocator(fit)
     _json(fit)
     listing = commands.add_parser("list", help="what there is to choose from", allow_abbrev=False)
     listing.add_argument("what", nargs="?", choices=LISTS, default="scenarios", metavar="|".join(LISTS))
@@ -75,6 +77,11 @@ def parser() -> argparse.ArgumentParser:
 def _scenarios(command: argparse.ArgumentParser) -> None:
     command.add_argument("scenarios", nargs="+", type=_path, metavar="SCENARIO", help="scenario files, or folders of them")
     _json(command)
+
+
+def _allocator(command: argparse.ArgumentParser) -> None:
+    what = "the caching allocator as with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    command.add_argument("--expandable-segments", action="store_true", help=what)
 
 
 def _json(command: argparse.ArgumentParser) -> None:

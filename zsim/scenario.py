@@ -45,7 +45,7 @@ from zsim.training import Batch, Dtype, Optimizer, Precision
 from zsim.wrapping import Wrapping
 
 DTYPES: dict[str, Dtype] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-OUTSIDE_THE_TRAINING = ("description", "cluster", "expect")
+OUTSIDE_THE_TRAINING = ("description", "cluster", "allocator", "expect")
 Made = TypeVar("Made")
 
 
@@ -66,6 +66,8 @@ class Scenario:
     optimizer: Optimizer
     checkpointing: Checkpointing
     wrapping: Wrapping
+    expandable_segments: bool
+    """Whether torch's caching allocator grows segments page by page instead of taking fixed ones (PYTORCH_CUDA_ALLOC_CONF)."""
     steps: int
     seed: int
     expect: tuple[Expectation, ...]
@@ -131,6 +133,7 @@ def parse(data: bytes, *, where: str, folder: Path | None = None) -> Scenario:
         optimizer=Optimizer(**tables["optimizer"].model_dump()),
         checkpointing=Checkpointing(**tables["activation_checkpointing"].model_dump()),
         wrapping=Wrapping(**tables["wrapping"].model_dump()),
+        expandable_segments=tables["allocator"].expandable_segments,
         steps=tables["steps"],
         seed=tables["seed"],
         expect=made.expect,

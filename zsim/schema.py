@@ -123,6 +123,12 @@ class WrappingTable(_Table):
     nested: tuple[str, ...] = ()
 
 
+class AllocatorTable(_Table):
+    """How torch's caching allocator for CUDA is set (PYTORCH_CUDA_ALLOC_CONF); on a CPU nothing is reserved ahead."""
+
+    expandable_segments: bool = False
+
+
 class ScenarioTable(_Table):
     """A whole scenario file; `strategy` is checked by its own table, which its name decides."""
 
@@ -136,6 +142,7 @@ class ScenarioTable(_Table):
     activation_checkpointing: CheckpointingTable = CheckpointingTable()
     wrapping: WrappingTable = WrappingTable()
     frozen: tuple[str, ...] = ()
+    allocator: AllocatorTable = AllocatorTable()
     steps: int = Field(default=3, ge=1, le=1000)
     seed: int = Field(default=0, ge=0, le=2**31)
     expect: dict[str, int | str] = {}

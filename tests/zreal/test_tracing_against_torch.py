@@ -108,7 +108,7 @@ def measured_phases(case: Case, wrap: Callable[[nn.Module], nn.Module], *, accum
                     del loss
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
-            spans.append((span["start"], span["peak"], span["end"]))
+            spans.append((span.start, span.peak, span.end))
     return {"first": spans[0], "steady": spans[2]}
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from zsim.mesh import Mesh
 from zsim.model import ModelSpec, Module, Parameter, ParamGroup
 from zsim.ops import Alloc, Free, Kernel, MemoryEvent, Op, OpKind, Stream
-from zsim.program import Program, RankProgram
+from zsim.program import Part, PartName, Program, RankProgram
 from zsim.sharding import FlatLayout, Granularity, regroup
 from zsim.training import (
     DTYPE_NBYTES,
@@ -38,6 +38,11 @@ class Step:
     """The ops of one phase, in issue order. `issue` appends one and returns its index, for others to wait on."""
 
     ops: list[Op] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+
+    def begin(self, part: PartName, *, micro_batch: int = 0) -> None:
+        """What is issued from here on belongs to this part of the step."""
+        self.parts.append(Part(part, len(self.ops), micro_batch))
 
     def issue(
         self,
@@ -164,8 +169,19 @@ def trained_parameters(model: ModelSpec) -> tuple[Parameter, ...]:
 
 def spmd(mesh: Mesh, *, construction: Step, first: Step, steady: Step) -> Program:
     """A Program in which every rank runs the same ops."""
-    rank = RankProgram(construction=tuple(construction.ops), first=tuple(first.ops), steady=tuple(steady.ops))
+    rank = rank_program(construction.ops, first=first, steady=steady)
     return Program(mesh=mesh, ranks=(rank,), assignment=(0,) * mesh.world_size)
+
+
+def rank_program(construction: Iterable[Op], *, first: Step, steady: Step) -> RankProgram:
+    """What one rank runs: the ops of both steps and their parts."""
+    return RankProgram(
+        construction=tuple(construction),
+        first=tuple(first.ops),
+        steady=tuple(steady.ops),
+        first_parts=tuple(first.parts),
+        steady_parts=tuple(steady.parts),
+    )
 
 
 def copy_kernel(numel: int, *, source: str, target: str) -> Kernel:

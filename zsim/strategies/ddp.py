@@ -119,12 +119,14 @@ def forward_backward(model: ReplicatedModel, *, first: bool) -> ReplicatedStep:
     step = ReplicatedStep(model, buckets=(replicated_model.ready_order(training),) if rebuilds else model.rebuilt)
     for step.micro_batch in range(training.batch.accumulation):
         synchronises = training.sync == "every" or step.micro_batch == training.batch.accumulation - 1
+        step.step.begin("forward", micro_batch=step.micro_batch)
         if rebuilds and step.has_reduced:
             step.rebuild_buckets()
         if training.sync == "every" or step.micro_batch == 0:  # not after a forward whose gradients are not synchronised
             step.broadcast_buffers()
         for module in training.modules:
             step.forward(module)
+        step.step.begin("backward", micro_batch=step.micro_batch)
         for module in training.backward_modules:
             step.backward(module, synchronises=synchronises)
             if synchronises:

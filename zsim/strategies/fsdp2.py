@@ -19,7 +19,7 @@ from zsim.model import ROOT, RUN, ModelSpec
 from zsim.ops import Alloc, Free, MemoryEvent, Op, Stream
 from zsim.program import Program, RankProgram
 from zsim.sharding import shard_size
-from zsim.strategies.building import Step, accumulated_after_sums, units_read
+from zsim.strategies.building import Step, accumulated_after_sums, rank_program, units_read
 from zsim.strategies.sharded import ORIGINAL, ShardedStep, is_model_input
 from zsim.strategies.sharded_gradients import Gradients
 from zsim.strategies.sharded_groups import Group, local_numels, sharded_groups
@@ -81,8 +81,7 @@ def plan(training: Training, *, mesh: Mesh, options: Options, all_reduce: When =
         numels = local_numels(training.model, num_shards=mesh.dp_shard, rank=shard)
         passes = zip((same.first, same.steady), optimizer_memory(training, numels), strict=True)
         first, steady = (optimizer(step.copy(), numels, memory) for step, memory in passes)
-        program = RankProgram(construction=same.construction, first=tuple(first.ops), steady=tuple(steady.ops))
-        programs.append(program)
+        programs.append(rank_program(same.construction, first=first, steady=steady))
     return Program(mesh=mesh, ranks=tuple(programs), assignment=tuple(by_shard) * mesh.dp_replicate)
 
 
@@ -213,9 +212,11 @@ def _passes(
         sync = last or training.sync == "every"
         step.over_replicas = last or all_reduce == "every" or mesh.dp_replicate == 1
         order: list[Group] = []
+        step.begin("forward", micro_batch=micro_batch)
         for modules in training.forwards:
             order += forward(step, modules, groups, keep, ahead=options.forward_prefetch)
         step.leave_autocast()
+        step.begin("backward", micro_batch=micro_batch)
         backward(step, training.backward_modules, groups, order, sync=sync, ahead=options.backward_prefetch)
     return step
 
@@ -428,6 +429,7 @@ def optimizer_memory(training: Training, numels: list[int]) -> tuple[tuple[Memor
 def optimizer(step: ShardedStep, numels: list[int], memory: tuple[MemoryEvent, ...]) -> ShardedStep:
     """The optimizer steps this rank's shards; its states are made in the first step. Then gradients are dropped."""
     settings = step.training.optimizer
+    step.begin("optimizer")
     kernels = optimizers.kernels(numels, optimizer=settings, dtype=ORIGINAL)
     kernels, memory = step.where_shards_are(kernels), () if step.elsewhere else memory
     waits = clip(step, numels) if settings.clip_norm else step.reduces
@@ -439,6 +441,7 @@ def optimizer(step: ShardedStep, numels: list[int], memory: tuple[MemoryEvent, .
         kernels=kernels,
         memory=memory,
     )
+    step.begin("zero_grad")
     gradients = step.drop_each([f"{unit.fqn}.gradient" for unit in step.training.model.units])
     step.issue("free", ROOT, stream="host", memory=gradients)
     return step

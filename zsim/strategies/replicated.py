@@ -240,6 +240,7 @@ class ReplicatedStep:
         """Step the parameters of `owned` elements; with a master copy their gradients are cast to float32 for it."""
         optimizer, device = self.model.training.optimizer, self.model.training.device
         dtype = MASTER_DTYPE if has_master else self.model.dtype
+        self.step.begin("optimizer")
         memory: list[MemoryEvent] = []
         casts = [Alloc(f"master_gradient.{i}", "temporaries", 4 * n) for i, n in enumerate(owned) if has_master]
         memory += casts
@@ -266,6 +267,7 @@ class ReplicatedStep:
 
     def zero_grad(self) -> None:
         """Free the gradients that are not views of their buckets."""
+        self.step.begin("zero_grad")
         memory = tuple(Free(f"{fqn}.gradient") for fqn in self._live)
         self._live.clear()
         self.step.issue("free", ROOT, stream="host", micro_batch=self.micro_batch, memory=memory)

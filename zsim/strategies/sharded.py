@@ -68,7 +68,7 @@ class ShardedStep(Step):
 
     def copy(self) -> ShardedStep:
         """This step so far, to be ended in another way."""
-        return replace(self, ops=list(self.ops), live=set(self.live))
+        return replace(self, ops=list(self.ops), parts=list(self.parts), live=set(self.live))
 
     def nbytes(self, numel: int, dtype: str) -> int:
         """Bytes of `numel` elements."""
