@@ -3,8 +3,10 @@
 That is families, precision and autocast, optimizers and clipping, checkpointing, wrapping, frozen and unused parts, blocks used
 twice and several forwards before one backward. Models are deep (six layers and more), so that keeping everything gathered cannot
 pass for resharding, and narrow with a small vocabulary, so that the peak is often a collective's buffer rather than the logits.
-Sizes are uneven on purpose. What the loader refuses together is never drawn together. Each draw is a scenario's text, so that a
+Sizes are uneven on purpose. What torch refuses together is never drawn together. Each draw is a scenario's text, so that a
 recorded one can be run again without hypothesis.
+
+The first draws are each of one kind; those after them have whatever they draw of all kinds together, and units in units.
 """
 
 from __future__ import annotations
@@ -16,12 +18,20 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 NUM_RANKS = (1, 2, 3, 4, 8, 64, 1024)
-NUM_DRAWS = {"ddp": 5, "zero_redundancy": 5, "zero1": 7, "zero2": 6, "zero3": 7, "fsdp2": 8, "hsdp": 7}
-"""Draws of the committed matrix for each number of ranks, by strategy: 315 in all."""
+NUM_DRAWS = {"ddp": 6, "zero_redundancy": 6, "zero1": 7, "zero2": 6, "zero3": 7, "fsdp2": 8, "hsdp": 7}
+"""Draws of one kind for each number of ranks, by strategy."""
+AT_MOST = {4: 6, 8: 6, 64: 5, 1024: 2}
+"""Of these numbers of ranks, how many draws of each strategy at most: one of fully_shard on 1,024 ranks takes a minute."""
+TRACED = {"encoder": (2, 16), "adapters": (2, 16)}
+"""Modules of tests/zreal/user_modules.py that are drawn traced, with their micro-batch and length; under what torch itself has."""
+NUM_TOGETHER = {"ddp": 1, "zero_redundancy": 1, "zero1": 1, "zero2": 1, "zero3": 1, "fsdp2": 4, "hsdp": 3}
+"""Draws of all kinds together for each number of ranks: 84 more."""
 KINDS = ("plain", "repeated", "autocast", "frozen", "unused")
-"""Each draw is of one: what runs again, casts in autocast's cache and parts that are not trained are not modelled together."""
+"""What runs again, casts in autocast's cache, parts that are not trained: one by one, or together."""
+TOGETHER = "together"
+WITH_TRACED = ("ddp", "fsdp2", "hsdp", "zero_redundancy")
 FLAT = ('"unit"', '"parameter"', '"900 B"', '"6 KiB"')
-PRECISIONS = (("fp32", "fp32"), ("bf16", "fp32"), ("bf16", "bf16"))
+PRECISIONS = (("fp32", "fp32"), ("bf16", "fp32"), ("bf16", "bf16"), ("fp16", "fp32"), ("fp16", "fp16"), ("fp32", "bf16"))
 OPTIMIZERS = (
     'name = "adamw"',
     'name = "adamw", implementation = "for-loop"',
@@ -40,7 +50,7 @@ FROZEN = {
     "gpt": ('["*.ln_1.*", "*.mlp.fc.weight"]', '["*.bias"]', '["wte.*", "wpe.*", "blocks.0.*"]', '["*.attn.*", "w?e.*"]'),
     "llama": ('["blocks.*.weight"]', '["*.attn.[qk].*"]', '["wte.*", "blocks.0.*"]', '["*.attn.[qk].*", "wte.*"]'),
 }
-"""Patterns by family. The first two leave each block a backward, without which a number of ranks to reshard to is refused."""
+"""Patterns by family; the last ones leave the first block no backward."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +68,21 @@ class Frame:
     uses: str
     unused: str
     frozen: str
+    forwards: int
+    autocast: bool
+
+    finds: bool
+    """Whether DDP looks for parameters that are not used."""
+
+    @property
+    def together(self) -> bool:
+        """Whether it is of all kinds."""
+        return self.kind == TOGETHER
 
     @property
     def part(self) -> bool:
         """Whether parameters may be left on some of the ranks."""
-        return self.frozen in ("", *FROZEN[self.family][:2])
+        return self.together or self.frozen in ("", *FROZEN.get(self.family, ())[:2])
 
 
 def _choice(draw: st.DrawFn, *values: str) -> str:
@@ -74,25 +94,30 @@ def _divisors(number: int) -> list[int]:
 
 
 @st.composite
-def frames(draw: st.DrawFn, strategy: str, *, ranks: int) -> Frame:
+def frames(draw: st.DrawFn, strategy: str, *, ranks: int, together: bool) -> Frame:
     """What kind of scenario it is, and what it leaves untrained or runs again."""
-    kind, family, layers = _choice(draw, *KINDS), _choice(draw, "gpt", "llama", "mlp"), draw(st.integers(6, 8))
-    unused = f"blocks.{draw(st.integers(0, layers - 1))}" if kind == "unused" else ""
-    frozen = _choice(draw, *FROZEN[family]) if kind == "frozen" or (unused and draw(st.booleans())) else ""
-    if unused and strategy in ("ddp", "zero_redundancy"):  # DDP waits for every gradient
+    kind = TOGETHER if together else _choice(draw, *KINDS)
+    family, layers = _choice(draw, "gpt", "llama", "mlp"), draw(st.integers(6, 8))
+    unused = f"blocks.{draw(st.integers(0, layers - 1))}" if kind == "unused" or (together and draw(st.booleans())) else ""
+    frozen = _choice(draw, *FROZEN[family]) if kind == "frozen" or ((unused or together) and draw(st.booleans())) else ""
+    finds = strategy in ("ddp", "zero_redundancy") and _choice(draw, "", "", "finds") == "finds"
+    if unused and strategy in ("ddp", "zero_redundancy") and not finds:  # DDP waits for every gradient
         frozen = f'["{unused}.*"]'
     return Frame(
         strategy=strategy,
         ranks=ranks,
         kind=kind,
         family=family,
-        attention=_choice(draw, "explicit", "sdpa"),
+        attention=_choice(draw, "explicit", "sdpa", "math"),
         tied=family != "mlp" and draw(st.booleans()),
         layers=layers + bool(unused),
-        accumulation=draw(st.integers(1, 3)),
-        uses=_choice(draw, "1", *USES) if kind == "repeated" else "1",
+        accumulation=draw(st.integers(1, 2 if together else 3)),
+        uses=_choice(draw, "1", *USES) if kind == "repeated" else _choice(draw, "1", "1", "2", USES[-1]) if together else "1",
         unused=unused,
         frozen=frozen,
+        forwards=draw(st.sampled_from([1, 1, 2])) if together else 1,
+        autocast=kind == "autocast" or (together and draw(st.booleans())),
+        finds=finds,
     )
 
 
@@ -115,7 +140,7 @@ def _sizes(draw: st.DrawFn, frame: Frame) -> str:
 
 def _model(draw: st.DrawFn, frame: Frame) -> str:
     length = "" if frame.family == "mlp" else f", sequence_length = {draw(st.sampled_from([2, 5, 16]))}"
-    forwards = draw(st.integers(1 if frame.uses != "1" else 2, 3)) if frame.kind == "repeated" else 1
+    forwards = draw(st.integers(1 if frame.uses != "1" else 2, 3)) if frame.kind == "repeated" else frame.forwards
     own = (f", uses = {frame.uses}" if frame.uses != "1" else "") + (f', unused = ["{frame.unused}"]' if frame.unused else "")
     batch = f"micro_batch = {draw(st.integers(1, 3))}{length}, accumulation = {frame.accumulation}"
     batch += f", forwards = {forwards}" if forwards > 1 else ""
@@ -127,28 +152,39 @@ def _checkpointing(draw: st.DrawFn, frame: Frame) -> str:
     own = {"mlp": ["gelu"], "gpt": ["attention", "layer_norm", "gelu"], "llama": ["attention", "swiglu", "rms_norm"]}
     forms = ["", "", 'mode = "full"', 'mode = "full", every = 2']
     forms.append(f'mode = "selective", recompute = ["{_choice(draw, *own[frame.family])}"]')
-    if frame.family == "mlp" or frame.attention == "sdpa":
+    casts_once = not frame.autocast or (frame.uses == "1" and frame.forwards == 1)
+    if (frame.family == "mlp" or frame.attention == "sdpa") and casts_once:
         saved = '["linear"]' if frame.family == "mlp" else _choice(draw, '["linear"]', '["linear", "attention"]')
         forms += [f'mode = "selective", save = {saved}{which}' for which in ("", ", save_every = 2")]
     form = _choice(draw, *forms)
     return f"activation_checkpointing = {{ {form} }}\n" if form else ""
 
 
-def _wrapping(draw: st.DrawFn, frame: Frame) -> str:
-    if frame.unused or draw(st.booleans()):
+def _nested(draw: st.DrawFn, frame: Frame, *, checkpointing: str) -> str:
+    """Units in each block's unit; a block that is recomputed whole has none."""
+    whole = checkpointing and "recompute" not in checkpointing
+    if not frame.together or frame.strategy not in ("fsdp2", "hsdp") or whole or draw(st.booleans()):
         return ""
+    inner = ['["fc1"]', '["fc2"]'] if frame.family == "mlp" else ['["mlp"]', '["attn"]', '["attn", "mlp"]']
+    return f"nested = {_choice(draw, *inner)}"
+
+
+def _wrapping(draw: st.DrawFn, frame: Frame, *, nested: str = "") -> str:
+    if (frame.unused and not frame.together) or draw(st.booleans()):
+        return f"wrapping = {{ {nested} }}\n" if nested else ""
     ends = "root" if frame.tied else _choice(draw, "root", "apart")
     in_a_row = frame.uses not in ("1", USES[-1])
     every = "1" if in_a_row else _choice(draw, "2", "3", "4", "1" if ends == "apart" else '"all"')
     if in_a_row and ends == "root":
         every = '"all"'
-    return f'wrapping = {{ every = {every}, ends = "{ends}" }}\n'
+    more = f", {nested}" if nested else ""
+    return f'wrapping = {{ every = {every}, ends = "{ends}"{more} }}\n'
 
 
 def _strategy(draw: st.DrawFn, frame: Frame, *, offload: bool) -> str:
     strategy, ranks = frame.strategy, frame.ranks
     if strategy in ("ddp", "zero_redundancy"):
-        return _choice(draw, *BUCKETS) + _choice(draw, *VIEWS)
+        return _choice(draw, *BUCKETS) + _choice(draw, *VIEWS) + (", find_unused_parameters = true" if frame.finds else "")
     if strategy in ("zero1", "zero2", "zero3"):
         form = {"zero1": f', form = "{_choice(draw, "all_reduce", "reduce_scatter")}"', "zero2": ""}
         own = form.get(strategy) or (f", lookahead = {draw(st.integers(0, 3))}" if strategy == "zero3" else "")
@@ -163,19 +199,20 @@ def _strategy(draw: st.DrawFn, frame: Frame, *, offload: bool) -> str:
 
 
 @st.composite
-def scenario_texts(draw: st.DrawFn, strategy: str, *, ranks: int) -> str:
+def scenario_texts(draw: st.DrawFn, strategy: str, *, ranks: int, together: bool = False) -> str:
     """A whole scenario file of `strategy` on `ranks` ranks."""
-    frame = draw(frames(strategy, ranks=ranks))
-    parameters, reduce = ("fp32", "fp32") if frame.kind == "autocast" else draw(st.sampled_from(PRECISIONS))
+    frame = draw(frames(strategy, ranks=ranks, together=together))
+    parameters, reduce = ("fp32", "fp32") if frame.autocast else draw(st.sampled_from(PRECISIONS))
     never_ran = frame.unused and parameters != reduce  # torch looks for its gradients where some wait in another dtype
     sync = "every" if never_ran else _choice(draw, "every", "last")
     offload = strategy in ("fsdp2", "hsdp") and draw(st.integers(0, 3)) == 3
-    clip = "" if offload else _choice(draw, "", "", ", clip_norm = 1.0")
-    autocast = ', autocast = "bf16"' if frame.kind == "autocast" else ""
+    clip = "" if offload and not together else _choice(draw, "", "", ", clip_norm = 1.0")
+    autocast = f', autocast = "{_choice(draw, "bf16", "fp16")}"' if frame.autocast else ""
+    model, checkpointing = _model(draw, frame), _checkpointing(draw, frame)
     return (
-        _model(draw, frame)
-        + _checkpointing(draw, frame)
-        + _wrapping(draw, frame)
+        model
+        + checkpointing
+        + _wrapping(draw, frame, nested=_nested(draw, frame, checkpointing=checkpointing))
         + f'cluster = {{ preset = "cpu-gloo", ranks = {ranks} }}\n'
         + f'strategy = {{ name = "{strategy}"{_strategy(draw, frame, offload=offload)}, sync = "{sync}" }}\n'
         + f'precision = {{ parameters = "{parameters}", reduce = "{reduce}"{autocast} }}\n'
@@ -183,7 +220,41 @@ def scenario_texts(draw: st.DrawFn, strategy: str, *, ranks: int) -> str:
     )
 
 
-def draws(strategy: str, *, ranks: int, number: int) -> tuple[str, ...]:
+@st.composite
+def traced_texts(draw: st.DrawFn, strategy: str, *, ranks: int) -> str:
+    """A scenario of a traced module. DDP casts its parameters in an order that a trace does not tell, so there they stay float32."""
+    module = _choice(draw, *TRACED)
+    micro_batch, length = TRACED[module]
+    precisions = PRECISIONS[:3] if strategy in ("fsdp2", "hsdp") else PRECISIONS[:1]
+    parameters, reduce = draw(st.sampled_from(precisions))
+    frame = Frame(
+        strategy=strategy,
+        ranks=ranks,
+        kind="traced",
+        family="traced",
+        attention="",
+        tied=False,
+        layers=6,
+        accumulation=draw(st.integers(1, 2)),
+        uses="1",
+        unused="",
+        frozen="",
+        finds=False,
+        forwards=1,
+        autocast=False,
+    )
+    offload = strategy in ("fsdp2", "hsdp") and draw(st.booleans())
+    return (
+        f'model = {{ traced = "{module}-{parameters}.json" }}\n'
+        f"batch = {{ micro_batch = {micro_batch}, sequence_length = {length}, accumulation = {frame.accumulation} }}\n"
+        f'cluster = {{ preset = "cpu-gloo", ranks = {ranks} }}\n'
+        f'strategy = {{ name = "{strategy}"{_strategy(draw, frame, offload=offload)}, sync = "{_choice(draw, "every", "last")}" }}\n'
+        f'precision = {{ parameters = "{parameters}", reduce = "{reduce}" }}\n'
+        f"optimizer = {{ {_choice(draw, *OPTIMIZERS)} }}\n"
+    )
+
+
+def draws(strategy: str, *, ranks: int, number: int, together: bool = False, traced: bool = False) -> tuple[str, ...]:
     """`number` different scenario texts, the same for the same version of hypothesis."""
     found: dict[str, None] = {}
 
@@ -195,7 +266,7 @@ def draws(strategy: str, *, ranks: int, number: int) -> tuple[str, ...]:
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(scenario_texts(strategy, ranks=ranks))
+    @given(traced_texts(strategy, ranks=ranks) if traced else scenario_texts(strategy, ranks=ranks, together=together))
     def collect(text: str) -> None:
         found.setdefault(text)
 
@@ -206,9 +277,23 @@ def draws(strategy: str, *, ranks: int, number: int) -> tuple[str, ...]:
 @cache
 def matrix() -> tuple[str, ...]:
     """All draws; the strategies take turns, so that any stretch of it has each of them."""
-    columns = [
-        [text for ranks in NUM_RANKS for text in draws(strategy, ranks=ranks, number=number)]
-        for strategy, number in NUM_DRAWS.items()
+    columns = [[text for ranks in NUM_RANKS for name in WITH_TRACED for text in draws(name, ranks=ranks, number=4, traced=True)[-1:]]]
+    columns += _columns(NUM_DRAWS, together=False)
+    return (*_in_turn(columns), *_in_turn(_columns(NUM_TOGETHER, together=True)))
+
+
+def _columns(numbers: dict[str, int], *, together: bool) -> list[list[str]]:
+    first = int(together)  # the first that hypothesis draws is the simplest, which has nothing together
+    return [
+        [
+            text
+            for ranks in NUM_RANKS
+            for text in draws(strategy, ranks=ranks, number=min(number, AT_MOST.get(ranks, number)) + first, together=together)[first:]
+        ]
+        for strategy, number in numbers.items()
     ]
+
+
+def _in_turn(columns: list[list[str]]) -> tuple[str, ...]:
     longest = max(len(column) for column in columns)
     return tuple(column[i] for i in range(longest) for column in columns if i < len(column))

@@ -40,10 +40,13 @@ def models(draw: st.DrawFn, families: tuple[str, ...]) -> str:
             f"num_layers = {layers}, hidden_size = 8, num_heads = 4, num_kv_heads = 2, feed_forward = 10, vocabulary = 13, "
             f'tied = {tied}, attention = "{attention}"'
         )
+    alike = family != "mlp" or len(set(dims)) == 1
+    passed_by = draw(st.sampled_from([None, None, draw(st.integers(0, layers - 1))])) if alike and layers > 1 else None
+    unused = "" if passed_by is None else f', unused = ["blocks.{passed_by}"]'
     batch = "" if family == "mlp" else ", sequence_length = 4"
     accumulation = draw(st.integers(1, 3))
     return (
-        f'model = {{ family = "{family}", sizes = {{ {sizes} }}, uses = {uses} }}\n'
+        f'model = {{ family = "{family}", sizes = {{ {sizes} }}, uses = {uses} {unused}}}\n'
         f"batch = {{ micro_batch = 2{batch}, accumulation = {accumulation}, forwards = {forwards} }}\n"
     )
 
@@ -92,28 +95,30 @@ FROZEN = {
 }
 
 
-def _runs_once(model: str) -> bool:
-    return "uses = 1 " in model and "forwards = 1 " in model
-
-
 @st.composite
-def frozen_parts(draw: st.DrawFn, model: str, *, others: str) -> str:
-    """Nothing frozen, or some of what `model` has; `others` are the tables that not everything goes together with."""
+def frozen_parts(draw: st.DrawFn, model: str, *, strategy: str) -> str:
+    """Nothing frozen, or some of what `model` has; DDP waits for what a block that never runs would have trained."""
     family = next(family for family in FROZEN if f'"{family}"' in model)
-    if not draw(st.booleans()) or not _runs_once(model) or "autocast" in others or re.search(r"reshard_after_forward = \d", others):
+    unused = re.search(r'unused = \["(.*?)"\]', model)
+    if unused and re.search(r'name = "(ddp|zero_redundancy)"', strategy):
+        return f'frozen = ["{unused[1]}.*"]\n'
+    if not draw(st.booleans()):
         return ""
     return f"frozen = {draw(st.sampled_from(FROZEN[family]))}\n"
 
 
 @st.composite
-def wrapping(draw: st.DrawFn, model: str) -> str:
-    """No wrapping policy, or one that fits `model`."""
+def wrapping(draw: st.DrawFn, model: str, *, strategy: str, again: str) -> str:
+    """No wrapping policy, or one that fits `model` and its activation checkpointing."""
     dims = re.search(r"dims = \[([^]]*)\]", model)
     layers = dims[1].count(",") if dims else int(re.findall(r"num_layers = (\d+)", model)[0])
     ends = "root" if "tied = true" in model else draw(st.sampled_from(["root", "apart"]))
     some = "1" if "uses = 2" in model else str(draw(st.integers(1, layers)))
     every = draw(st.sampled_from([some, some, "1"] if ends == "apart" else [some, some, '"all"']))
-    return draw(st.sampled_from(["", f'wrapping = {{ every = {every}, ends = "{ends}" }}\n']))
+    nests = ("fsdp2" in strategy or "hsdp" in strategy) and (not again or "recompute" in again)
+    inner = ", nested = " + ('["fc2"]' if '"mlp"' in model else draw(st.sampled_from(['["mlp"]', '["attn", "mlp"]'])))
+    nested = draw(st.sampled_from(["", inner])) if nests else ""
+    return draw(st.sampled_from(["", f'wrapping = {{ every = {every}, ends = "{ends}"{nested} }}\n']))
 
 
 @st.composite
@@ -136,14 +141,17 @@ def scenario_texts(
         )
     )
     model = draw(models(families))
-    once = _runs_once(model)
-    autocast = draw(st.sampled_from(["", "", ', autocast = "bf16"'])) if parameters == "fp32" and once else ""
+    sync = "every" if "unused" in model and parameters != reduce else sync  # torch looks for gradients that never were
+    autocast = draw(st.sampled_from(["", "", ', autocast = "bf16"'])) if parameters == "fp32" else ""
     strategy = draw(strategy_tables(ranks, strategies))
+    again = draw(checkpointing(model))
+    casts_again = autocast and "save" in again and not ("uses = 1 " in model and "forwards = 1 " in model)  # torch refuses it
+    again = "" if casts_again else again
     return (
         model
-        + draw(checkpointing(model))
-        + draw(wrapping(model))
-        + draw(frozen_parts(model, others=strategy + autocast))
+        + again
+        + draw(wrapping(model, strategy=strategy, again=again))
+        + draw(frozen_parts(model, strategy=strategy))
         + f'cluster = {{ preset = "{cluster}", ranks = {ranks} }}\n'
         + f'strategy = {{ {strategy}, sync = "{sync}" }}\n'
         + f'precision = {{ parameters = "{parameters}", reduce = "{reduce}"{autocast} }}\n'

@@ -6,11 +6,14 @@ Importing this module loads no torch; making a backend does, and says how to ins
 from __future__ import annotations
 
 import os
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from zsim.errors import BackendUnavailableError
+from zsim.models.transformers import TransformersModel
+from zsim.part_memory import EXACT
 from zsim.run import Capabilities, IncompleteRunError, RankRun, Run, RunOptions, observed_ranks
 from zsim.saved import from_table
 from zsim.scenario import Scenario
@@ -25,6 +28,23 @@ def _require_torch(name: str) -> None:
             expected="torch >=2.11,<2.14",
             found="no torch",
             remedy="pip install 'zsim[real]'",
+        )
+
+
+def _require_transformers(scenario: Scenario, name: str) -> None:
+    """BackendUnavailableError for a config.json where what makes modules of it is not there, or is another than was observed."""
+    if not isinstance(scenario.model, TransformersModel):
+        return
+    try:
+        found = version("transformers")
+    except PackageNotFoundError:
+        found = ""
+    if not found.startswith("5."):
+        raise BackendUnavailableError(
+            where=f"backend {name}, model.huggingface",
+            expected="transformers >=5,<6, whose modules are trained",
+            found=f"transformers {found}" if found else "no transformers",
+            remedy="pip install 'zsim[real,huggingface]'",
         )
 
 
@@ -44,6 +64,7 @@ class FakeBackend:
         from zreal import room, worker
 
         interpreter = worker.interpreter_of(scenario, options.interpreter)
+        _require_transformers(scenario, self.name)
         room.require_room(scenario, backend=self.name, processes=1, parity=False)
         ranks = options.ranks or tuple(dict.fromkeys((0, scenario.world_size - 1)))
         if options.all_ranks:
@@ -56,6 +77,7 @@ class FakeBackend:
             mesh=scenario.mesh,
             ranks=tuple(worker.fake_rank(scenario, rank=rank, interpreter=interpreter) for rank in ranks),
             provenance=worker.provenance(scenario, device="cpu")
+            | {"memory": EXACT}  # no thread but the host's lets go of anything
             | ({} if len(ranks) == scenario.world_size else observed_ranks(ranks)),
         )
 
@@ -84,6 +106,7 @@ class GlooBackend:
         from zreal import launch, room, worker
 
         interpreter = worker.interpreter_of(scenario, options.interpreter)
+        _require_transformers(scenario, self.name)
         if self.device == "cpu":
             room.require_room(scenario, backend=self.name, processes=scenario.world_size, parity=True)
         job: dict[str, Any] = {

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from zreal.storages import Place, StorageLog
+from zreal.storages import Died, Place, StorageLog
 from zreal.untraceable import UntraceableError
 from zsim.model import ROOT
 
@@ -66,18 +67,30 @@ def cast_floats(value: Any, dtype: torch.dtype | None) -> Any:
     return mapped(lambda t: t.to(dtype) if t.is_floating_point() else t, value)
 
 
-class Boundaries:
-    """Follows the units of a module and tells the log its place. `order` are the units as forward met them.
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """A stretch of forward: the unit that it belongs to, and whether it is where the unit begins, with inputs that need a gradient."""
 
-    `constant` are the places of those whose output needs no gradient, as nothing up to them is trained: they have no backward.
+    unit: str
+    begins: bool = False
+    needs_gradient: bool = False
+
+
+class Boundaries:
+    """Follows the units of a module and tells the log its place. `visits` are the stretches as forward met them.
+
+    A unit in a unit cuts that one's stretch in two. `constant` are the last stretches of units whose output needs no gradient, as
+    nothing up to them is trained: they have no backward.
     """
 
     def __init__(self, log: StorageLog, *, units: Mapping[str, nn.Module], dtype: torch.dtype | None) -> None:
         self.log = log
-        self.order: list[str] = []
-        self.needs_gradient: list[bool] = []
+        self.visits: list[Visit] = [Visit(ROOT)]
         self.begun: set[int] = set()
         self.constant: set[int] = set()
+        self._ends: dict[int, int] = {}
+        self._open: list[int] = []
+        self._idle: set[int] = set()
         self._units = units
         self._dtype = dtype
 
@@ -95,24 +108,31 @@ class Boundaries:
             for handle in handles:
                 handle.remove()
 
+    def leave_autocast(self) -> None:
+        """Forward is over, and autocast about to drop what it has cached: that has a place of its own."""
+        self.log.place = Place(backward=False, stretch=len(self.visits))
+
     def begin_backward(self) -> None:
-        """Forward is over: UntraceableError for a unit that did not run."""
+        """Forward is over: UntraceableError for a unit that did not run, unless nobody has read what it owns: it is then unused."""
+        run, read = {visit.unit for visit in self.visits}, {fqn for reads in self.log.reads.values() for fqn in reads}
         for fqn in self._units:
-            if fqn not in self.order:
+            if fqn not in run and any(parameter.startswith(f"{fqn}.") for parameter in read):
                 raise UntraceableError(
                     where=fqn,
                     expected="every unit to run in forward",
                     found="it did not run, or not by being called",
                     remedy="leave it out of units: it then belongs to the root",
                 )
-        self.log.place = Place(backward=True, unit=len(self.order), inside=False)
+        worked = {place.stretch for place, entry in self.log.entries if not isinstance(entry, Died)}
+        self._idle = set(range(len(self.visits))) - worked
+        self.log.place = Place(backward=True, stretch=len(self.visits) - 1)
 
     def end_backward(self) -> None:
         """Backward is over: UntraceableError for a unit whose backward nobody saw begin."""
-        for place, fqn in enumerate(self.order):
-            if place not in self.begun | self.constant:
+        for first, last in self._ends.items():
+            if last not in self.begun | self.constant:
                 raise UntraceableError(
-                    where=fqn,
+                    where=self.visits[first].unit,
                     expected="the gradient of the unit's output",
                     found="none",
                     remedy="return tensors, or tuples, lists and dicts of them, that the loss depends on",
@@ -122,63 +142,80 @@ class Boundaries:
         if self.log.place.backward:  # recomputed by activation checkpointing
             self._require_own_backward(fqn)
             return cast_floats((args, kwargs), self._dtype)
-        if self.log.place.inside or fqn in self.order:
-            found = "a second run of it" if fqn in self.order else f"a run of it inside {self.order[-1]}"
-            raise UntraceableError(
-                where=fqn,
-                expected="units that run one after another, each once",
-                found=found,
-                remedy="make the outer module the unit, or leave this one to the root",
-            )
-        self.order.append(fqn)
-        self.log.place = Place(backward=False, unit=len(self.order) - 1, inside=True)
+        self._require_first_run(fqn)
         args, kwargs = cast_floats((args, kwargs), self._dtype)
         wanted = [tensor for tensor in tensors_in((args, kwargs)) if tensor.requires_grad]
-        self.needs_gradient.append(bool(wanted))
+        place = self._visit(Visit(fqn, begins=True, needs_gradient=bool(wanted)))
+        self._open.append(place)
         if not wanted:
             return args, kwargs
-        marked = iter(_InputsDone.apply(partial(self._end, len(self.order) - 1), *wanted))
+        marked = iter(_InputsDone.apply(partial(self._end, place), *wanted))
         return mapped(lambda tensor: next(marked) if tensor.requires_grad else tensor, (args, kwargs))
+
+    def _visit(self, visit: Visit) -> int:
+        self.visits.append(visit)
+        self.log.place = Place(backward=False, stretch=len(self.visits) - 1)
+        return self.log.place.stretch
+
+    def _require_first_run(self, fqn: str) -> None:
+        """UntraceableError for a unit that runs again, or elsewhere than in the unit that it is a part of."""
+        within = self.visits[self._open[-1]].unit if self._open else ROOT
+        outer = max((other for other in self._units if fqn.startswith(f"{other}.")), key=len, default=ROOT)
+        again = any(visit.unit == fqn for visit in self.visits)
+        if again or within != outer:
+            raise UntraceableError(
+                where=fqn,
+                expected="units that run one after another, or in the one they are part of, each once",
+                found="a second run of it" if again else f"a run of it inside {within}",
+                remedy="make the outer module the unit, or leave this one to the root",
+            )
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
         if self.log.place.backward:
             return
-        unit = self.log.place.unit
+        last, first = self.log.place.stretch, self._open.pop()
+        self._ends[first] = last
         wanted = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
         for tensor in wanted:
-            tensor.register_hook(partial(self.gradient_arrives, unit))
-        if not wanted and not any(p.requires_grad for p in module.parameters()) and not self.needs_gradient[unit]:
-            self.constant.add(unit)
-        self.log.place = Place(backward=False, unit=unit + 1, inside=False)
+            tensor.register_hook(partial(self.gradient_arrives, last))
+        trains = any(p.requires_grad for p in module.parameters())
+        if not wanted and not trains and not self.visits[first].needs_gradient:
+            self.constant.add(last)
+        self._visit(Visit(self.visits[self._open[-1]].unit if self._open else ROOT))
 
-    def gradient_arrives(self, unit: int, gradient: Tensor) -> None:
-        """A gradient of a unit's output is there: its backward begins. UntraceableError when it is not its turn."""
-        if unit in self.begun:
+    def gradient_arrives(self, last: int, gradient: Tensor) -> None:
+        """A gradient of a unit's output is there: its backward begins with its `last` stretch. UntraceableError when not its turn."""
+        if last in self.begun:
             return
-        place = self.log.place
-        if place.unit != unit + 1 or (place.inside and self.needs_gradient[place.unit]):
-            self._refuse_order(unit)
-        self.begun.add(unit)
-        self.log.place = Place(backward=True, unit=unit, inside=True)
+        for place in range(self.log.place.stretch, last + 1, -1):  # stretches that are left without anybody's notice
+            visit = self.visits[place]
+            if visit.needs_gradient or not (visit.begins or place - 1 in self._idle):
+                self._refuse_order(last)
+            self.begun.add(place - 1)
+        if self.log.place.stretch <= last:
+            self._refuse_order(last)
+        self.begun.add(last)
+        self.log.place = Place(backward=True, stretch=last)
 
-    def _end(self, unit: int) -> None:
-        if self.log.place != Place(backward=True, unit=unit, inside=True):
-            self._refuse_order(unit)
-        self.log.place = Place(backward=True, unit=unit, inside=False)
+    def _end(self, first: int) -> None:
+        if self.log.place != Place(backward=True, stretch=first):
+            self._refuse_order(first)
+        self.log.place = Place(backward=True, stretch=first - 1)
 
     def _require_own_backward(self, fqn: str) -> None:
-        place = self.log.place
-        if not place.inside or self.order[place.unit] != fqn:
+        now = self.log.place.stretch
+        first = next((place for place, visit in enumerate(self.visits) if visit.unit == fqn), now + 1)
+        if not first <= now <= self._ends.get(first, -1):
             raise UntraceableError(
                 where=fqn,
                 expected="a unit that is recomputed in its own backward",
-                found=f"one recomputed in that of {self.order[place.unit] if place.inside else ROOT}",
+                found=f"one recomputed in that of {self.visits[now].unit}",
                 remedy="checkpoint the unit itself, or parts inside it, and not more",
             )
 
-    def _refuse_order(self, unit: int) -> None:
+    def _refuse_order(self, place: int) -> None:
         raise UntraceableError(
-            where=self.order[unit],
+            where=self.visits[place].unit,
             expected="units whose backward runs in the reverse order of forward",
             found="another order: the unit's backward overlaps with that of a unit beside it",
             remedy="make the module that contains both the unit",

@@ -19,13 +19,13 @@ from torch import Tensor
 from zreal import modules
 from zreal.flat import FlatRank
 from zreal.meters import MemoryMeter, as_record
-from zreal.observer import device_mesh, lower
+from zreal.observer import Begin, device_mesh, lower
 from zreal.recorder import CollectiveRecorder
 from zreal.replicated import ReplicatedRank
 from zsim.errors import ProgramError
 from zsim.model import ROOT
 from zsim.ops import Op
-from zsim.program import Program, RankProgram
+from zsim.program import Part, PhaseName, Program, RankProgram
 from zsim.run import PhaseRecord, RankRun
 from zsim.scenario import Scenario
 
@@ -77,6 +77,8 @@ def execute(
     # Built out of the meter's sight: the random numbers of initial values are not the strategy's.
     model = modules.build(scenario.model, seed=scenario.seed, checkpointing=scenario.checkpointing).to(device)
     with meter, recorder:
+        with meter.looking_away():
+            meter.watch(*model.buffers())  # no strategy counts them
         with meter.span() as span:
             trainer = _construct(scenario, model, ops, mesh.get_group(), meter)
         phases["construction"] = PhaseRecord(collectives=recorder.take(), memory=as_record(span))
@@ -86,7 +88,8 @@ def execute(
                 batches = modules.micro_batches(scenario, rank=rank, step=step, dtype=dtype, device=device)
             with meter.span() as span:
                 trainer.rank.begin(first=step == 0)
-                losses.append(trainer.step(ops.first if step == 0 else ops.steady, batches))
+                name: PhaseName = "first" if step == 0 else "steady"
+                losses.append(trainer.step(ops.phase(name), batches, parts=ops.parts(name), begin=meter.begin))
             phase = PhaseRecord(collectives=recorder.take(), memory=as_record(span, trainer.holds))
             if step == 0:
                 phases["first"] = phase
@@ -128,18 +131,27 @@ class Trainer:
     _cursor: int = 0
     _forwards: int = 0
     _backwards: int = 0
-    _idle: int = 0
-    """The modules of this micro-batch before the first trained parameter: they have no backward."""
+    _trained: list[int] = field(default_factory=list)
+    """The places of this micro-batch's modules that have a backward: in each forward those from the first trained parameter on."""
     _value: Tensor | None = None
     _loss: Tensor | None = None
     _losses: list[float] = field(default_factory=list)
     _scope: ExitStack = field(default_factory=ExitStack)
     """Autocast, where it is asked for, from the first module's forward to the last's."""
 
-    def step(self, ops: tuple[Op, ...], batches: list[modules.MicroBatch]) -> float:
-        """Carry out every op of one step; returns this rank's mean loss."""
+    def step(
+        self,
+        ops: tuple[Op, ...],
+        batches: list[modules.MicroBatch],
+        *,
+        parts: tuple[Part, ...] = (),
+        begin: Begin = lambda part, micro_batch=0: None,
+    ) -> float:
+        """Carry out every op of one step; `begin` hears of each of its `parts`. Returns this rank's mean loss."""
         self._ops, self._cursor, self._losses = ops, 0, []
+        begins = {part.start: part for part in parts}
         while self._cursor < len(ops):
+            self._tell(begins, begin)
             op = ops[self._cursor]
             if op.kind == "forward":
                 self._forward(op, batches)
@@ -150,7 +162,14 @@ class Trainer:
             else:
                 self._perform(op)
             self._cursor += 1
+        self._tell(begins, begin)
         return sum(self._losses) / len(self._losses)
+
+    def _tell(self, begins: Mapping[int, Part], begin: Begin) -> None:
+        """Between the ops of a step: the part that begins here, if one does."""
+        part = begins.get(self._cursor)
+        if part is not None:
+            begin(part.name, micro_batch=part.micro_batch)
 
     def _perform(self, op: Op) -> None:
         last = op.micro_batch == self.scenario.batch.accumulation - 1
@@ -172,19 +191,24 @@ class Trainer:
         x, targets = batches[op.micro_batch * self.scenario.batch.forwards + forward]
         if self._value is None:
             self._scope.enter_context(modules.autocast(self.scenario.precision, device=x.device.type))
-        self._value = self.rank.model.run(spec, x if self._value is None else self._value, targets)
+        self._value = self.rank.model.run(spec, self._taken(x), targets)
         self._forwards += 1
         last = self._forwards == self._num_modules
-        if self._value.requires_grad and not last:
-            self._value.register_hook(self._between)
-        elif not last:
-            self._idle = self._forwards
+        if self._value.requires_grad:
+            self._trained.append(place)
+            if not last:
+                self._value.register_hook(self._between)
         if place == len(specs) - 1:
             self._loss = self._value if self._loss is None else self._loss + self._value
             self._value = None
         if last:
             self._forwards = 0
             self._scope.close()
+
+    def _taken(self, x: Tensor) -> Tensor:
+        """What the next module reads, `x` if it is the first: that module's alone from now on."""
+        value, self._value = self._value, None
+        return x if value is None else value
 
     @property
     def _num_modules(self) -> int:
@@ -196,13 +220,13 @@ class Trainer:
         loss, self._loss = self._loss, None
         if loss is None or self._forwards:
             raise ProgramError(where=f"op {op.index}", expected="every module's forward first", found="a backward")
-        self._backwards = self._num_modules - self._idle
+        self._backwards = len(self._trained)
         self._enter_backward(op)
         torch.autograd.backward(loss, torch.full_like(loss, self.rank.gradient_scale))
         self._losses.append(loss.item())
         if self._backwards:
             raise ProgramError(where="backward", expected="every module's backward", found=f"{self._backwards} missing")
-        self._idle = 0
+        self._trained = []
 
     def _between(self, _: Tensor) -> None:
         """Between two modules' backwards: carry out the Program's ops up to the next backward, and enter it."""
@@ -217,7 +241,7 @@ class Trainer:
 
     def _enter_backward(self, op: Op) -> None:
         self._backwards -= 1
-        spec = self.scenario.model.modules[(self._idle + self._backwards) % len(self.scenario.model.modules)]
+        spec = self.scenario.model.modules[self._trained[self._backwards]]
         self._check(op, spec.unit)
         self.rank.enter(spec, backward=True)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -146,9 +146,6 @@ def _find_units(model: nn.Module, units: Units) -> dict[str, nn.Module]:
     for fqn in wanted:
         if fqn not in modules or fqn == ROOT:
             raise refuse(fqn, "the fqn of a module in the model", "none of that name", "see model.named_modules()")
-        outer = next((other for other in wanted if fqn.startswith(f"{other}.")), "")
-        if outer:
-            raise refuse(fqn, "units apart from each other", f"one inside the unit {outer}", "take one of the two")
     return {fqn: module for fqn, module in modules.items() if fqn in wanted}
 
 
@@ -170,9 +167,9 @@ def _groups(model: nn.Module, units: Mapping[str, nn.Module]) -> tuple[ParamGrou
     """The root's parameters, then each unit's; UntraceableError for one that two of them share, and for a unit without any."""
     owners: dict[int, str] = {}
     for fqn, unit in units.items():
-        own = list(unit.named_parameters())
+        own = [(name, p) for name, p in unit.named_parameters() if _innermost(f"{fqn}.{name}", units) == fqn]
         if not own:
-            raise refuse(fqn, "a unit with parameters", "none", "leave it out of units: it then belongs to the root")
+            raise refuse(fqn, "a unit with parameters of its own", "none", "leave it out of units: it then belongs to what contains it")
         for name, parameter in own:
             _require_own(owners.get(id(parameter), fqn), fqn, name)
             owners[id(parameter)] = fqn
@@ -184,11 +181,16 @@ def _groups(model: nn.Module, units: Mapping[str, nn.Module]) -> tuple[ParamGrou
         members[owners.get(id(parameter), ROOT)].append(found)
     for fqn, parameter in model.named_parameters(remove_duplicate=False):
         owner = owners.get(id(parameter), ROOT)
-        if owner != ROOT and not fqn.startswith(f"{owner}."):
-            _require_own(owner, ROOT, fqn)
+        if owner != ROOT:
+            _require_own(owner, _innermost(fqn, units), fqn)
     if not any(members.values()):
         raise refuse(type(model).__name__, "a module with parameters", "none", "there is nothing to shard")
     return tuple(ParamGroup(fqn=fqn, parameters=tuple(own)) for fqn, own in members.items() if own)
+
+
+def _innermost(fqn: str, units: Iterable[str]) -> str:
+    """The unit that the parameter `fqn` lies in, the inner one of several, or the root."""
+    return max((unit for unit in units if fqn.startswith(f"{unit}.")), key=len, default=ROOT)
 
 
 def _in_order_of_fully_shard(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

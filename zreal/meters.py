@@ -12,6 +12,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, cast
 
@@ -20,7 +21,18 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from zreal import torch_private
-from zsim.run import MemoryRecord
+from zsim.program import PartName
+from zsim.run import MemoryRecord, PartRecord
+
+
+@dataclass(slots=True)
+class Span:
+    """Allocated bytes of a stretch of the run, and of the parts of a step in it, once it is over."""
+
+    start: int
+    peak: int = 0
+    end: int = 0
+    parts: tuple[PartRecord, ...] = ()
 
 
 class MemoryMeter(TorchDispatchMode):
@@ -40,6 +52,17 @@ class MemoryMeter(TorchDispatchMode):
         """Bytes of what was first seen while a collective was waited for, in order."""
         self._away = False
         self._waiting = False
+        self._parts: list[PartRecord] = []
+        """Of the span so far; the last one is not over."""
+
+    def begin(self, part: PartName, *, micro_batch: int = 0) -> None:
+        """What is allocated from here on, in the span that there is, belongs to this part of a step."""
+        self._parts.append(PartRecord(part, micro_batch, self.allocated, self.allocated))
+
+    def _grow_part(self) -> None:
+        """The last part has peaked where bytes are now, if that is higher."""
+        if self._parts and self._parts[-1].peak_bytes < self.allocated:
+            self._parts[-1] = replace(self._parts[-1], peak_bytes=self.allocated)
 
     def reset_peak(self) -> None:
         """Start a new peak at what is allocated now."""
@@ -54,6 +77,7 @@ class MemoryMeter(TorchDispatchMode):
         if delta:
             self.allocated += delta
             self.peak = max(self.peak, self.allocated)
+            self._grow_part()
             if self.events is not None:
                 self.events.append((label, delta))
 
@@ -127,22 +151,23 @@ class MemoryMeter(TorchDispatchMode):
     @contextmanager
     def looking_away(self) -> Iterator[None]:
         """Storages made inside, and views of them made later, count nothing."""
-        before, peak, events = self.allocated, self.peak, self.events
+        before, peak, events, parts = self.allocated, self.peak, self.events, list(self._parts)
         self._away = True
         self.events = None
         yield
         self._away = False
-        self.allocated, self.peak, self.events = before, peak, events
+        self.allocated, self.peak, self.events, self._parts = before, peak, events, parts
 
     @contextmanager
-    def span(self) -> Iterator[dict[str, int]]:
-        """A stretch of the run: the yielded dict gets start, peak and end bytes when it closes."""
-        record: dict[str, int] = {"start": self.allocated}
+    def span(self) -> Iterator[Span]:
+        """A stretch of the run: the yielded span gets its bytes, and those of the parts that began in it, when it closes."""
+        span = Span(start=self.allocated)
         self.reset_peak()
-        yield record
-        record |= {"peak": self.peak, "end": self.allocated}
+        self._parts = []
+        yield span
+        span.peak, span.end, span.parts = self.peak, self.allocated, tuple(self._parts)
 
 
-def as_record(span: Mapping[str, int], held: Mapping[str, int] | None = None) -> MemoryRecord:
+def as_record(span: Span, held: Mapping[str, int] | None = None) -> MemoryRecord:
     """A span as a Run has it, with what the rank held by kind where that is known."""
-    return MemoryRecord(start_bytes=span["start"], peak_bytes=span["peak"], end_bytes=span["end"], held=held or {})
+    return MemoryRecord(start_bytes=span.start, peak_bytes=span.peak, end_bytes=span.end, held=held or {}, parts=span.parts)

@@ -10,6 +10,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -28,6 +29,7 @@ from torch.utils.checkpoint import (
 from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.errors import ZsimError
 from zsim.model import ROOT, ModelSpec, Module, Parameter
+from zsim.models.transformers import TransformersModel
 from zsim.operators import Operator
 from zsim.repeats import first_runs
 from zsim.scenario import Scenario
@@ -42,7 +44,8 @@ def _generator(*key: int | str) -> torch.Generator:
     return torch.Generator().manual_seed(zlib.crc32(repr(key).encode()))
 
 
-def _initial(parameter: Parameter, *, seed: int) -> Tensor:
+def initial(parameter: Parameter, *, seed: int) -> Tensor:
+    """What `parameter` begins with: it depends on the seed and its own fqn alone."""
     generator = _generator(seed, parameter.fqn)
     if len(parameter.shape) == 1:
         centre = 1.0 if parameter.fqn.endswith("weight") else 0.0
@@ -56,12 +59,27 @@ class ModelError(ZsimError):
 
 
 class Stretch(nn.Module):
-    """One Module of the ModelSpec, checkpointed or not. Parameters of blocks live in the stretch itself."""
+    """One Module of the ModelSpec, checkpointed or not. Parameters of blocks live in the stretch itself.
 
-    def __init__(self, module: Module, checkpointing: Checkpointing = NO_CHECKPOINTING) -> None:
+    One that stands in the spec in parts has `later` ones: its own, and those of stretches in it, which are called.
+    """
+
+    def __init__(self, module: Module, checkpointing: Checkpointing = NO_CHECKPOINTING, *, later: tuple[Module, ...] = ()) -> None:
         super().__init__()
         self.spec = module
         self.checkpointing = checkpointing
+        self.parts = (module, *later)
+        self.reads = "x"
+
+    @classmethod
+    def inside(cls, part: Module, checkpointing: Checkpointing) -> Stretch:
+        """A unit in a block, which reads one of the block's values."""
+        made = {op.output for op in part.operators}
+        (read,) = {value for op in part.operators for value in op.inputs} - made
+        named = tuple(replace(op, inputs=tuple("x" if v == read else v for v in op.inputs)) for op in part.operators)
+        found = cls(replace(part, operators=named), checkpointing)
+        found.reads = read
+        return found
 
     def parameter(self, fqn: str) -> Tensor | None:
         """The parameter called `fqn` in the whole model, None for ""."""
@@ -71,9 +89,15 @@ class Stretch(nn.Module):
         """The value of the last operator."""
         asked = self.checkpointing
         if asked.mode == "none" or asked.recompute:
-            return interpret(self.spec, x, targets, self, again=asked.recompute)
+            return interpret(self.parts, x, targets, self, again=asked.recompute)
         with set_checkpoint_early_stop(asked.early_stop):
-            return recomputed(lambda value: interpret(self.spec, value, targets, self), x, save=asked.save, every=asked.save_every)
+            return recomputed(lambda value: interpret(self.parts, value, targets, self), x, save=asked.save, every=asked.save_every)
+
+    def inner(self, part: Module) -> Stretch | None:
+        """The stretch in this one that runs `part`, None where this one does so itself."""
+        if not part.inside or part.path == self.spec.path:
+            return None
+        return cast(Stretch, self.get_submodule(part.path.removeprefix(f"{self.spec.path}.")))
 
 
 KERNELS = {
@@ -124,19 +148,37 @@ def _contexts(kept: list[Any], *, every: int) -> Any:
 
 
 def interpret(
-    module: Module, x: Tensor, targets: Tensor | None, owner: Stretch | Model, *, again: tuple[str, ...] = ()
+    parts: tuple[Module, ...], x: Tensor, targets: Tensor | None, owner: Stretch | Model, *, again: tuple[str, ...] = ()
 ) -> Tensor:
-    """Run the operators of `module` on `x`; values are dropped after their last use, operators of kinds in `again` checkpointed."""
+    """Run the operators of a module's `parts` on `x`; values are dropped after their last use.
+
+    Operators of kinds in `again` are checkpointed; parts that are stretches in `owner` are called.
+    """
     values: dict[str, Tensor] = {"x": x, "tokens": x}
     if targets is not None:
         values["targets"] = targets
-    last_use = {value: op for op in module.operators for value in op.inputs}
-    for op in module.operators:
-        values[op.output] = _checkpointed(op, values, owner) if op.kind in again else apply(op, values, owner)
-        for value in dict.fromkeys(op.inputs):
-            if last_use[value] is op:
+    calls: list[Operator | Stretch] = []
+    for part in parts:
+        inner = owner.inner(part) if isinstance(owner, Stretch) else None
+        calls += part.operators if inner is None else (inner,)
+    last_use = {value: call for call in calls for value in _reads(call)}
+    output = ""
+    for call in calls:
+        reads = _reads(call)
+        if isinstance(call, Stretch):
+            output = call.spec.operators[-1].output
+            values[output] = call(values[reads[0]])
+        else:
+            output = call.output
+            values[output] = _checkpointed(call, values, owner) if call.kind in again else apply(call, values, owner)
+        for value in dict.fromkeys(reads):
+            if last_use[value] is call:
                 del values[value]
-    return values[module.operators[-1].output]
+    return values[output]
+
+
+def _reads(call: Operator | Stretch) -> tuple[str, ...]:
+    return call.inputs if isinstance(call, Operator) else (call.reads,)
 
 
 def _checkpointed(op: Operator, values: dict[str, Tensor], owner: Stretch | Model) -> Tensor:
@@ -174,8 +216,8 @@ def apply(op: Operator, values: dict[str, Tensor], owner: Stretch | Model) -> Te
             return values[first].to(torch.promote_types(values[first].dtype, DTYPES[op.dtype]))
         case "cross_entropy":
             return functional.cross_entropy(values[first].flatten(0, -2), values[op.inputs[1]].flatten())
-        case "traced":
-            raise AssertionError(op.name)  # build() has refused it
+        case _:
+            raise AssertionError(op.name)  # transformers runs it itself, or build() has refused it
 
 
 def _heads(x: Tensor, num_heads: int) -> Tensor:
@@ -246,18 +288,29 @@ class Model(nn.Module):
         self.spec = spec
         again = checkpointing.applies_to(spec)
         blocks = nn.ModuleList()
-        for module in first_runs(spec.modules):
-            stretch = Stretch(module, checkpointing if module.fqn in again else NO_CHECKPOINTING)
+        modules = first_runs(spec.modules)
+        parts = {module.path: module for module in modules if module.inside}
+        for module in modules:
+            if module.within not in ("", module.path):
+                continue
+            later = tuple(part for part in modules if part.within == module.path and part is not module)
+            stretch = Stretch(module, checkpointing if module.fqn in again else NO_CHECKPOINTING, later=later)
             if module.apart:
                 self.add_module(module.fqn, stretch)
             elif module.unit != ROOT:
                 self.blocks = blocks.append(stretch)
-        for place in sorted(int(fqn.rpartition(".")[2]) for fqn in spec.unused):  # these only own their parameters
+        for place in sorted(int(fqn.rpartition(".")[2]) for fqn in spec.idle):  # these only own their parameters
             blocks.insert(place, nn.Module())
             self.blocks = blocks
-        for parameter in spec.parameters:
-            made = nn.Parameter(_initial(parameter, seed=seed).to(dtype), requires_grad=parameter.requires_grad)
-            _place(self, parameter.fqn, made)
+        for unit in spec.units:
+            if unit.fqn in parts:
+                part = parts[unit.fqn]
+                own = Stretch.inside(part, checkpointing if part.within in again else NO_CHECKPOINTING)
+                outside, _, name = unit.fqn.rpartition(".")
+                self.get_submodule(outside).add_module(name, own)
+            for parameter in unit.parameters:
+                made = nn.Parameter(initial(parameter, seed=seed).to(dtype), requires_grad=parameter.requires_grad)
+                _place(self, parameter.fqn, made)
 
     def parameter(self, fqn: str) -> Tensor | None:
         """The root's parameter `fqn`, None for ""."""
@@ -266,13 +319,14 @@ class Model(nn.Module):
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:
         """The loss of tokens (or, for mlp, floats) `x` against `targets`."""
         for module in self.spec.modules:
-            x = self.run(module, x, targets)
+            if module.within in ("", module.path):
+                x = self.run(module, x, targets)
         return x
 
     def run(self, module: Module, x: Tensor, targets: Tensor) -> Tensor:
         """One of the modules of `spec`, or a later run of it: by the stretch that it is, or by the root itself."""
         if module.unit == ROOT:
-            return interpret(module, x, targets, self)
+            return interpret((module,), x, targets, self)
         return cast(Tensor, self.stretch(module.path)(x))
 
     def stretch(self, fqn: str) -> nn.Module:
@@ -291,6 +345,10 @@ def build(
             found="a traced model",
             remedy="simulate it, and compare with a run of your own module",
         )
+    if isinstance(spec, TransformersModel):
+        from zreal import transformers_models  # needs an extra, and this module
+
+        return cast(Model, transformers_models.build(spec, seed=seed, dtype=dtype, checkpointing=checkpointing))
     return Model(spec, seed=seed, dtype=DTYPES[dtype], checkpointing=checkpointing)
 
 
@@ -308,7 +366,7 @@ def inputs(
     generator = _generator(seed, rank, step, micro_batch)
     classes = spec.modules[-1].operators[-1].out_features
     if spec.family == "mlp":
-        width = spec.modules[0].operators[0].in_features
+        width = spec.first_operator.in_features
         x = torch.randn(batch.micro_batch, width, generator=generator).to(DTYPES[dtype])
         return x, torch.randint(classes, (batch.micro_batch,), generator=generator)
     tokens = torch.randint(classes, (batch.micro_batch, batch.sequence_length + 1), generator=generator)

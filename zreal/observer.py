@@ -6,7 +6,8 @@ The subject issues, holds and frees as it likes; the observer only watches: coll
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -19,9 +20,16 @@ from zreal.recorder import CollectiveRecorder, GroupName
 from zreal.subjects import Subject
 from zreal.subjects.table import SUBJECTS
 from zsim.errors import ZsimError
+from zsim.program import PartName
 from zsim.run import PhaseRecord, RankRun
 from zsim.scenario import Scenario
 from zsim.strategies import STRATEGIES
+
+
+class Begin(Protocol):
+    """Says that a part of the step begins."""
+
+    def __call__(self, part: PartName, /, *, micro_batch: int = 0) -> None: ...
 
 
 @dataclass(slots=True)
@@ -74,6 +82,8 @@ def observe(
     losses: list[float] = []
     model = modules.build(scenario.model, seed=scenario.seed, checkpointing=scenario.checkpointing).to(device)
     with meter, recorder:
+        with meter.looking_away():
+            meter.watch(*model.buffers())  # no strategy counts them
         with meter.span() as span:
             meter.watch(*model.parameters())
             subject = SUBJECTS[scenario.strategy](scenario, model, mesh)
@@ -83,7 +93,7 @@ def observe(
             with meter.looking_away():  # inputs are the user's, not the strategy's
                 batches = modules.micro_batches(scenario, rank=rank, step=step, dtype=subject.dtype, device=device)
             with meter.span() as span:
-                loss, holds = _train_step(scenario, subject, batches, settle=recorder.settle)
+                loss, holds = _train_step(scenario, subject, batches, settle=recorder.settle, begin=meter.begin)
             losses.append(loss)
             phase = PhaseRecord(collectives=recorder.take(), memory=as_record(span, holds))
             if step == 0:
@@ -103,38 +113,49 @@ def observe(
 
 
 def lower(before: PhaseRecord | None, now: PhaseRecord) -> PhaseRecord:
-    """The one with the lower peak; where they did not issue the same collectives, the later."""
+    """The one with the lower peak, and each of its parts as low as in either; where they did not issue the same collectives, the later."""
     if before is None or before.collectives != now.collectives:
         return now
-    return min(before, now, key=lambda phase: phase.memory.peak_bytes)
+    lowest = min(before, now, key=lambda phase: phase.memory.peak_bytes)
+    parts = tuple(
+        replace(one, start_bytes=min(one.start_bytes, other.start_bytes), peak_bytes=min(one.peak_bytes, other.peak_bytes))
+        for one, other in zip(before.memory.parts, now.memory.parts, strict=True)
+    )
+    return replace(lowest, memory=replace(lowest.memory, parts=parts))
 
 
 def _train_step(
-    scenario: Scenario, subject: Subject, batches: list[modules.MicroBatch], *, settle: Callable[[], None]
+    scenario: Scenario, subject: Subject, batches: list[modules.MicroBatch], *, settle: Callable[[], None], begin: Begin
 ) -> tuple[float, Mapping[str, int]]:
     """Micro-batches, the optimizer's step, gradients to None. Returns this rank's mean loss of them, and what it held after the step."""
-    loss = _gradients(scenario, subject, batches)
+    loss = _gradients(scenario, subject, batches, begin=begin)
     settle()
     subject.optimizer.step()
     parameters = list(subject.module.parameters())
     gradients = [parameter.grad for parameter in parameters if subject.owns_gradients]
     holds = held(parameters=parameters, gradients=gradients, states=subject.states())
     del gradients
+    begin("zero_grad")
     subject.optimizer.zero_grad(set_to_none=True)
     return loss, holds
 
 
-def _gradients(scenario: Scenario, subject: Subject, batches: list[modules.MicroBatch]) -> float:
+def _gradients(
+    scenario: Scenario, subject: Subject, batches: list[modules.MicroBatch], *, begin: Begin = lambda part, micro_batch=0: None
+) -> float:
     """Forward and backward of the micro-batches, and clipping; returns their mean loss."""
     total = 0.0
     of_micro_batch = modules.forwards_of(scenario, batches)
     for i, forwards in enumerate(of_micro_batch):
+        begin("forward", micro_batch=i)
         with subject.micro_batch(i == len(of_micro_batch) - 1):
             with modules.autocast(scenario.precision, device=batches[0][0].device.type):
                 loss = modules.summed_loss(subject.module, forwards)
+            begin("backward", micro_batch=i)
             loss.backward()
             total += loss.detach().item()
             del loss
+    begin("optimizer")
     if scenario.optimizer.clip_norm:
         clip_grad_norm_(subject.module.parameters(), scenario.optimizer.clip_norm)
     return total / len(of_micro_batch)

@@ -109,13 +109,14 @@ class ReplicatedRank:
         return next(self.model.parameters()).device
 
     def _broadcast(self, op: Op) -> None:
-        """Rank 0's parameters in one piece; other broadcasts (shapes, bucket order) carry integers of that size."""
+        """Rank 0's parameters in one piece, with buffers of their dtype; other broadcasts carry as much of what every rank has alike."""
         if op.unit != "parameters":
-            width = torch.int64 if op.dtype == "int64" else torch.int32
+            width: torch.dtype = getattr(torch, op.dtype)
             numbers = torch.zeros(op.nbytes // width.itemsize, dtype=width, device=self._device)
             dist.broadcast(numbers, 0, group=self.process_group)
             return
-        parameters = [tensor.data for tensor in self.model.parameters()]
+        buffers = [buffer for buffer in self.model.buffers() if buffer.dtype == self._dtype]
+        parameters = [tensor.data for tensor in (*self.model.parameters(), *buffers)]
         joined = torch.cat([tensor.flatten() for tensor in parameters])
         dist.broadcast(joined, dist.get_global_rank(self.process_group, 0), group=self.process_group)
         parts = torch.split(joined, [tensor.numel() for tensor in parameters])

@@ -9,14 +9,15 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Literal
 
-from zreal.boundaries import ParameterGradients
+from zreal.boundaries import ParameterGradients, Visit
 from zreal.storages import Again, Born, Died, Entry, Lives, Place
 from zreal.untraceable import UntraceableError
-from zsim.model import ROOT, Module, ParamGroup
+from zsim.model import PART, ROOT, Module, ParamGroup
 from zsim.ops import Alloc, Free, Kernel, MemoryKind
 from zsim.tape import SEED
-from zsim.traced import FAMILY, INPUT, LOSS, TracedModel, check, stretch
+from zsim.traced import FAMILY, INPUT, LOSS, TracedModel, check, placed, stretch
 from zsim.training import (
     DTYPE_NBYTES,
     Batch,
@@ -32,18 +33,22 @@ from zsim.training import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What was traced: the param groups, the units in the order of forward, and the bytes that no strategy counts."""
+    """What was traced: the param groups, the stretches in the order of forward, and the bytes that no strategy counts."""
 
     name: str
     groups: tuple[ParamGroup, ...]
     dtype: Dtype
     batch: Batch
     casts_input: bool
+    autocast: Dtype | Literal["none"]
     buffer_nbytes: int
     input_nbytes: int
     devices: tuple[Device, ...]
-    order: tuple[str, ...]
-    needs_gradient: tuple[bool, ...]
+    visits: tuple[Visit, ...]
+    registered: tuple[str, ...]
+    """The parameters as the module registers them."""
+    buffers: tuple[tuple[str, int], ...]
+    """The dtype and bytes of each of its buffers."""
     cast_inputs: tuple[int, ...]
     """The storages of the model's inputs in the dtype that they were cast to."""
 
@@ -69,7 +74,9 @@ def traced_model(
     loss: tuple[int, int],
 ) -> TracedModel:
     """The model of one traced step; UntraceableError or TracedModelError where it does not hold together."""
-    marks = _marks(step, lives, gradients)
+    visited = {visit.unit for visit in step.visits}
+    idle = tuple(group.fqn for group in step.groups if group.fqn not in (ROOT, *visited))
+    marks = _marks(step, lives, gradients, idle=idle)
     stretches = _stretches(step, lives, reads)
     names = _Names(
         marks=marks,
@@ -77,6 +84,9 @@ def traced_model(
         inputs={storage: f"{INPUT}.{i}" if i else INPUT for i, storage in enumerate(step.cast_inputs)},
     )
     forward = [_computation(s.fqn, s.forward, names) for s in stretches]
+    after = [entry for place, entry in lives.entries if place == Place(False, len(step.visits))]
+    dropped = (event for event in _computation("", after, names).memory if isinstance(event, Free))
+    uncached = tuple(dropped) if step.autocast != "none" else ()
     names.backward = True
     backward = [_computation(s.fqn, s.backward, names) for s in reversed(stretches)][::-1]
     ends = tuple(Free(name) for name in names.given.values())
@@ -87,8 +97,9 @@ def traced_model(
         TracedModel(
             name=step.name,
             family=FAMILY,
-            modules=tuple(_module(s, late, last=s is stretches[-1]) for s in stretches),
+            modules=placed([_module(s, late, last=s is stretches[-1]) for s in stretches], units=step.groups),
             units=step.groups,
+            idle=idle,
             lowered=tuple(
                 LoweredModule(
                     fqn=s.fqn,
@@ -98,41 +109,54 @@ def traced_model(
                     input_needs_gradient=s.needs_gradient,
                     recompute=tuple(entry.kernel for entry in s.backward if isinstance(entry, Again)),
                     differentiates=place >= last,
+                    uncached=uncached if s is stretches[-1] else (),
                 )
                 for place, (s, f, b) in enumerate(zip(stretches, forward, backward, strict=True))
             ),
             dtype=step.dtype,
             batch=step.batch,
             casts_input=step.casts_input,
+            autocast=step.autocast,
             buffer_nbytes=step.buffer_nbytes,
             input_nbytes=step.input_nbytes,
+            registered=step.registered,
+            buffers=step.buffers,
             devices=step.devices,
         )
     )
 
 
 def _stretches(step: Step, lives: Lives, reads: Mapping[Place, Mapping[str, None]]) -> list[_Stretch]:
-    """In the order of forward; stretches of the root in which nothing happens are left out."""
+    """In the order of forward; stretches of the root in which nothing happens are left out.
+
+    What lies between units in a unit is called as that one, with the number of the part. What an outer unit drops when an inner one
+    returns is the inner's.
+    """
     entries: dict[Place, list[Entry]] = {}
     for place, entry in lives.entries:
         entries.setdefault(place, []).append(entry)
     found: list[_Stretch] = []
-    for number in range(2 * len(step.order) + 1):
-        unit, inside = number // 2, bool(number % 2)
-        here, back = Place(False, unit, inside), Place(True, unit, inside)
-        fqn = step.order[unit] if inside else f"{ROOT}.{unit}"
-        if not inside and fqn in step.order:
+    parts, units, begun = Counter[str](), {visit.unit for visit in step.visits}, 0
+    for number, visit in enumerate(step.visits):
+        here, back = Place(False, number), Place(True, number)
+        inside, begun = visit.unit != ROOT, begun + visit.begins
+        parts[visit.unit] += 1
+        part = f"{PART}{parts[visit.unit]}" if parts[visit.unit] > 1 else ""
+        fqn = visit.unit + part if inside else f"{ROOT}.{begun}"
+        if not inside and fqn in units:
             raise UntraceableError(
                 where=fqn, expected="another name of this unit", found="that of the root's", remedy="rename it"
             )
         one = _Stretch(
             fqn=fqn,
-            unit=step.order[unit] if inside else ROOT,
-            needs_gradient=inside and step.needs_gradient[unit],
+            unit=visit.unit,
+            needs_gradient=visit.needs_gradient,
             reads=dict.fromkeys((*reads.get(here, ()), *reads.get(back, ()))),
             forward=entries.get(here, []),
             backward=entries.get(back, []),
         )
+        while inside and not visit.begins and one.forward and isinstance(one.forward[0], Died):
+            found[-1].forward.append(one.forward.pop(0))
         if found and not inside and not one.backward and all(isinstance(entry, Died) for entry in one.forward):
             found[-1].forward += one.forward  # what the root drops when a unit returns
         elif inside or one.forward or one.backward:
@@ -189,11 +213,12 @@ def _module(one: _Stretch, late: Mapping[str, str], *, last: bool) -> Module:
     return stretch(one.fqn, unit=one.unit, weights=weights, last=last)
 
 
-def _marks(step: Step, lives: Lives, gradients: ParameterGradients) -> dict[int, tuple[str, ...]]:
+def _marks(step: Step, lives: Lives, gradients: ParameterGradients, *, idle: tuple[str, ...]) -> dict[int, tuple[str, ...]]:
     """Storages that are born as gradients of parameters: the one kept and, of several, those added to it."""
     births = {entry.storage: entry.nbytes for _, entry in lives.entries if isinstance(entry, Born)}
     marks: dict[int, tuple[str, ...]] = {}
-    numels = {p.fqn: p.numel for group in step.groups for p in group.parameters if p.requires_grad}
+    used = (p for group in step.groups if group.fqn not in idle for p in group.parameters)
+    numels = {p.fqn: p.numel for p in used if p.requires_grad}
     for fqn in numels:
         if fqn not in gradients.kept:
             raise UntraceableError(

@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from zreal import torch_private
+from zreal import modules, torch_private
 from zreal.boundaries import Boundaries, ParameterGradients, cast_floats, tensors_in
 from zreal.device_kernels import KernelChoices
 from zreal.faking import Faked, Inputs, Units, default_batch, fake, made, refuse, require_word, total
@@ -25,9 +25,8 @@ from zreal.modules import DTYPES
 from zreal.storages import Born, Lives, Place, StorageLog, merged
 from zreal.stretches import Step, traced_model
 from zreal.untraceable import UntraceableError
-from zsim.model import ROOT
 from zsim.traced import DEVICES, TracedModel
-from zsim.training import Batch, Device, Dtype
+from zsim.training import Batch, Device, Dtype, Precision
 from zsim.units import format_bytes
 
 
@@ -39,6 +38,7 @@ def trace(
     dtype: Dtype = "float32",
     loss: Callable[[Any], Tensor] | None = None,
     casts_input: bool = True,
+    autocast: Dtype | Literal["none"] = "none",
     batch: Batch | None = None,
     sums_in_place: bool = True,
     device: Device = "cpu",
@@ -51,10 +51,12 @@ def trace(
     `inputs`: positional (a sequence) or by name (a mapping); each a tensor, a (shape, dtype) pair, or any other value as
     it is. Values count only of small integer tensors, where the module asks for them (is the mask all ones?).
     `units`: fqns, or a predicate of fqn and module; by default the children of the longest ModuleList. All else is the
-    root's. `dtype`: of the parameters. `casts_input`: floating-point inputs of the model and of units are cast to it, as
-    fully_shard does; otherwise the model's come in it. `loss` makes the scalar of the output; by default `output.loss`
-    where there is one, else `output` if it is one number, else `output.float().sum()`. It counts as a part of the model's
-    forward, and the output is dropped with it. `batch`: by default dim 0 of the first input, and dim 1 if it is integer.
+    root's; a unit in a unit owns what is its own. `dtype`: of the parameters. `casts_input`: floating-point inputs of the
+    model and of units are cast to it, as fully_shard does; otherwise the model's come in it. `loss` makes the scalar of the
+    output; by default `output.loss` where there is one, else `output` if it is one number, else `output.float().sum()`. It
+    counts as a part of the model's forward, and the output is dropped with it. `autocast`: the dtype of torch.autocast around
+    forward and loss. `batch`: by default dim 0 of the first input,
+    and dim 1 if it is integer.
     `sums_in_place=False` gives what torch does while a dispatch mode such as `zreal.meters` watches it: several
     gradients of one value are then never added in place.
 
@@ -63,26 +65,31 @@ def trace(
     """
     require_word("dtype", dtype, tuple(DTYPES))
     require_word("device", device, DEVICES)
+    if autocast != "none":
+        require_word("device", device, ("cpu",))  # on CUDA autocast casts other operators
     with torch_private.fake_mode():
         log, choices = StorageLog(device), KernelChoices(device)
         with log:
             model = module if isinstance(module, nn.Module) else made(module)
         log.restart()
         step = fake(model, inputs, units=units, dtype=dtype, casts_input=casts_input)
+        casts = Precision(parameters=dtype, autocast=autocast)
         with choices:
-            run, held = _steady(step, log, loss, sums_in_place=sums_in_place)
+            run, held = _steady(step, log, loss, casts, sums_in_place=sums_in_place)
     traced = Step(
         name=name or type(model).__name__,
         groups=step.groups,
         dtype=dtype,
         batch=batch or default_batch(step),
         casts_input=step.cast is not None,
+        autocast=autocast,
         buffer_nbytes=total(step.buffers.values()) + held,
         input_nbytes=total(tensors_in((step.args, step.kwargs))),
-        devices=(device,) if choices.seen or log.device_matters else DEVICES,
-        order=tuple(run.boundaries.order),
-        needs_gradient=tuple(run.boundaries.needs_gradient),
+        devices=(device,) if choices.seen or log.device_matters or autocast != "none" else DEVICES,
+        visits=tuple(run.boundaries.visits),
         cast_inputs=tuple(run.cast_inputs),
+        registered=tuple(step.parameters),
+        buffers=tuple((str(b.dtype).removeprefix("torch."), total([b])) for b in step.buffers.values()),
     )
     return traced_model(traced, lives=run.lives, reads=run.reads, gradients=run.gradients, loss=run.loss)
 
@@ -99,22 +106,24 @@ class _Run:
 
 
 def _steady(
-    step: Faked, log: StorageLog, loss: Callable[[Any], Tensor] | None, *, sums_in_place: bool
+    step: Faked, log: StorageLog, loss: Callable[[Any], Tensor] | None, casts: Precision, *, sums_in_place: bool
 ) -> tuple[_Run, int]:
     """A step as all later ones are, and the bytes that the module keeps from its first one."""
     for fqn, parameter in step.parameters.items():
         log.ignore(parameter, parameter=fqn)
     for tensor in (*step.buffers.values(), *tensors_in((step.args, step.kwargs))):
         log.ignore(tensor)
-    run = _run(step, log, loss, sums_in_place=sums_in_place)
+    run = _run(step, log, loss, casts, sums_in_place=sums_in_place)
     held = sum(born.nbytes for born in run.left.values())
     if held:  # what the first forward has left in the module is there in the second
-        run = _run(step, log, loss, sums_in_place=sums_in_place)
+        run = _run(step, log, loss, casts, sums_in_place=sums_in_place)
         _require_nothing_left(run.left)
     return run, held
 
 
-def _run(step: Faked, log: StorageLog, loss: Callable[[Any], Tensor] | None, *, sums_in_place: bool) -> _Run:
+def _run(
+    step: Faked, log: StorageLog, loss: Callable[[Any], Tensor] | None, casts: Precision, *, sums_in_place: bool
+) -> _Run:
     """One forward and backward. Garbage collection waits for the end, so that it frees nothing at random."""
     boundaries, gradients = Boundaries(log, units=step.units, dtype=step.cast), ParameterGradients(log)
     collects = gc.isenabled()
@@ -123,12 +132,12 @@ def _run(step: Faked, log: StorageLog, loss: Callable[[Any], Tensor] | None, *, 
         with (
             boundaries.hooks(),
             gradients.hooks(step.parameters),
-            _root_cast(step, log) as casts,
+            _root_cast(step, log) as cast_inputs,
             as_on_real_tensors(),
             step.in_place(),
             log,
         ):
-            numbers = _forward_backward(step, log, loss, boundaries=boundaries, gradients=gradients)
+            numbers = _forward_backward(step, log, loss, casts, boundaries=boundaries, gradients=gradients)
     finally:
         if collects:
             gc.enable()
@@ -146,7 +155,7 @@ def _run(step: Faked, log: StorageLog, loss: Callable[[Any], Tensor] | None, *, 
         reads=reads,
         left=log.restart(),
         loss=numbers,
-        cast_inputs=casts,
+        cast_inputs=cast_inputs,
     )
 
 
@@ -154,13 +163,17 @@ def _forward_backward(
     step: Faked,
     log: StorageLog,
     loss: Callable[[Any], Tensor] | None,
+    casts: Precision,
     *,
     boundaries: Boundaries,
     gradients: ParameterGradients,
 ) -> tuple[int, int]:
     """The numbers of the storages of the loss's gradient and of the loss, which are dropped last and in this order."""
     try:
-        result = (loss or _default_loss)(step.model(*step.args, **step.kwargs))
+        with modules.autocast(casts, device="cpu"):
+            result = (loss or _default_loss)(step.model(*step.args, **step.kwargs))
+            if casts.autocast != "none":
+                boundaries.leave_autocast()
         if not isinstance(result, Tensor) or result.numel() != 1 or not result.requires_grad:
             found = f"a tensor of shape {tuple(result.shape)}" if isinstance(result, Tensor) else type(result).__name__
             raise refuse(
@@ -184,8 +197,7 @@ def _forward_backward(
 
 
 def _where(boundaries: Boundaries) -> str:
-    place = boundaries.log.place
-    return boundaries.order[place.unit] if place.inside else ROOT
+    return next(iter(boundaries.visits[boundaries.log.place.stretch :]), boundaries.visits[0]).unit
 
 
 def _default_loss(output: Any) -> Tensor:

@@ -142,6 +142,14 @@ def _whole(parameters: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
+def _c10d_backend(scenario: Scenario, device: Device) -> str:
+    """What the process group is made of: norms of offloaded gradients are all-reduced in host memory, which NCCL cannot."""
+    if device == "cpu":
+        return "gloo"
+    clips_on_host = getattr(scenario.options, "offload", False) and scenario.optimizer.clip_norm
+    return "cpu:gloo,cuda:nccl" if clips_on_host else "nccl"
+
+
 def gloo_rank(
     arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Callable[[str], None], keep: Keep
 ) -> dict[str, Any]:
@@ -153,7 +161,7 @@ def gloo_rank(
     if device == "cuda":
         torch.cuda.set_device(rank % torch.cuda.device_count())
     dist.init_process_group(
-        "nccl" if device == "cuda" else "gloo",
+        _c10d_backend(scenario, device),
         store=store,
         rank=rank,
         world_size=world_size,
@@ -207,7 +215,7 @@ def main(arguments: list[str] | None = None) -> int:
     device: Device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if device == "cuda" else "gloo")
+    dist.init_process_group(_c10d_backend(scenario, device))
     mine = run_rank(scenario, rank=rank, interpreter=interpreter, device=device, parity=True)
     gathered: list[Any] = [None] * scenario.world_size
     dist.all_gather_object(gathered, saved.as_table(mine))

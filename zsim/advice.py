@@ -1,27 +1,29 @@
 """What would help: each change that a user could make, planned and simulated again; nothing is recited.
 
-A change that saves nothing says where the peak is instead. It knows which changes there are, and reads their effects off
-Programs and Runs.
+A change that saves nothing says where the peak is instead. Where no single change makes a scenario fit, several are tried together. It
+reads the effects of zsim.changes off Programs and Runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from zsim import checkpointing, plan, wrapping
+from zsim import plan
 from zsim.answer import Answer, Verdict, answer
-from zsim.checkpointing import Checkpointing
-from zsim.mesh import Mesh
+from zsim.changes import changes, dropped, refusals
+from zsim.errors import ScenarioError
 from zsim.run import RunOptions
 from zsim.scenario import Scenario
 from zsim.simulator import SimBackend
-from zsim.strategies import STRATEGIES, model_problems
-from zsim.traced import TracedModel, TracedModelError
 
-LADDER = ("ddp", "zero1", "zero2", "zero3")
-"""Each stage shards one thing more."""
+MOST_TOGETHER = 4
+"""The most changes that are tried together."""
+BREADTH = 4
+"""Of ways that do not fit, how many that need least are changed further; of pairs all are tried."""
+MOST_SHOWN = 3
+"""The most ways of several changes that are told of, the fastest ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,8 @@ class Effect:
     """One change: what is saved of what is needed, and what the step takes more, both negative when it is the other way.
 
     Of the peak of allocated bytes `saved_allocated_bytes` are saved, which may fit in the very segments that were needed before.
+    `saved_by_part` says where the change lowers what a part of the step has at most, which is of no use where the peak is not there.
+    `dropped` are options of the scenario that the change does without.
     """
 
     change: str
@@ -38,106 +42,101 @@ class Effect:
     needed_bytes: int
     verdict: Verdict
     peak_at: str
+    saved_by_part: Mapping[str, int] = field(default_factory=dict)
+    dropped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """A scenario after some changes, and what it needs."""
+
+    changes: tuple[str, ...]
+    scenario: Scenario
+    answer: Answer
+
+    @property
+    def name(self) -> str:
+        """The changes in words, the last strategy alone of several: "strategy zero2 + fused optimizer"."""
+        strategies = [change for change in self.changes if change.startswith("strategy ")]
+        told = [change for change in self.changes if change not in strategies[:-1]]
+        return " + ".join(change if times == 1 else f"{times} times {change}" for change, times in Counter(told).items())
 
 
 def advice(scenario: Scenario) -> tuple[Effect, ...]:
-    """The effect of every change that the scenario allows, those that save most first."""
+    """The effect of every change that the scenario allows, those that save most first, and of several where no single one is enough."""
     before, before_ns = assess(scenario)
-    effects = []
-    for change, other in changes(scenario):
-        if refusals(other):
+    asked = Way(changes=(), scenario=scenario, answer=before)
+    singles = changed(asked)
+    several: tuple[Way, ...] = ()
+    if all(way.answer.verdict != "FITS" for way in (asked, *singles)):
+        several = together(singles)
+    effects = [_effect(way, scenario, before, before_ns) for way in (*singles, *several)]
+    alone, joint = effects[: len(singles)], effects[len(singles) :]
+    fastest = sorted(joint, key=lambda effect: effect.added_ns)[:MOST_SHOWN]
+    return tuple(sorted([*alone, *fastest], key=lambda effect: -effect.saved_bytes))
+
+
+def _effect(way: Way, scenario: Scenario, before: Answer, before_ns: int) -> Effect:
+    return Effect(
+        change=way.name,
+        saved_bytes=before.needed.nbytes - way.answer.needed.nbytes,
+        saved_allocated_bytes=before.allocated_bytes - way.answer.allocated_bytes,
+        added_ns=step_time_ns(way.scenario) - before_ns,
+        needed_bytes=way.answer.needed.nbytes,
+        verdict=way.answer.verdict,
+        peak_at=way.answer.peak_at,
+        saved_by_part={part: saved for part, most in before.by_part.items() if (saved := most - way.answer.by_part.get(part, 0)) > 0},
+        dropped=dropped(scenario, way.scenario),
+    )
+
+
+def changed(way: Way, *, seen: set[tuple[object, ...]] | None = None, stages: bool = True) -> tuple[Way, ...]:
+    """`way` with each single change more that is not refused; without `stages` its strategy stays.
+
+    What has been `seen` is left out, and what is found is added to it.
+    """
+    found, seen = [], set() if seen is None else seen
+    for change, other in changes(way.scenario):
+        key = _key(other)
+        if key in seen or refusals(other) or (other.strategy != way.scenario.strategy and not stages):
             continue
-        after, after_ns = assess(other)
-        effects.append(
-            Effect(
-                change=change,
-                saved_bytes=before.needed.nbytes - after.needed.nbytes,
-                saved_allocated_bytes=before.allocated_bytes - after.allocated_bytes,
-                added_ns=after_ns - before_ns,
-                needed_bytes=after.needed.nbytes,
-                verdict=after.verdict,
-                peak_at=after.peak_at,
-            )
-        )
-    return tuple(sorted(effects, key=lambda effect: -effect.saved_bytes))
+        seen.add(key)
+        try:
+            found.append(Way(changes=(*way.changes, change), scenario=other, answer=needs(other)))
+        except ScenarioError:  # a strategy that finds out only while it plans
+            continue
+    return tuple(found)
+
+
+def together(starts: Sequence[Way], *, stages: bool = True) -> tuple[Way, ...]:
+    """Ways from `starts` with as few changes more as make some of them fit; none where MOST_TOGETHER are not enough."""
+    frontier, seen = list(starts), {_key(way.scenario) for way in starts}
+    for _ in range(MOST_TOGETHER - 1):
+        found = [other for way in frontier for other in changed(way, seen=seen, stages=stages)]
+        fitting = tuple(way for way in found if way.answer.verdict == "FITS")
+        if fitting:
+            return fitting
+        frontier = sorted(found, key=lambda way: way.answer.needed.nbytes)[:BREADTH]
+    return ()
+
+
+def _key(scenario: Scenario) -> tuple[object, ...]:
+    """What changes change."""
+    mine = scenario
+    return (mine.strategy, mine.options, mine.mesh, mine.checkpointing, mine.batch, mine.wrapping, mine.optimizer, mine.expandable_segments)
 
 
 def assess(scenario: Scenario) -> tuple[Answer, int]:
     """What the scenario needs, and its step time in ns."""
+    return needs(scenario), step_time_ns(scenario)
+
+
+def needs(scenario: Scenario) -> Answer:
+    """What the scenario needs on its cluster."""
     program = plan.plan(scenario, device=scenario.cluster.kind)
-    run = SimBackend().run(scenario, options=RunOptions())
-    return answer(program, scenario.cluster), run.step_time_ns or 0
+    return answer(program, scenario.cluster, expandable_segments=scenario.expandable_segments)
 
 
-def changes(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
-    """Every single change that makes sense here, with the scenario that it makes."""
-    if scenario.strategy in LADDER[:-1]:
-        stage = LADDER[LADDER.index(scenario.strategy) + 1]
-        yield f"strategy {stage}", moved(scenario, stage, **_shared(scenario, stage))
-    if scenario.strategy == "hsdp":
-        yield "strategy fsdp2: shard over all ranks", moved(scenario, "fsdp2", **_shared(scenario, "fsdp2"))
-    if hasattr(scenario.options, "reshard_after_forward") and scenario.options.reshard_after_forward is not True:
-        yield "reshard_after_forward = true", _with_option(scenario, reshard_after_forward=True)
-    on_device = scenario.cluster.kind != "cpu"
-    if on_device and getattr(scenario.options, "offload", True) is False and not scenario.optimizer.clip_norm:
-        yield "offload = true: states and the optimizer's step go to the host", _with_option(scenario, offload=True)
-    if hasattr(scenario.options, "gradient_as_bucket_view") and not scenario.options.gradient_as_bucket_view:
-        yield "gradient_as_bucket_view = true", _with_option(scenario, gradient_as_bucket_view=True)
-    if scenario.checkpointing != Checkpointing(mode="full") and can_checkpoint(scenario):
-        yield "activation checkpointing of every block", replace(scenario, checkpointing=Checkpointing(mode="full"))
-    batch = scenario.batch
-    if batch.micro_batch % 2 == 0 and can_checkpoint(scenario, whole=True):
-        halved = replace(batch, micro_batch=batch.micro_batch // 2, accumulation=2 * batch.accumulation)
-        yield "half the micro-batch, twice the accumulation", replace(scenario, batch=halved)
-    if scenario.wrapping.every != 1:
-        by_block = replace(scenario.wrapping, every=1)
-        model = wrapping.wrapped(scenario.model, by_block)
-        yield "wrapping.every = 1: one param group per block", replace(scenario, wrapping=by_block, model=model)
-    optimizer = scenario.optimizer
-    if optimizer.name == "adamw" and optimizer.implementation != "fused":
-        yield "fused optimizer", replace(scenario, optimizer=replace(optimizer, implementation="fused"))
-
-
-def refusals(scenario: Scenario) -> tuple[str, ...]:
-    """What a scenario file that asks for this would be refused for: what its parts cannot do together."""
-    strategy, precision, batch = STRATEGIES[scenario.strategy], scenario.precision, scenario.batch
-    if isinstance(scenario.model, TracedModel):
-        try:
-            scenario.model.modules_for(batch, dtype=precision.parameters, casts_input=strategy.casts_input)
-        except TracedModelError as error:
-            return (str(error),)
-    return (
-        *strategy.problems(scenario.options, scenario.mesh, scenario.optimizer),
-        *checkpointing.problems(scenario.checkpointing, scenario.model),
-        *model_problems(
-            scenario.strategy,
-            scenario.options,
-            scenario.model,
-            casts=precision.reduce != precision.parameters,
-            waits=scenario.sync == "last" and batch.accumulation > 1,
-        ),
-    )
-
-
-def can_checkpoint(scenario: Scenario, *, whole: bool = False) -> bool:
-    """Whether the model is one of ours, with blocks; a traced one is what it was traced as."""
-    ours = scenario.model.family != "traced"
-    return ours and (whole or bool(scenario.model.blocks))
-
-
-def moved(scenario: Scenario, strategy: str, **options: Any) -> Scenario:
-    """The scenario under another strategy over all its ranks, with that strategy's defaults but for `options`."""
-    axis = STRATEGIES[strategy].axes[-1]
-    mesh = Mesh(**{axis: scenario.world_size})
-    return replace(scenario, strategy=strategy, options=STRATEGIES[strategy].options(**options), mesh=mesh)
-
-
-def _shared(scenario: Scenario, strategy: str) -> dict[str, Any]:
-    """The options that the scenario's strategy and another have both, as the scenario gives them."""
-    theirs = {field.name for field in fields(STRATEGIES[strategy].options)}
-    return {field.name: getattr(scenario.options, field.name) for field in fields(scenario.options) if field.name in theirs}
-
-
-def _with_option(scenario: Scenario, **option: Any) -> Scenario:
-    kept = {field.name: getattr(scenario.options, field.name) for field in fields(scenario.options)}
-    return replace(scenario, options=type(scenario.options)(**(kept | option)))
+def step_time_ns(scenario: Scenario) -> int:
+    """The scenario's simulated step time."""
+    return SimBackend().run(scenario, options=RunOptions()).step_time_ns or 0

@@ -50,6 +50,8 @@ class Answer:
     peak_at: str
     allocated_bytes: int
     by_kind: Mapping[str, int]
+    by_part: Mapping[str, int]
+    """The highest allocated bytes of each part of the step: forward, backward, optimizer, zero_grad."""
     holdings: tuple[Holding, ...]
     """Largest first."""
     rounding_bytes: int
@@ -94,6 +96,7 @@ def answer(program: Program, cluster: ClusterSpec, *, expandable_segments: bool 
         peak_at=highest.peak_at,
         allocated_bytes=allocated,
         by_kind=highest.by_kind,
+        by_part=highest.highest_by_part,
         holdings=_holdings(live),
         rounding_bytes=rounding,
         cached_bytes=reserved - allocated - rounding,

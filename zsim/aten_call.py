@@ -24,14 +24,17 @@ class Call:
     `turns` are inputs whose gradients come with their last two dimensions exchanged: a linear copies such a one before it multiplies.
     With `moved` 0 the call is no kernel of its own: its work is counted with the operator's main ones.
 
-    `weights` are copies of parameters that it reads, and saves only where one of its inputs needs a gradient. A `cached` output
-    is one that autocast's cache holds besides. `dtype` is that of its work, "" for the model's.
+    `weights` are copies of parameters that it reads, the weight's first, and saves only where one of its inputs needs a gradient. A
+    `cached` output is one that autocast's cache holds besides; one that is `found` there was made by an earlier call, and is made
+    anew only when a region is recomputed, as each recomputation has a cache of its own. `dtype` is that of its work, "" for the
+    model's.
 
     `shape` is that of its kernel (`zsim.ops.Kernel`).
 
     Who needs no gradient changes what is saved and made (`zsim.needed`): `crossed` calls, products, save each of `saves` for the
     gradient of the other factor; a `joint` backward makes all gradients or none. One that `packs` saves a parameter, which costs
-    nothing but makes a recomputation reach the call; one that is not `differentiable` has no backward.
+    nothing but makes a recomputation reach the call; one that is not `differentiable` has no backward. An `addmm` is a linear with a
+    bias, frozen or not.
     """
 
     operator: Final[str]
@@ -52,6 +55,7 @@ class Call:
     parameters: Final[tuple[str, ...]] = ()
     weights: Final[tuple[str, ...]] = ()
     cached: Final[bool] = False
+    found: Final[bool] = False
     dtype: Final[str] = ""
     flops: Final[int] = 0
     backward_flops: Final[int] = 0
@@ -60,6 +64,7 @@ class Call:
     crossed: Final[bool] = False
     joint: Final[bool] = False
     packs: Final[bool] = False
+    addmm: Final[bool] = False
     differentiable: Final[bool] = True
     shape: Final[tuple[int, ...]] = ()
 

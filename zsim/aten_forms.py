@@ -35,7 +35,7 @@ def attention_flops(op: Operator, sizes: Sizes) -> int:
 
 
 def batched_matmul(operator: str, inputs: tuple[str, str], output: str, nbytes: int, op: Operator, sizes: Sizes) -> Call:
-    """A batched product; backward makes the gradient of its second factor first."""
+    """A batched product; backward makes the gradient of its second factor first, and lets go of that one first."""
     flops, wide = attention_flops(op, sizes) // 2, sizes.nbytes * sizes.tokens * op.num_heads * op.head_dim
     scores = sizes.nbytes * sizes.tokens * sizes.batch.sequence_length * op.num_heads
     of_scores = operator == "scores"
@@ -45,7 +45,7 @@ def batched_matmul(operator: str, inputs: tuple[str, str], output: str, nbytes: 
         inputs=inputs,
         output=output,
         nbytes=nbytes,
-        saves=inputs,
+        saves=inputs[::-1],
         crossed=True,
         gradients=inputs[::-1],
         drops=inputs,

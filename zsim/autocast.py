@@ -3,13 +3,14 @@
 Seen on the CPU with torch 2.13; on CUDA read from torch/include/ATen/autocast_mode.h and from which operators the dispatcher has
 autocast kernels for. Products of matrices and fused attention run in the narrow dtype, losses in float32 (softmax too, on CUDA
 alone), sums in the wider dtype of the two, everything else in that of its input: norms read the residual stream, which stays
-float32. A weight is cast once and the copy stays in autocast's cache until the forward is over; activations are cast at each use.
+float32. A weight is cast once and the copy stays in autocast's cache until the forward is over, whoever uses it again; a frozen
+one is not cached, and like activations cast at each use.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from zsim import eager
 from zsim.aten_call import Call, Sizes
@@ -27,6 +28,10 @@ class Autocast:
     dtype: str
     batch: Batch
     device: Device
+    frozen: frozenset[str] = frozenset()
+    """Parameters that need no gradient: their copies are not cached."""
+    cache: dict[str, str] = field(default_factory=dict)
+    """By parameter: the copy that forward made of it."""
 
     def calls(self, operator: Operator, dtypes: dict[str, str]) -> tuple[Call, ...]:
         """The aten calls of `operator`, casts included; `dtypes` has those of the module's values so far and learns its output's."""
@@ -81,8 +86,11 @@ class Autocast:
         (source,), names = op.inputs, {fqn: f"{op.output}.{part}" for fqn, part in ((op.weight, "weight"), (op.bias, "bias")) if fqn}
         for fqn, numel in ((op.bias, op.out_features), (op.weight, op.in_features * op.out_features)):
             if fqn:
+                found = fqn in self.cache
+                if fqn not in self.frozen:
+                    names[fqn] = self.cache.setdefault(fqn, names[fqn])
                 cast = self._cast(fqn, names[fqn], numel, to=self.dtype)
-                yield replace(cast, inputs=(), parameters=(fqn,), cached=True)
+                yield replace(cast, inputs=(), parameters=(fqn,), cached=fqn not in self.frozen, found=found)
         if dtypes[source] != self.dtype:
             names[source] = f"{op.output}.input"
             yield self._cast(source, names[source], self._numel(op.in_features), to=self.dtype)

@@ -14,6 +14,8 @@ from zsim.operators import Operator
 
 SAVEABLE = ("linear", "attention")
 """Operators whose outputs a selective policy can keep: those that are one aten call."""
+LINEARS = ("linear", "conv1d")
+"""Operators that "linear" means: the products of matrices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,18 +50,21 @@ class Checkpointing:
 
     def kept(self, operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
         """Those of a recomputed stretch whose outputs are kept."""
-        linears = [operator for operator in operators if operator.kind == "linear"]
+        linears = [operator for operator in operators if operator.kind in LINEARS]
         passed_over = [linear for place, linear in enumerate(linears) if place % self.save_every]
-        return tuple(operator for operator in operators if operator.kind in self.save and operator not in passed_over)
+        asked = {*self.save, *(LINEARS if "linear" in self.save else ())}
+        return tuple(operator for operator in operators if operator.kind in asked and operator not in passed_over)
 
 
 NO_CHECKPOINTING = Checkpointing()
 
 
-def problems(asked: Checkpointing, model: ModelSpec) -> Iterator[str]:
-    """What does not fit together, one line each, with the scenario's key in front."""
+def problems(asked: Checkpointing, model: ModelSpec, *, casts: bool = False, forwards: int = 1) -> Iterator[str]:
+    """What does not fit together, one line each, with the scenario's key in front. `casts`: under autocast, which caches casts."""
     key = "activation_checkpointing"
-    operators = [operator for module in model.blocks for operator in module.operators]
+    blocks_only = {block.unit for block in model.blocks}
+    own = [module for module in model.modules if (module.within or module.unit) in blocks_only]
+    operators = [operator for module in own for operator in module.operators]
     kinds = list(dict.fromkeys(operator.kind for operator in operators))
     blocks = len({module.unit for module in model.blocks})
     if asked.mode == "selective" and bool(asked.save) == bool(asked.recompute):
@@ -74,3 +79,20 @@ def problems(asked: Checkpointing, model: ModelSpec) -> Iterator[str]:
     yield from (f"{key}.save: expected some of {', '.join(SAVEABLE)}, found {kind!r}" for kind in asked.save if kind not in SAVEABLE)
     if "attention" in asked.save and any(o.kind == "attention" and o.implementation in ("explicit", "math") for o in operators):
         yield f"{key}.save: attention of several calls (explicit, math) has no one output to keep; use model.attention = \"sdpa\""
+    if asked.save and casts and _casts_again(asked, model, forwards):
+        yield (
+            f"{key}.save: where autocast and a second run go together, torch 2.13 casts weights again in backward that forward found in "
+            'autocast\'s cache ("aten._to_copy.default … encountered during backward but not found in storage"); use mode = "full", '
+            "or run each block once"
+        )
+    if asked.mode != "none" and not asked.recompute and any(module.within for module in own):
+        yield f"{key}: expected no units in a block that is recomputed, found wrapping.nested; use `recompute`, or leave one of them out"
+
+
+def _casts_again(asked: Checkpointing, model: ModelSpec, forwards: int) -> bool:
+    """Whether a linear that is recomputed reads a trained weight for the second time."""
+    again = asked.applies_to(model)
+    if forwards == 1 and all(module.fqn == module.path for module in model.modules):
+        return False
+    linears = [op for module in model.modules if module.path in again for op in module.operators if op.kind == "linear"]
+    return not model.trained.isdisjoint([fqn for op in linears for fqn in (op.weight, op.bias)])

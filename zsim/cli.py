@@ -68,9 +68,11 @@ def parser() -> argparse.ArgumentParser:
     show.add_argument("--memory", action="store_true", help="does it fit, what lives at the peak, what would help")
     show.add_argument("--time", action="store_true", help="where the time goes, why communication is exposed, what would hide it")
     show.add_argument("--snapshot", metavar="FILE", type=_path, help="write the allocator's history for PyTorch's memory visualiser")
+    _allocator(show)
     _json(show)
     fit = commands.add_parser("fit", help="the least stage that fits, of every strategy and checkpointing", allow_abbrev=False)
     fit.add_argument("scenario", type=_path, metavar="SCENARIO")
+    _allocator(fit)
     _json(fit)
     accuracy = commands.add_parser("accuracy", help="predict published measurements, and print the errors", allow_abbrev=False)
     accuracy.add_argument("folder", type=_path, metavar="FOLDER", help="a folder of CSV files of measurements, or one file")
@@ -91,6 +93,11 @@ def parser() -> argparse.ArgumentParser:
 def _scenarios(command: argparse.ArgumentParser) -> None:
     command.add_argument("scenarios", nargs="+", type=_path, metavar="SCENARIO", help="scenario files, or folders of them")
     _json(command)
+
+
+def _allocator(command: argparse.ArgumentParser) -> None:
+    what = "the caching allocator as with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    command.add_argument("--expandable-segments", action="store_true", help=what)
 
 
 def _json(command: argparse.ArgumentParser) -> None:

@@ -80,6 +80,13 @@ def _require_distinct(scenarios: tuple[Scenario, ...]) -> None:
         raise UsageError(where="--save, --trace", expected="scenarios of different names", found=f"several called {twice[0]}")
 
 
+def _require_apart(place: Path, option: str, scenarios: list[str]) -> None:
+    """UsageError where `option` would write over a scenario that is read."""
+    for path in scenario_files(scenarios):
+        if place.exists() and path.exists() and place.samefile(path):
+            raise UsageError(where=option, expected="a file of its own", found=f"{place}, which is the scenario")
+
+
 def run(options: argparse.Namespace) -> int:
     """`zsim run`: 0 when every expectation held. Of several scenarios one that cannot run stops no other."""
     scenarios = load_all(options.scenarios)
@@ -119,19 +126,23 @@ def _run(
     place = _place(options.save, scenario, several, ".json") if options.save else None
     if place:
         saved.require_place(place)
+    traced_to = _place(options.trace, scenario, several, ".trace.json.gz") if options.trace else None
+    for option, target in (("--save", place), ("--trace", traced_to)):
+        if target:
+            _require_apart(target, option, options.scenarios)
     warnings = _warned(scenario)
     with report.progress(f"{scenario.name} on {backend.name}"), keeping_what_there_is(place):
         found = observed(backend, capabilities, scenario, how)
     if place:
         saved.save(found, place)
-    if options.trace:
-        trace.write(found, _place(options.trace, scenario, several, ".trace.json.gz"))
+    if traced_to:
+        trace.write(found, traced_to)
     return report.of_run(found, scenario, warnings=warnings)
 
 
 def validate(options: argparse.Namespace) -> int:
     """`zsim validate`: 0 when every check that can be made is fine. Of several scenarios one that cannot run stops no other."""
-    scenarios = load_all(options.scenarios)
+    scenarios, how = load_all(options.scenarios), _how(options)
     if options.save:
         _require_distinct(scenarios)
     backend = backends.find(options.against)
@@ -142,7 +153,7 @@ def validate(options: argparse.Namespace) -> int:
     failures: list[tuple[str, ZsimError]] = []
     for scenario in scenarios:
         try:
-            reports.append(_validated(scenario, backend, capabilities, options))
+            reports.append(_validated(scenario, backend, capabilities, options, how=how))
         except ZsimError as error:
             if not several:
                 raise
@@ -157,7 +168,7 @@ def validate(options: argparse.Namespace) -> int:
 
 
 def _validated(
-    scenario: Scenario, backend: Backend, capabilities: Capabilities, options: argparse.Namespace
+    scenario: Scenario, backend: Backend, capabilities: Capabilities, options: argparse.Namespace, *, how: RunOptions
 ) -> report.CheckReport:
     folder = Path(options.save) if options.save else None
     place = folder / f"{scenario.name}.measured.json" if folder else None
@@ -165,7 +176,7 @@ def _validated(
         saved.require_place(place)
     _warned(scenario)
     with report.progress(f"{scenario.name}: for real on {backend.name}"), keeping_what_there_is(place):
-        measured = observed(backend, capabilities, scenario, _how(options))
+        measured = observed(backend, capabilities, scenario, how)
     predicted = prediction(scenario, measured, capabilities)
     checks = compare.compare(predicted, measured)
     if folder and place:
@@ -243,6 +254,9 @@ def _replaced(scenario: Scenario, capabilities: Capabilities) -> str:
 
 
 def _how(options: argparse.Namespace) -> RunOptions:
+    if options.ranks is not None and options.all_ranks:
+        found = f"--ranks {','.join(map(str, options.ranks))} with --all-ranks"
+        raise UsageError(where="--ranks", expected="some ranks or all of them", found=found, remedy="leave one of the two out")
     return RunOptions(
         ranks=options.ranks,
         all_ranks=options.all_ranks,
@@ -269,22 +283,30 @@ def compare_saved(options: argparse.Namespace) -> int:
 
 def show(options: argparse.Namespace) -> int:
     """`zsim show`: the mesh, and the Program or the memory when asked for; `--snapshot` writes the allocator's history."""
-    scenario = load(options.scenario)
+    scenario = _with_allocator(load(options.scenario), options)
     program = plan.plan(scenario, device=scenario.cluster.kind)
     head = report.show_head(scenario, program)
     warnings = _warned(scenario)
-    found = answer.answer(program, scenario.cluster)
+    found = answer.answer(program, scenario.cluster, expandable_segments=scenario.expandable_segments)
     stages = waterfall.waterfall(scenario, found)
     ridge = answer.ridges(program.of_rank(found.rank), found.phase) if options.memory else ()
     if options.snapshot:
         saved.require_place(Path(options.snapshot))
-        snapshot.write_snapshot(program.of_rank(found.rank), Path(options.snapshot), workspace_bytes=_workspace(scenario))
+        _require_apart(Path(options.snapshot), "--snapshot", [options.scenario])
+        snapshot.write_snapshot(
+            program.of_rank(found.rank),
+            Path(options.snapshot),
+            expandable_segments=scenario.expandable_segments,
+            workspace_bytes=_workspace(scenario),
+        )
     if options.json:
         more: dict[str, object] = {"program": str(program).splitlines()} if options.program else {}
         more |= {"warnings": list(warnings)} if warnings else {}
         if options.memory:
             more |= memory_report.answer_object(found, stages, ridge)
-            more["what_would_help"] = [asdict(effect) for effect in advice.advice(scenario)]
+            more["what_would_help"] = [
+                asdict(effect) | {"finding": memory_report.finding(effect)} for effect in advice.advice(scenario)
+            ]
         if options.time:
             more["time"] = time_report.as_object(scenario, program)
         report.write_json({"schema_version": SCHEMA_VERSION, **head, **more})
@@ -301,13 +323,18 @@ def show(options: argparse.Namespace) -> int:
     return 0
 
 
+def _with_allocator(scenario: Scenario, options: argparse.Namespace) -> Scenario:
+    """The scenario with what the command line says of the allocator."""
+    return replace(scenario, expandable_segments=scenario.expandable_segments or options.expandable_segments)
+
+
 def _workspace(scenario: Scenario) -> int:
     return outside.cublas_workspace(scenario.cluster.device) if scenario.cluster.kind == "cuda" else 0
 
 
 def least(options: argparse.Namespace) -> int:
     """`zsim fit`: 0 when something fits."""
-    scenario = load(options.scenario)
+    scenario = _with_allocator(load(options.scenario), options)
     with report.progress(f"{scenario.name}: every stage on {scenario.cluster.name}"):
         found = fit.fit(scenario)
     memory_report.print_fit(scenario.name, found, as_json=options.json)

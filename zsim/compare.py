@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from zsim import part_memory
 from zsim.parity import numerics
 from zsim.program import PHASES
 from zsim.run import CollectiveRecord, PhaseRecord, RankRun, Run, sees
@@ -237,11 +238,24 @@ def _memory(pairs: tuple[_Pair, ...], predicted: Run, measured: Run, bound: floa
         found = [pair for pair in pairs if pair.phase == phase]
         if found:
             yield _phase_memory(f"peak memory, {phase}", found, _blind(predicted, measured, "memory"), bound)
+    yield _parts([pair for pair in pairs if pair.phase != "construction"], predicted, measured, bound)
     if any(pair.measured.memory.held for pair in pairs):
         yield _memory_by_kind([pair for pair in pairs if pair.phase != "construction"])
     else:
         detail = "unsupported: the measured Run does not tell what its ranks hold"
         yield Check(name="memory by kind", status="unsupported", detail=detail)
+
+
+def _parts(pairs: list[_Pair], predicted: Run, measured: Run, bound: float) -> Check:
+    """Forward, backward, optimizer and zero_grad of both steps."""
+    blind = _blind(predicted, measured, "memory")
+    if blind or not pairs:
+        return Check(name=part_memory.NAME, status="unsupported", detail=blind or "unsupported: no step was ended")
+    steps = [
+        part_memory.Measured(rank=pair.rank, phase=pair.phase, predicted=pair.predicted.memory, found=pair.measured.memory)
+        for pair in pairs
+    ]
+    return part_memory.compare_parts(steps, exact=measured.provenance.get("memory") == part_memory.EXACT, bound=bound)
 
 
 def _memory_by_kind(pairs: list[_Pair]) -> Check:

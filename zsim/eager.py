@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from zsim import eager_gpt2, eager_transformers
 from zsim.aten_call import Call, Sizes
 from zsim.eager_attention import attention, rotary
 from zsim.operators import Operator, OperatorKind
@@ -33,6 +34,7 @@ def _linear(op: Operator, sizes: Sizes) -> Iterator[Call]:
         gradients=(*op.inputs, *parameters) if op.bias else (*parameters, *op.inputs),  # addmm and mm, as torch orders each
         summed=((op.bias, ()),) if op.bias else (),
         parameters=parameters,
+        addmm=bool(op.bias),
         flops=flops,
         backward_flops=2 * flops,
         moved=read + written,
@@ -273,11 +275,25 @@ _CALLS: dict[OperatorKind, Callable[[Operator, Sizes], Iterator[Call]]] = {
     "residual": _residual,
     "cast": _cast_to,
     "cross_entropy": _cross_entropy,
+    "upcast_norm": eager_transformers.upcast_norm,
+    "rotary_tables": eager_transformers.rotary_tables,
+    "heads": eager_transformers.heads,
+    "rotate": eager_transformers.rotate,
+    "silu": eager_transformers.silu,
+    "multiply": eager_transformers.multiply,
+    "conv1d": eager_gpt2.conv1d,
+    "split": eager_gpt2.split,
+    "dropout": eager_gpt2.dropout,
+    "gelu_new": eager_gpt2.gelu_new,
+    "position_embedding": eager_gpt2.position_embedding,
+    "causal_loss": eager_transformers.causal_loss,
 }
 
 
 def calls(operator: Operator, *, batch: Batch, dtype: str, device: Device = "cpu") -> tuple[Call, ...]:
     """The aten calls of `operator` for one micro-batch on `device`, in forward order."""
     reads = dtype if operator.kind == "cast" else operator.dtype or dtype
-    made = _CALLS[operator.kind](operator, Sizes(batch, DTYPE_NBYTES[reads], device))
-    return tuple(replace(call, dtype=operator.dtype) for call in made) if operator.dtype else tuple(made)
+    made = tuple(_CALLS[operator.kind](operator, Sizes(batch, DTYPE_NBYTES[reads], device)))
+    if operator.drops:
+        made = (*made[:-1], replace(made[-1], drops=(*made[-1].drops, *operator.drops)))
+    return tuple(replace(call, dtype=operator.dtype) for call in made) if operator.dtype else made

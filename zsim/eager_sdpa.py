@@ -8,6 +8,7 @@ from typing import Any
 
 from zsim.aten_call import Call, Sizes
 from zsim.aten_forms import attention_flops, batched_matmul, clone, constant, view
+from zsim.eager_gpt2 import dropped
 from zsim.model import ModelSpec
 from zsim.operators import Operator
 from zsim.training import DTYPE_NBYTES, Device, Precision
@@ -20,11 +21,11 @@ MAX_FLASH_HEAD = 256
 def sdpa_kernel(op: Operator, sizes: Sizes) -> str:
     """Which of its kernels scaled_dot_product_attention takes: "flash", "efficient" or "math"; "explicit" where it is not asked.
 
-    On a CPU flash takes everything. On CUDA it takes two bytes and heads of at most 256, and memory-efficient attention the rest unless
-    heads are grouped (torch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp). cuDNN's keeps as much as flash.
+    On a CPU flash takes everything but dropout. On CUDA it takes two bytes and heads of at most 256, and memory-efficient attention
+    the rest unless heads are grouped (torch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp). cuDNN's keeps as much as flash.
     """
     if op.implementation != "sdpa" or sizes.device == "cpu":
-        return "flash" if op.implementation == "sdpa" else op.implementation
+        return op.implementation if op.implementation != "sdpa" else "math" if op.dropout else "flash"
     if sizes.nbytes == 2 and op.head_dim <= MAX_FLASH_HEAD:
         return "flash"
     return "efficient" if op.num_heads == op.num_kv_heads else "math"
@@ -56,12 +57,13 @@ def fused(op: Operator, sizes: Sizes) -> Iterator[Call]:
     """One call, which keeps the logarithm of each row's sum instead of the probabilities."""
     nbytes, flops = sizes.nbytes * sizes.tokens * op.num_heads * op.head_dim, attention_flops(op, sizes)
     keeps, scratch = _kept_and_scratch(op, sizes)
+    query, key, value = op.inputs
     yield Call(
         operator="attention",
         inputs=op.inputs,
         output=op.output,
         nbytes=nbytes,
-        saves=(*op.inputs, op.output),
+        saves=(key, query, value, op.output),  # as torch's node names and lets go of them
         keeps=keeps,
         backward_scratch=scratch,
         gradients=op.inputs,
@@ -119,7 +121,8 @@ def math(op: Operator, sizes: Sizes) -> Iterator[Call]:
     wide = replace(sizes, nbytes=4)
     nbytes, shared = 4 * given // sizes.nbytes, given // op.num_heads * op.num_kv_heads
     heads = {part: f"{name}.{part}" for part in ("query", "key", "value")}
-    for source, (part, own) in zip(op.inputs, heads.items(), strict=True):
+    views = list(zip(op.inputs, heads.items(), strict=True))
+    for source, (part, own) in (*views[1:], views[0]) if op.fused_inputs else views:
         queries = part == "query"
         turns = part == "key" and not grouped  # its gradient comes as that of what was transposed
         turned = (source,) if turns and long and sequences > 1 else ()
@@ -136,7 +139,7 @@ def math(op: Operator, sizes: Sizes) -> Iterator[Call]:
         yield constant(f"{name}.mask", length * length, drops=(f"{name}.ones",))
         yield constant(f"{name}.infinity", 4)
         yield constant(f"{name}.zero", 4)
-        yield constant(f"{name}.bias", 4 * length * length, drops=tuple(f"{name}.{of}" for of in ("mask", "infinity", "zero")))
+        yield constant(f"{name}.bias", 4 * length * length, drops=tuple(f"{name}.{of}" for of in ("infinity", "zero", "mask")))
     if grouped:
         for part in ("key", "value"):
             repeated = f"{heads[part]}.repeated"
@@ -149,12 +152,12 @@ def math(op: Operator, sizes: Sizes) -> Iterator[Call]:
     if casts:  # the composite returns the probabilities too, which nobody takes
         yield constant(f"{name}.returned", sizes.nbytes * sizes.tokens * length * op.num_heads)
     yield clone(heads["value"], f"{name}.v", nbytes, copies=copies and not grouped)
-    product = f"{name}.product"
-    weighted = batched_matmul("weighted_values", (f"{name}.probabilities", f"{name}.v"), product, nbytes, op, wide)
+    product, weights = f"{name}.product", f"{name}.dropped" if op.dropout else f"{name}.probabilities"
+    weighted = batched_matmul("weighted_values", (weights, f"{name}.v"), product, nbytes, op, wide)
     held = [f"{name}.scaled", *([f"{name}.bias"] if op.causal else [])]
     held += [f"{name}.{part}.float" for part in ("query", "key", "value") if casts]
     held += [heads[part] for part in ("key", "value") if grouped]
-    held += [f"{name}.probabilities", *([f"{name}.returned"] if casts else [])]
+    held += [weights, *([f"{name}.returned"] if casts else [])]
     if not casts:
         yield replace(weighted, drops=(f"{name}.v", *held))
         flat: dict[str, Any] = {"gradients" if copies else "passes": (product,)}
@@ -193,3 +196,5 @@ def _weights(op: Operator, sizes: Sizes) -> Iterator[Call]:
         moved=2 * nbytes,
         backward_moved=3 * nbytes,
     )
+    if op.dropout:
+        yield from dropped(probabilities, f"{name}.dropped", nbytes, sizes, drops=(probabilities,))

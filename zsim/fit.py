@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from zsim.advice import assess, can_checkpoint, moved, refusals
+from zsim.advice import Way, needs, step_time_ns, together
 from zsim.answer import Answer
+from zsim.changes import can_checkpoint, dropped, moved, refusals
 from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
+from zsim.errors import ScenarioError
 from zsim.mesh import Mesh
 from zsim.scenario import Scenario
 from zsim.units import format_bytes, format_time
@@ -19,59 +21,115 @@ MUCH_FASTER = 1.02
 """Of two that fit, the one that shards or recomputes less is taken unless the other is faster by more than this."""
 
 
+MOST_STARTS = 6
+"""Where nothing fits, of how many candidates, those that need least, more is changed."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One way to train the scenario: what a rank needs, and how long a step takes."""
+    """One way to train the scenario: what a rank needs, and how long a step takes; `dropped` are options that it does without."""
 
     name: str
     scenario: Scenario
     answer: Answer
     step_time_ns: int
+    dropped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """All candidates, from the least sharded to the most, the one to take (None when nothing fits), and why."""
+    """All candidates, from the least sharded to the most, the one to take (None when nothing fits), and why.
+
+    `refused` are those that cannot be, each with the reason.
+    """
 
     candidates: tuple[Candidate, ...]
     recommended: Candidate | None
     reason: str
+    refused: tuple[tuple[str, str], ...] = ()
 
 
 def fit(scenario: Scenario) -> Fit:
-    """Every candidate assessed, and a recommendation."""
-    found = []
-    for name, other in ways(scenario):
-        needs, time = assess(other)
-        found.append(Candidate(name=name, scenario=other, answer=needs, step_time_ns=time))
-    chosen, reason = recommend(tuple(found))
-    return Fit(candidates=tuple(found), recommended=chosen, reason=reason)
+    """Every candidate assessed, with further changes where none of them fits, and a recommendation."""
+    found: list[Way] = []
+    refused: list[tuple[str, str]] = []
+    for name, other in _cases(scenario):
+        try:
+            why = refusals(other) or ("",)
+            if not why[0]:
+                found.append(Way(changes=(name,), scenario=other, answer=needs(other)))
+        except ScenarioError as error:  # a strategy that finds out only while it plans
+            why = error.problems
+        refused += [(name, why[0])] if why[0] else []
+    if all(way.answer.verdict != "FITS" for way in found):
+        found += together(sorted(found, key=lambda way: way.answer.needed.nbytes)[:MOST_STARTS], stages=False)
+    candidates = tuple(_candidate(scenario, way) for way in found)
+    chosen, reason = recommend(candidates)
+    return Fit(candidates=candidates, recommended=chosen, reason=reason, refused=tuple(refused))
+
+
+def _candidate(scenario: Scenario, way: Way) -> Candidate:
+    return Candidate(
+        name=way.name,
+        scenario=way.scenario,
+        answer=way.answer,
+        step_time_ns=step_time_ns(way.scenario),
+        dropped=dropped(scenario, way.scenario),
+    )
 
 
 def ways(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
-    """The stages from least to most sharded, each without and then with activation checkpointing of every block."""
+    """The stages from least to most sharded, each without activation checkpointing, with the scenario's own, and with that of every block.
+
+    Each keeps every option of the scenario that its strategy knows. What a scenario file would be refused for is left out.
+    """
+    yield from ((name, case) for name, case in _cases(scenario) if not refusals(case))
+
+
+def _cases(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
+    own = scenario.checkpointing
+    forms = {NO_CHECKPOINTING: "", own: f", checkpointing as asked for ({_words(own)})"}
+    if can_checkpoint(scenario):
+        forms[Checkpointing(mode="full")] = ", checkpointing"
+    forms[NO_CHECKPOINTING] = ""
     for name, other in _stages(scenario):
-        ways_of_it = [(name, replace(other, checkpointing=NO_CHECKPOINTING))]
-        if can_checkpoint(scenario):
-            ways_of_it.append((f"{name}, checkpointing", replace(other, checkpointing=Checkpointing(mode="full"))))
-        yield from ((way, case) for way, case in ways_of_it if not refusals(case))
+        yield from ((name + words, replace(other, checkpointing=form)) for form, words in forms.items())
+
+
+def _words(asked: Checkpointing) -> str:
+    """What is checkpointed, as a scenario says it."""
+    what = [f"save = {', '.join(asked.save)}"] if asked.save else [f"recompute = {', '.join(asked.recompute)}"] if asked.recompute else []
+    every = [f"save_every = {asked.save_every}"] if asked.save_every > 1 else []
+    return "; ".join([asked.mode, *what, *every, *([f"every = {asked.every}"] if asked.every > 1 else [])])
 
 
 def _stages(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
-    unused = [p for unit in scenario.model.units if unit.fqn in scenario.model.unused for p in unit.parameters]
-    if any(parameter.requires_grad for parameter in unused):
+    model = scenario.model
+    if any(not model.frozen.issuperset(model.parameters_of(block)) for block in model.idle):
         yield "ddp, find_unused_parameters = true", moved(scenario, "ddp", find_unused_parameters=True)
     else:
         yield "ddp", moved(scenario, "ddp")
+    if scenario.strategy == "zero_redundancy":
+        yield "zero_redundancy", scenario
     for stage in ("zero1", "zero2"):
         yield stage, moved(scenario, stage)
-    cluster = scenario.cluster
-    if cluster.num_nodes > 1 and cluster.num_ranks == cluster.num_nodes * cluster.devices_per_node:
-        mesh = Mesh(dp_replicate=cluster.num_nodes, dp_shard=cluster.devices_per_node)
-        yield "hsdp, a node a shard group", replace(moved(scenario, "hsdp"), mesh=mesh)
-    yield "fsdp2, reshard_after_forward = false", moved(scenario, "fsdp2", reshard_after_forward=False)
+    for mesh in _replicated(scenario):
+        whole_node = mesh.dp_shard == scenario.cluster.devices_per_node
+        name = "hsdp, a node a shard group" if whole_node else f"hsdp, shard groups of {mesh.dp_shard}"
+        yield name, moved(scenario, "hsdp", mesh=mesh)
+    if getattr(scenario.options, "reshard_after_forward", None) is not False:
+        yield "fsdp2, reshard_after_forward = false", moved(scenario, "fsdp2", reshard_after_forward=False)
     yield "fsdp2", moved(scenario, "fsdp2")
     yield "zero3", moved(scenario, "zero3")
+
+
+def _replicated(scenario: Scenario) -> list[Mesh]:
+    """Replicas of shard groups that lie each in one node, from the smallest groups to the largest, and the scenario's own."""
+    ranks, per_node = scenario.world_size, scenario.cluster.devices_per_node
+    sizes = {size for size in range(2, min(per_node, ranks - 1) + 1) if per_node % size == 0 and ranks % size == 0}
+    if scenario.strategy == "hsdp":
+        sizes.add(scenario.mesh.dp_shard)
+    return [Mesh(dp_replicate=ranks // size, dp_shard=size) for size in sorted(sizes)]
 
 
 def recommend(candidates: tuple[Candidate, ...]) -> tuple[Candidate | None, str]:

@@ -29,11 +29,11 @@ class Reader:
         found = f"{type(self.value).__name__} {str(self.value)[:60]!r}"
         return UnreadableError(where=self.where, expected=expected, found=found)
 
-    def table(self, *keys: str) -> dict[str, Reader]:
-        """A table with just these keys."""
-        if not isinstance(self.value, dict) or set(self.value) != set(keys):
+    def table(self, *keys: str, lists: tuple[str, ...] = ()) -> dict[str, Reader]:
+        """A table with just these keys, and perhaps some of `lists`, which are empty where they are missing."""
+        if not isinstance(self.value, dict) or set(self.value).difference(lists) != set(keys):
             raise self.refuse(f"a table of {', '.join(keys)}")
-        return {key: Reader(self.value[key], f"{self.where}: {key}") for key in keys}
+        return {key: Reader(self.value.get(key, []), f"{self.where}: {key}") for key in (*keys, *lists)}
 
     def items(self, *, at_most: int = MAX_ITEMS) -> Iterator[Reader]:
         """The items of a list."""

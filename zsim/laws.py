@@ -291,6 +291,15 @@ def peaks_are_the_highest_points(run: Run, rank: RankRun) -> Iterator[str]:
             yield f"{name}: kinds of {sum(memory.by_kind.values()):,} B at a peak of {memory.peak_bytes:,} B"
 
 
+def parts_lie_in_their_phase(run: Run, rank: RankRun) -> Iterator[str]:
+    """No part of a step starts or peaks above the step's peak, or starts above its own."""
+    for name, phase in rank.phases.items():
+        for part in phase.memory.parts:
+            if not 0 <= part.start_bytes <= part.peak_bytes <= phase.memory.peak_bytes:
+                found = f"{part.start_bytes:,} B at its start and a peak of {part.peak_bytes:,} B"
+                yield f"{name}: {part.name} {part.micro_batch} with {found} in a phase that peaks at {phase.memory.peak_bytes:,} B"
+
+
 def one_rank_is_silent(run: Run, rank: RankRun) -> Iterator[str]:
     """One rank alone communicates nothing."""
     if run.world_size == 1:
@@ -309,6 +318,7 @@ RUN_LAWS: dict[str, RunLaw] = {
     "one thing at a time": one_thing_at_a_time,
     "spans lie in the step": spans_lie_in_the_step,
     "peaks are the highest points": peaks_are_the_highest_points,
+    "parts lie in their phase": parts_lie_in_their_phase,
     "one rank is silent": one_rank_is_silent,
     "collectives are whole": collectives_are_whole,
 }

@@ -39,9 +39,11 @@ def lower(
     """
     if isinstance(model, TracedModel):
         asked = checkpointing != NO_CHECKPOINTING
-        return model.modules_for(batch, dtype=dtype, device=device, casts_input=casts_input, checkpointed=asked)
+        return model.modules_for(
+            batch, dtype=dtype, device=device, casts_input=casts_input, checkpointed=asked, autocast=autocast
+        )
     checkpointed = checkpointing.applies_to(model)
-    if repeats(model):
+    if repeats(model) or model.nested:
         return module_lowering.lower_each(
             model,
             batch=batch,
@@ -50,6 +52,7 @@ def lower(
             device=device,
             checkpointing=checkpointing,
             checkpointed=checkpointed,
+            autocast=autocast,
         )
     runs = list(_runs(model.modules, checkpointed, frozen=model.frozen))
     kept = tuple(module for run in runs for module in (run if len(run) < 4 else (*run[:2], run[-1])))

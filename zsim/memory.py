@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from zsim.errors import ProgramError
 from zsim.ops import MEMORY_KINDS, Alloc, MemoryKind, Op
-from zsim.program import PHASES, PhaseName, RankProgram
-from zsim.run import MemoryRecord
+from zsim.program import PHASES, Part, PhaseName, RankProgram
+from zsim.run import MemoryRecord, PartRecord
 
 HELD: tuple[MemoryKind, ...] = ("parameters", "gradients", "optimizer_states")
 """The kinds that a rank holds from step to step, which a real run can tell apart by its tensors."""
@@ -63,29 +63,33 @@ def _not_live(buffer: str) -> ProgramError:
 
 
 def replay(program: RankProgram, *, timeline: bool = True) -> Mapping[PhaseName, MemoryRecord]:
-    """Start, peak and end of each phase in allocated bytes, the peak's split by kind; `timeline` adds each op.
+    """Start, peak and end of each phase and of its parts in allocated bytes, the peak's split by kind; `timeline` adds each op.
 
     ProgramError, which names the op, where a buffer is allocated twice or freed without being live.
     """
-    ledger, passes, records = Ledger(), _shared(program.first, program.steady), dict[PhaseName, MemoryRecord]()
+    ledger, passes, records = Ledger(), _shared(program), dict[PhaseName, MemoryRecord]()
     seen: _Passes | None = None
     for phase in PHASES:
-        ops = program.phase(phase)
+        ops, parts = program.phase(phase), program.parts(phase)
         walk = _Walk(ledger.allocated, _Summit(ledger.allocated, dict(ledger.by_kind)))
         shared = ops[: 0 if phase == "construction" else passes]
         if seen is None or not seen.again(walk, ledger):
             before = ledger.copy()
-            _follow(walk, ledger, shared, phase, timeline=timeline)
+            _follow(walk, ledger, shared, phase, parts=parts, timeline=timeline)
             seen = _Passes(shared, before, ledger.copy(), walk.copy()) if shared else None
-        _follow(walk, ledger, ops[len(shared) :], phase, timeline=timeline)
+        _follow(walk, ledger, ops[len(shared) :], phase, parts=parts, timeline=timeline)
+        walk.parts += [_PartWalk(part, ledger.allocated, ledger.allocated) for part in parts if part.start >= len(ops)]
         records[phase] = walk.record(ledger)
     return records
 
 
-def _shared(first: tuple[Op, ...], steady: tuple[Op, ...]) -> int:
-    """How many ops both phases begin with: the very same ones, up to the optimizer's where a strategy issues passes once."""
+def _shared(program: RankProgram) -> int:
+    """How many ops both steps begin with: the very same ones, up to the optimizer's where a strategy issues passes once."""
+    first, steady = program.first, program.steady
     differ = (place for place, (one, other) in enumerate(zip(first, steady, strict=False)) if one is not other)
-    return next(differ, min(len(first), len(steady)))
+    count = next(differ, min(len(first), len(steady)))
+    parts = ([part for part in parts if part.start < count] for parts in (program.first_parts, program.steady_parts))
+    return count if next(parts) == next(parts) else 0
 
 
 def label(op: Op) -> str:
@@ -103,6 +107,15 @@ class _Summit:
 
 
 @dataclass(slots=True)
+class _PartWalk:
+    """A part of a phase so far."""
+
+    part: Part
+    start: int
+    peak: int
+
+
+@dataclass(slots=True)
 class _Walk:
     """A phase so far."""
 
@@ -110,10 +123,15 @@ class _Walk:
     summit: _Summit
     points: list[tuple[str, int]] = field(default_factory=list)
     held: dict[MemoryKind, int] = field(default_factory=dict)
+    parts: list[_PartWalk] = field(default_factory=list)
 
     def copy(self) -> _Walk:
         """This walk, to be compared with a later one."""
-        return _Walk(self.start, replace(self.summit), list(self.points), self.held)
+        return _Walk(self.start, replace(self.summit), list(self.points), self.held, self.lifted_parts(0))
+
+    def lifted_parts(self, lift: int) -> list[_PartWalk]:
+        """Its parts with as many bytes more."""
+        return [_PartWalk(one.part, one.start + lift, one.peak + lift) for one in self.parts]
 
     def record(self, ledger: Ledger) -> MemoryRecord:
         """The phase, which ends with `ledger`."""
@@ -125,6 +143,7 @@ class _Walk:
             by_kind={str(kind): nbytes for kind, nbytes in self.summit.split.items()},
             held={str(kind): nbytes for kind, nbytes in self.held.items()},
             timeline=tuple(self.points),
+            parts=tuple(PartRecord(one.part.name, one.part.micro_batch, one.start, one.peak) for one in self.parts),
         )
 
 
@@ -150,6 +169,7 @@ class _Passes:
         walk.summit = replace(self.walk.summit, peak=self.walk.summit.peak + lift, split=_lifted(self.walk.summit.split, lifts))
         walk.points = [(name, nbytes + lift) for name, nbytes in self.walk.points]
         walk.held = _lifted(self.walk.held, lifts)
+        walk.parts = self.walk.lifted_parts(lift)
         ledger.live = self.after.live | {buffer: ledger.live[buffer] for buffer in besides}
         ledger.by_kind, ledger.allocated = _lifted(self.after.by_kind, lifts), self.after.allocated + lift
         return True
@@ -162,12 +182,20 @@ def _lifted(split: dict[MemoryKind, int], lifts: dict[MemoryKind, int]) -> dict[
     return {kind: nbytes + lifts[kind] for kind, nbytes in split.items()}
 
 
-def _follow(walk: _Walk, ledger: Ledger, ops: tuple[Op, ...], phase: PhaseName, *, timeline: bool) -> None:
+def _follow(
+    walk: _Walk, ledger: Ledger, ops: tuple[Op, ...], phase: PhaseName, *, parts: tuple[Part, ...], timeline: bool
+) -> None:
     """Go on over `ops`. Tens of thousands of events pass here, so the ledger and the summit are kept in local names."""
     live, by_kind, allocated = ledger.live, ledger.by_kind, ledger.allocated
     summit, climbing, points = walk.summit, False, walk.points
-    peak = summit.peak
+    peak, high = summit.peak, walk.parts[-1].peak if walk.parts else walk.start
+    begins = {part.start: part for part in parts}
     for op in ops:
+        if op.index in begins:
+            if walk.parts:
+                walk.parts[-1].peak = high
+            walk.parts.append(_PartWalk(begins[op.index], allocated, allocated))
+            high = allocated
         for event in op.memory:
             if type(event) is Alloc:
                 buffer, nbytes = event.buffer, event.nbytes
@@ -176,8 +204,10 @@ def _follow(walk: _Walk, ledger: Ledger, ops: tuple[Op, ...], phase: PhaseName, 
                 live[buffer] = event
                 by_kind[event.kind] += nbytes
                 allocated += nbytes
-                if allocated > peak:
-                    peak, summit.op, climbing = allocated, op, True
+                if allocated > high:
+                    high = allocated
+                    if allocated > peak:
+                        peak, summit.op, climbing = allocated, op, True
             else:
                 if climbing:
                     summit.split, climbing = dict(by_kind), False
@@ -193,6 +223,8 @@ def _follow(walk: _Walk, ledger: Ledger, ops: tuple[Op, ...], phase: PhaseName, 
     if climbing:
         summit.split = dict(by_kind)
     summit.peak, ledger.allocated = peak, allocated
+    if walk.parts:
+        walk.parts[-1].peak = high
 
 
 def _during(op: Op, phase: PhaseName, error: ProgramError) -> ProgramError:

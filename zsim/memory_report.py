@@ -31,7 +31,9 @@ def answer_object(found: Answer, stages: Sequence[Stage], ridge: Sequence[tuple[
         "rank": found.rank,
         "peak": {"phase": found.phase, "op": found.peak_at, "allocated_bytes": found.allocated_bytes},
         "peak_memory_by_kind": dict(found.by_kind),
+        "peak_memory_by_part": dict(found.by_part),
         "reserved_bytes": found.reserved_bytes,
+        "expandable_segments": found.expandable_segments,
         "construction_bytes": found.construction_bytes,
         "live_at_peak": [asdict(holding) for holding in found.holdings],
         "outside": [asdict(item) for item in found.outside],
@@ -84,17 +86,27 @@ def print_advice(effects: Sequence[Effect]) -> None:
     """What each change saves and takes."""
     say("what would help, each planned and simulated again")
     for effect in effects:
-        if effect.saved_bytes > 0:
-            what = f"saves {format_bytes(effect.saved_bytes)}"
-        elif effect.saved_bytes < 0:
-            what = f"takes {format_bytes(-effect.saved_bytes)} more"
-        elif effect.saved_allocated_bytes:
-            saves = effect.saved_allocated_bytes > 0
-            what = f"changes nothing: {format_bytes(abs(effect.saved_allocated_bytes))} {'less' if saves else 'more'} in as many segments"
-        else:
-            what = "changes nothing: the peak is elsewhere"
+        what = finding(effect)
         time = f"{'+' if effect.added_ns >= 0 else '-'}{format_time(abs(effect.added_ns))} a step"
-        say(f"      {effect.change:48} {what}, {time}; then {effect.verdict}, peak in {effect.peak_at}")
+        say(f"      {effect.change:48} {what}, {time}; then {effect.verdict}, peak in {effect.peak_at}{_without(effect.dropped)}")
+
+
+def finding(effect: Effect) -> str:
+    """What a change saves, or why it saves nothing."""
+    if effect.saved_bytes > 0:
+        return f"saves {format_bytes(effect.saved_bytes)}"
+    if effect.saved_bytes < 0:
+        return f"takes {format_bytes(-effect.saved_bytes)} more"
+    if effect.saved_allocated_bytes:
+        saves = effect.saved_allocated_bytes > 0
+        return f"changes nothing: {format_bytes(abs(effect.saved_allocated_bytes))} {'less' if saves else 'more'} in as many segments"
+    saved = " and ".join(f"{format_bytes(nbytes)} in {part}" for part, nbytes in effect.saved_by_part.items())
+    return f"changes nothing: the peak is elsewhere{f', it saves {saved}' if saved else ''}"
+
+
+def _without(dropped: Sequence[str]) -> str:
+    """What of the scenario's options is left out, if anything."""
+    return f"; without {', '.join(dropped)}" if dropped else ""
 
 
 def print_fit(scenario: str, found: Fit, *, as_json: bool) -> None:
@@ -106,6 +118,7 @@ def print_fit(scenario: str, found: Fit, *, as_json: bool) -> None:
                 "schema_version": SCHEMA_VERSION,
                 "scenario": scenario,
                 "candidates": [_candidate(one) for one in found.candidates],
+                "refused": [{"name": name, "reason": reason} for name, reason in found.refused],
                 "recommended": recommended,
                 "reason": found.reason,
             }
@@ -115,9 +128,12 @@ def print_fit(scenario: str, found: Fit, *, as_json: bool) -> None:
     for one in found.candidates:
         mark = "<- take this" if one is found.recommended else ""
         needed = format_bytes(one.answer.needed.nbytes)
-        rows.append((one.name, f"{one.answer.verdict:6} needs {needed:>12}  step {format_time(one.step_time_ns):>12}  {mark}"))
+        figures = f"{one.answer.verdict:6} needs {needed:>12}  step {format_time(one.step_time_ns):>12}"
+        rows.append((one.name, f"{figures}  {mark}{_without(one.dropped)}"))
     capacity = format_bytes(found.candidates[0].answer.capacity.nbytes) if found.candidates else "-"
     table(f"{scenario}: what fits {capacity} a rank, from least to most sharded", rows)
+    for name, reason in found.refused:
+        say(f"  {name} cannot be: {reason}")
     say(f"{found.recommended.name if found.recommended else 'nothing'}: {found.reason}")
 
 
@@ -125,6 +141,8 @@ def _candidate(one: Candidate) -> dict[str, Any]:
     return {
         "name": one.name,
         "strategy": one.scenario.strategy,
+        "options": asdict(one.scenario.options),
+        "dropped": list(one.dropped),
         "activation_checkpointing": one.scenario.checkpointing.mode,
         "mesh": {"dp_replicate": one.scenario.mesh.dp_replicate, "dp_shard": one.scenario.mesh.dp_shard},
         "verdict": one.answer.verdict,
@@ -132,4 +150,7 @@ def _candidate(one: Candidate) -> dict[str, Any]:
         "peak_memory_bytes": one.answer.allocated_bytes,
         "peak_at": one.answer.peak_at,
         "step_time_ns": one.step_time_ns,
+        "expandable_segments": one.scenario.expandable_segments,
+        "micro_batch": one.scenario.batch.micro_batch,
+        "accumulation": one.scenario.batch.accumulation,
     }

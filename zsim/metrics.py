@@ -43,6 +43,8 @@ class Figures:
     peak_memory_bytes: int
     peak_first_step_bytes: int
     peak_memory_by_kind: Mapping[str, int | None] = field(default_factory=dict)
+    peak_memory_by_part: Mapping[str, int] = field(default_factory=dict)
+    """The highest peak of each part of the step (forward, backward, optimizer, zero_grad) on the rank that peaks highest."""
     device_memory_bytes: int | None = None
     """What the scenario's device has; None where the Run was on another kind of device."""
 
@@ -81,6 +83,7 @@ def figures(run: Run, scenario: Scenario) -> Figures:
         peak_memory_bytes=memory.peak_bytes,
         peak_first_step_bytes=max(rank.phases["first"].memory.peak_bytes for rank in run.ranks),
         peak_memory_by_kind={kind: memory.by_kind.get(kind, 0) if memory.by_kind else None for kind in MEMORY_KINDS},
+        peak_memory_by_part=memory.highest_by_part,
         device_memory_bytes=scenario.cluster.device.memory if _on_own_device(run, scenario) else None,
     )
 
@@ -133,7 +136,7 @@ def model_flops(scenario: Scenario) -> int:
 
 
 def _flops_per_token(operator: Operator, length: int) -> int:
-    if operator.kind == "linear":
+    if operator.kind in ("linear", "conv1d"):
         return 6 * operator.in_features * operator.out_features
     return 12 * operator.num_heads * operator.head_dim * length if operator.kind == "attention" else 0
 

@@ -10,6 +10,8 @@ from zsim.operators import Operator
 ROOT = "root"
 RUN = "#"
 """Between a module's fqn and the number of its run, where it runs more than once."""
+PART = "@"
+"""Between a block's fqn and the number of its part, where a unit inside the block lies between two of its own parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +40,11 @@ class ParamGroup:
     parameters: tuple[Parameter, ...]
     modules: tuple[str, ...] = ()
 
+    def wraps(self, other: ParamGroup) -> bool:
+        """Whether `other` lies in one of this unit's modules."""
+        first = (*other.modules, other.fqn)[0]
+        return any(first.startswith(f"{fqn}.") for fqn in self.modules or (self.fqn,))
+
     @property
     def numel(self) -> int:
         """Elements of all its parameters, unpadded."""
@@ -50,17 +57,32 @@ class Module:
 
     A module that runs several times stands there once per run; the second is called `path`#2, and so on. `apart`: not a block,
     but an embedding, norm or head that is a module of its own because a wrapping policy wraps it.
+
+    Units lie in one another where a wrapping policy has it so. Then a block stands there in parts, each `within` it: what it runs
+    itself, as `block`, `block`@2, …, and the modules in it that are units, each between two of those, the first and last of which may
+    be empty. Values are local to the whole block; a unit in it reads one of them.
     """
 
     fqn: str
     unit: str
     operators: tuple[Operator, ...]
     apart: bool = False
+    within: str = ""
 
     @property
     def path(self) -> str:
-        """The fqn of the real module, whichever of its runs this is."""
+        """The fqn of the real module, or of a part of it, whichever of its runs this is."""
         return self.fqn.partition(RUN)[0]
+
+    @property
+    def inside(self) -> bool:
+        """Whether it is a unit in a block."""
+        return self.within not in ("", self.path) and self.unit == self.path
+
+    @property
+    def whole(self) -> str:
+        """The fqn of this run of the whole module that this is, or of which it is a part."""
+        return (self.within or self.path) + "".join(self.fqn.partition(RUN)[1:])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +91,10 @@ class ModelSpec:
 
     `forwards`: how many forwards, one after another and each of as many modules, `modules` holds.
 
-    A unit without a module is unused: it owns parameters, and forward passes it by.
+    `idle` are the fqns of the blocks that forward passes by; a unit of nothing else is unused: it owns parameters, and no more.
+
+    `registered` are the fqns of the parameters as the real module registers them, where it does not have its blocks' first and then
+    the root's own; `buffers` the dtype and the bytes of each tensor that it holds besides.
     """
 
     name: str
@@ -77,6 +102,9 @@ class ModelSpec:
     modules: tuple[Module, ...]
     units: tuple[ParamGroup, ...]
     forwards: int = 1
+    idle: tuple[str, ...] = ()
+    registered: tuple[str, ...] = ()
+    buffers: tuple[tuple[str, int], ...] = ()
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -84,15 +112,53 @@ class ModelSpec:
         return tuple([parameter for unit in self.units for parameter in unit.parameters])
 
     @property
+    def named_parameters(self) -> tuple[Parameter, ...]:
+        """The parameters in the order of the real module's `named_parameters()`."""
+        if self.registered:
+            known = {parameter.fqn: parameter for parameter in self.parameters}
+            return tuple([known[fqn] for fqn in self.registered])
+        units = sorted(self.units, key=lambda unit: unit.fqn == ROOT)
+        parameters = [parameter for unit in units for parameter in unit.parameters]
+        if self.nested:  # a block's own come before those of units in it, and both before the next block's
+            blocks = dict.fromkeys(module.within or module.path for module in self.modules if module.unit != ROOT)
+            order = {f"{fqn}.": place for place, fqn in enumerate(blocks)}
+            inner = {p.fqn for unit in units for p in unit.parameters if unit.fqn in {m.path for m in self.modules if m.inside}}
+            place_of = {p.fqn: next((n for fqn, n in order.items() if p.fqn.startswith(fqn)), len(order)) for p in parameters}
+            parameters.sort(key=lambda parameter: (place_of[parameter.fqn], parameter.fqn in inner))
+        return tuple(parameters)
+
+    @property
     def blocks(self) -> tuple[Module, ...]:
         """The modules between embedding and head, in forward order, each once."""
-        return tuple(m for m in self.modules if m.unit != ROOT and not m.apart and m.fqn == m.path)
+        return tuple(m for m in self.modules if m.unit != ROOT and not m.apart and m.fqn == m.path and m.within in ("", m.path))
 
     @property
     def wrapped_by(self) -> dict[str, str]:
         """By module: the param group that is gathered for it."""
         groups = {name: unit.fqn for unit in self.units for name in unit.modules or (unit.fqn,)}
         return {module.fqn: groups.get(module.unit, ROOT) for module in self.modules}
+
+    @property
+    def nested(self) -> bool:
+        """Whether some unit lies in another, or inside a block."""
+        return any(module.within for module in self.modules)
+
+    @property
+    def inside_out(self) -> tuple[ParamGroup, ...]:
+        """The units but the root's in the order in which they are wrapped: those in a unit before it."""
+        own = [unit for unit in self.units if unit.fqn != ROOT]
+        if not self.nested:
+            return tuple(own)
+        order: list[ParamGroup] = []
+        for unit in own[::-1]:  # where one wraps others they come after it
+            after = next((place for place, other in enumerate(order) if not unit.wraps(other)), len(order))
+            order.insert(after, unit)
+        return tuple(order)
+
+    @property
+    def first_operator(self) -> Operator:
+        """The operator that reads the model's input."""
+        return next(operator for module in self.modules for operator in module.operators)
 
     @property
     def frozen(self) -> frozenset[str]:
@@ -106,10 +172,19 @@ class ModelSpec:
 
     @property
     def trained(self) -> frozenset[str]:
-        """The fqns of the parameters that get a gradient: those that are not frozen, of units that are used."""
-        unused = self.unused
-        used = (parameter for unit in self.units if unit.fqn not in unused for parameter in unit.parameters)
-        return frozenset([parameter.fqn for parameter in used if parameter.requires_grad])
+        """The fqns of the parameters that get a gradient: those that are not frozen, of blocks that are used."""
+        trained = frozenset([parameter.fqn for parameter in self.parameters if parameter.requires_grad])
+        return trained.difference(*map(self.parameters_of, self.idle)) if self.idle else trained
+
+    def parameters_of(self, fqn: str) -> list[str]:
+        """The fqns of the parameters of the module `fqn`."""
+        return [parameter.fqn for parameter in self.parameters if parameter.fqn.startswith(f"{fqn}.")]
+
+    @property
+    def waits_for_idle(self) -> frozenset[str]:
+        """The fqns of the units of several modules of which forward runs some only."""
+        waits = {unit.fqn for unit in self.units if not set(self.idle).isdisjoint(unit.modules)} if self.idle else set()
+        return frozenset(waits - self.unused)
 
     @property
     def num_parameters(self) -> int:

@@ -15,9 +15,8 @@ from zsim.ops import ATTENTION_BACKWARD, Kernel
 
 def forward_kernels(calls: Sequence[Call], *, dtype: str) -> tuple[Kernel, ...]:
     """In order."""
-    return tuple(
-        Kernel(call.operator, call.flops, call.moved, call.dtype or dtype, shape=call.shape) for call in calls if call.moved
-    )
+    made = [call for call in calls if call.moved and not call.found]
+    return tuple(Kernel(call.operator, call.flops, call.moved, call.dtype or dtype, shape=call.shape) for call in made)
 
 
 def backward_kernels(
@@ -35,7 +34,7 @@ def _backward(
         if not call.differentiable:
             continue
         kind = call.dtype or dtype
-        if call.moved:
+        if call.moved and not call.found:
             yield from _of_products(call, kind, needs_gradient) if call.shape else _of_call(call, kind, needs_gradient)
         for value in (*call.gradients, *call.passes):
             if value in needs_gradient and value not in call.parameters:

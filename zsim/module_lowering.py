@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import takewhile
 
 from zsim.aten_call import Call
 from zsim.autocast import Autocast
@@ -25,17 +26,18 @@ from zsim.training import Batch, Computation, Device, LoweredModule, Recomputed,
 
 def _qualified(operator: Operator, module: Module, entry: str) -> Operator:
     """`operator` with module-local value names made unique in the model; the module's input is called `entry`."""
-    prefix = f"{module.fqn}:"
+    prefix = f"{module.whole}:"
     inputs = tuple([entry if value == "x" else prefix + value for value in operator.inputs])
-    return replace(operator, inputs=inputs, output=prefix + operator.output)
+    drops = tuple([entry if value == "x" else value if ":" in value else prefix + value for value in operator.drops])
+    return replace(operator, inputs=inputs, output=prefix + operator.output, drops=drops)
 
 
 def _maker_of_calls(
-    autocast: str, *, batch: Batch, dtype: str, device: Device
+    autocast: str, *, batch: Batch, dtype: str, device: Device, frozen: frozenset[str]
 ) -> Callable[[Operator, dict[str, str]], tuple[Call, ...]]:
     """What makes an operator's calls, and under autocast reads and notes the dtypes of the module's values."""
     if autocast != "none":
-        return Autocast(dtype=autocast, batch=batch, device=device).calls
+        return Autocast(dtype=autocast, batch=batch, device=device, frozen=frozen).calls
     return lambda operator, _: calls(operator, batch=batch, dtype=dtype, device=device)
 
 
@@ -57,39 +59,48 @@ def lower_each(
     is freed with the last event of the last backward, that of the first module that has one, as in `loss.backward(); del loss`.
     """
     tape = Tape(in_place=device == "cuda")
-    tape.know_parameters(model, dtype=dtype)
+    tape.know_parameters(model, dtype=dtype, casts_once=autocast != "none")
     entry, source, losses = "", "", list[str]()
     sums: dict[str, tuple[MemoryEvent, ...]] = {}
     frozen, needs = model.frozen, set[str]()
     traced: list[tuple[Module, list[Step], tuple[TapeEvent, ...], bool]] = []
-    make = _maker_of_calls(autocast, batch=batch, dtype=dtype, device=device)
+    make = _maker_of_calls(autocast, batch=batch, dtype=dtype, device=device, frozen=frozen)
     dtypes: dict[str, str] = {}
+    called, takes, differentiates = "", dict[str, str](), dict[str, bool]()
+    framed = frozenset([drop for module in model.modules for op in module.operators for drop in op.drops if ":" in drop])
     forward_size = len(model.modules) // model.forwards
     for place, module in enumerate(model.modules):
         if place % forward_size == 0:
             source = entry = f"{MODEL_INPUT}{RUN}{len(losses) + 1}" if losses else MODEL_INPUT
             dtypes = {entry: dtype}
-        steps = [Step(list(make(_qualified(operator, module, entry), dtypes))) for operator in module.operators]
+        if module.within in ("", module.path):
+            called = entry
+        steps = [Step(list(make(_qualified(operator, module, called), dtypes))) for operator in module.operators]
+        taken, later = _taken(module, called), _read_later(model.modules[place + 1 :], module, called)
         for step in steps if frozen else ():
             step.calls[:] = needed(step.calls, needs=needs, frozen=frozen)
         if module.path in checkpointed:
             _cut_regions(steps, module, checkpointing)
         module_calls = [call for step in steps for call in step.calls]
-        if casts_input and place % forward_size == 0 and any(entry in call.inputs for call in module_calls):
+        tape.framed = framed.union(drop for op in module.operators for drop in _qualified(op, module, entry).drops)
+        if casts_input and place % forward_size == 0 and "tokens" not in model.first_operator.inputs:
             tape.cast_input(model, entry, batch=batch, dtype=dtype)
-        needs_gradient = entry in tape.needs_gradient
-        tape.run_forward(steps, entry=entry)
+        needs_gradient = taken in tape.needs_gradient
+        passes_on = not steps and entry in tape.needs_gradient
+        tape.run_forward(steps, entry=taken, later=later)
         if (place + 1) % forward_size == 0:
             tape.end_forward(source)
         traced.append((module, steps, tape.storages.take(), needs_gradient))
-        entry = module_calls[-1].output
+        takes[module.fqn] = taken if module.within else ""
+        differentiates[module.fqn] = passes_on or _differentiates(steps, tape)
+        entry = module_calls[-1].output if steps else entry
         if (place + 1) % forward_size == 0:
             losses.append(entry)
             sums[module.fqn] = tape.sum_losses(losses)
     uncached = {module.fqn: tape.let_go(steps) for module, steps, _, _ in traced}
     tape.seed(losses)
     lowered = []
-    last = next(module for module, steps, _, _ in traced if _differentiates(steps, tape))
+    last = next(module for module, *_ in traced if differentiates[module.fqn])
     for module, steps, forward_memory, needs_gradient in reversed(traced):
         tape.run_backward(steps)
         module_calls = [call for step in steps for call in step.calls]
@@ -110,12 +121,31 @@ def lower_each(
                 ),
                 input_needs_gradient=needs_gradient,
                 recompute=forward_kernels(again, dtype=dtype),
-                differentiates=_differentiates(steps, tape),
+                differentiates=differentiates[module.fqn],
+                takes=takes[module.fqn],
                 sums_losses=sums.get(module.fqn, ()),
                 uncached=uncached[module.fqn],
             )
         )
     return tuple(reversed(lowered))
+
+
+def _taken(module: Module, called: str) -> str:
+    """The value that `module` is called with: what its block is `called` with, or what a unit in a block reads from outside."""
+    if not module.inside:
+        return called
+    made = {operator.output for operator in module.operators}
+    (read,) = {value for operator in module.operators for value in operator.inputs} - made
+    return called if read == "x" else f"{module.whole}:{read}"
+
+
+def _read_later(modules: tuple[Module, ...], module: Module, called: str) -> frozenset[str]:
+    """The values of the block, of which `module` is a part, that its later parts read, and what the block is `called` with."""
+    if not module.within:
+        return frozenset()
+    parts = list(takewhile(lambda part: part.whole == module.whole, modules))
+    read = {value for part in parts for operator in part.operators for value in operator.inputs}
+    return frozenset([f"{module.whole}:{value}" for value in read] + [called] * bool(parts))
 
 
 def _differentiates(steps: list[Step], tape: Tape) -> bool:
@@ -132,7 +162,8 @@ def _cut_regions(steps: list[Step], module: Module, checkpointing: Checkpointing
             by_operator[operator].cached = operator in kept
         stretch = [by_operator[operator] for operator in operators]
         if any(packs_something(call) for step in stretch for call in step.calls):
-            Region.of(stretch, stops_early=checkpointing.early_stop)
+            reads = tuple(value for operator in operators for value in operator.reads)
+            Region.of(stretch, reads=reads, stops_early=checkpointing.early_stop)
 
 
 def _last_mark_only(events: tuple[TapeEvent, ...]) -> tuple[TapeEvent, ...]:

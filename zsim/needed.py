@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from zsim.aten_call import Call
 
-PRODUCTS = ("linear", "rms_norm")
+PRODUCTS = ("linear", "conv1d", "rms_norm")
 """Operators with a call that multiplies by the weight: it saves one factor for the gradient of the other. A fused norm is none."""
 
 
@@ -29,22 +29,31 @@ def needed(calls: Iterable[Call], *, needs: set[str], frozen: frozenset[str]) ->
 
 
 def _trimmed(call: Call, *, needs: set[str], frozen: frozenset[str]) -> Call:
-    trained = tuple(fqn for fqn in call.parameters if fqn not in frozen)
-    constant = call.parameters[:1] != trained[:1]  # the weight, which comes first
+    own = call.parameters or call.weights
+    trained = tuple(name for name in own if (name not in frozen if call.parameters else name in needs))
+    constant = own[:1] != trained[:1]  # the weight, which comes first
     wanting = tuple(value for value in call.inputs if value in needs)
     if not trained and not wanting:
         return replace(
-            call, saves=(), gradients=(), passes=(), summed=(), parameters=(), backward_scratch=(), differentiable=False
+            call,
+            saves=(),
+            gradients=(),
+            passes=(),
+            summed=(),
+            parameters=(),
+            weights=(),
+            backward_scratch=(),
+            differentiable=False,
         )
-    if trained == call.parameters and wanting == call.inputs:
+    if trained == own and wanting == call.inputs:
         return call
     makes = {*trained, *(call.inputs if call.joint else wanting)}
-    weighted = call.operator in PRODUCTS and bool(call.parameters) and not call.keeps
+    weighted = call.operator in PRODUCTS and bool(own) and not call.keeps
     saves = call.saves
     if call.crossed:
         saves = tuple(value for value, other in zip(saves, saves[::-1], strict=True) if other in needs)
-    elif weighted and constant:
-        saves = ()
+    elif weighted and constant:  # a weight of its own costs nothing, a copy of it does
+        saves = tuple(value for value in saves if value in call.weights and wanting)
     halved = constant or (call.crossed and len(wanting) < len(call.inputs))
     return replace(
         call,
@@ -52,7 +61,8 @@ def _trimmed(call: Call, *, needs: set[str], frozen: frozenset[str]) -> Call:
         gradients=tuple(name for name in call.gradients if name in makes),
         passes=tuple(name for name in call.passes if name in wanting),
         summed=tuple(item for item in call.summed if item[0] in makes),
-        parameters=trained,
+        parameters=trained if call.parameters else (),
+        weights=trained if call.weights else (),
         backward_scratch=() if call.parameters and not trained else call.backward_scratch,
         backward_flops=0 if constant and not wanting else call.backward_flops // (1 + halved),
         backward_moved=call.backward_moved // (1 + halved),

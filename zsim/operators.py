@@ -18,6 +18,18 @@ OperatorKind = Literal[
     "residual",
     "cast",
     "cross_entropy",
+    "upcast_norm",
+    "rotary_tables",
+    "heads",
+    "rotate",
+    "silu",
+    "multiply",
+    "conv1d",
+    "split",
+    "dropout",
+    "gelu_new",
+    "position_embedding",
+    "causal_loss",
     "traced",
 ]
 
@@ -39,8 +51,12 @@ class Operator:
     linear: in_features -> out_features. embedding: num_embeddings × out_features. positions: adds rows 0..s-1 of a
     learned table (num_embeddings × out_features). layer_norm, rms_norm, gelu, residual: out_features. swiglu:
     silu(inputs[0]) * inputs[1]. rotary: turns num_heads heads of head_dim. attention: inputs q, k, v; num_heads,
-    num_kv_heads, head_dim; `implementation` an AttentionKind; causal. traced: whatever a
-    tracer saw (`zsim.traced`), whose calls nobody here knows.
+    num_kv_heads, head_dim; `implementation` an AttentionKind; causal; with `dropout` of its
+    probabilities. traced: whatever a tracer saw (`zsim.traced`), whose calls nobody here knows.
+
+    From upcast_norm to causal_loss: what modules of transformers are made of; `zsim.eager_transformers` and `zsim.eager_gpt2` say
+    how. A value with a colon in its name is another module's. `reads` are such values that need no gradient: a stretch that is
+    recomputed holds them. `drops` are values that Python holds past their last use, and that go when this operator is over.
     """
 
     kind: OperatorKind
@@ -57,5 +73,10 @@ class Operator:
     head_dim: int = 0
     implementation: str = ""
     causal: bool = True
+    dropout: bool = False
+    fused_inputs: bool = False
+    """Queries, keys and values are parts of one tensor; their views are made keys first, as GPT-2 of transformers does."""
+    reads: tuple[str, ...] = ()
+    drops: tuple[str, ...] = ()
     dtype: str = ""
     """What it runs in, "" for the dtype of the model; a cast makes its input of it."""

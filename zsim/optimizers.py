@@ -48,19 +48,26 @@ def _states(numels: Sequence[int], *, optimizer: Optimizer, dtype: str, device: 
                 yield Alloc(f"{owner}.{place}.{name}", "optimizer_states", numel * element)
 
 
-def step_memory(numels: Sequence[int], *, optimizer: Optimizer, dtype: str, owner: str) -> tuple[MemoryEvent, ...]:
+def step_memory(numels: Sequence[int], *, optimizer: Optimizer, dtype: str, device: str, owner: str) -> tuple[MemoryEvent, ...]:
     """The temporaries of one `optimizer.step()`, in order; all of them are freed by its end.
 
-    foreach: one set as large as all parameters (the square roots of AdamW, the decayed gradients of SGD). for-loop:
-    AdamW's square root and its quotient, of which the quotient outlives the next parameter's; SGD's decayed gradient.
-    fused: none.
+    foreach: where AdamW's step counters are in host memory, the 1.0 that is added to all of them is there for a moment; then one set
+    as large as all parameters (the square roots of AdamW, the decayed gradients of SGD). for-loop: AdamW's square root and its
+    quotient, of which the quotient outlives the next parameter's; SGD's decayed gradient. fused: none.
     """
-    sizes = [(f"{owner}.{place}", numel * DTYPE_NBYTES[dtype]) for place, numel in enumerate(numels) if numel]
+    all_sizes = [(f"{owner}.{place}", numel * DTYPE_NBYTES[dtype]) for place, numel in enumerate(numels)]
+    sizes = [(name, nbytes) for name, nbytes in all_sizes if nbytes]
     if optimizer.implementation == "fused" or (optimizer.name == "sgd" and not optimizer.weight_decay):
         return ()
     if optimizer.implementation == "foreach":
-        return _set(sizes)
-    return tuple(_adamw_loop(sizes)) if optimizer.name == "adamw" else tuple(_sgd_loop(sizes))
+        return (*_counted(numels, device=device, owner=owner), *_set(sizes)) if optimizer.name == "adamw" else _set(sizes)
+    return tuple(_adamw_loop(all_sizes)) if optimizer.name == "adamw" else tuple(_sgd_loop(sizes))
+
+
+def _counted(numels: Sequence[int], *, device: str, owner: str) -> tuple[MemoryEvent, ...]:
+    """The tensor that foreach adds to all step counters at once; on CUDA it is in host memory, as they are."""
+    one = Alloc(f"{owner}.one", "temporaries", STEP_NBYTES)
+    return (one, Free(one.buffer)) if device == "cpu" and numels else ()
 
 
 def _set(sizes: list[tuple[str, int]]) -> tuple[MemoryEvent, ...]:
@@ -69,14 +76,16 @@ def _set(sizes: list[tuple[str, int]]) -> tuple[MemoryEvent, ...]:
 
 
 def _adamw_loop(sizes: Iterable[tuple[str, int]]) -> Iterator[MemoryEvent]:
+    """An empty parameter, which has an empty quotient, lets the previous one's go too."""
     previous = ""
     for name, nbytes in sizes:
-        yield Alloc(f"{name}.root", "temporaries", nbytes)
-        yield Alloc(f"{name}.quotient", "temporaries", nbytes)
-        yield Free(f"{name}.root")
+        if nbytes:
+            yield Alloc(f"{name}.root", "temporaries", nbytes)
+            yield Alloc(f"{name}.quotient", "temporaries", nbytes)
+            yield Free(f"{name}.root")
         if previous:
             yield Free(f"{previous}.quotient")
-        previous = name
+        previous = name if nbytes else ""
     if previous:
         yield Free(f"{previous}.quotient")
 
@@ -94,7 +103,7 @@ def memory(
 
     for-loop SGD makes each momentum from the decayed gradient, which it then drops; all others make their states first.
     """
-    temporaries = step_memory(numels, optimizer=optimizer, dtype=dtype, owner=owner)
+    temporaries = step_memory(numels, optimizer=optimizer, dtype=dtype, device=device, owner=owner)
     if not first:
         return temporaries
     made = states(numels, optimizer=optimizer, dtype=dtype, device=device, owner=owner)
@@ -105,7 +114,7 @@ def first_and_later(
     numels: Sequence[int], *, optimizer: Optimizer, dtype: str, device: str, owner: str
 ) -> tuple[tuple[MemoryEvent, ...], tuple[MemoryEvent, ...]]:
     """`memory` of the first step and of a later one; the temporaries of both are the same events."""
-    later = step_memory(numels, optimizer=optimizer, dtype=dtype, owner=owner)
+    later = step_memory(numels, optimizer=optimizer, dtype=dtype, device=device, owner=owner)
     made = states(numels, optimizer=optimizer, dtype=dtype, device=device, owner=owner)
     return _with_states(made, later, optimizer), later
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Literal
+from typing import Literal, cast
 
 from zsim.mesh import AXES, Mesh
 from zsim.op_text import bad_line, format_op, parse_op
@@ -19,19 +19,42 @@ from zsim.ops import Op
 
 PhaseName = Literal["construction", "first", "steady"]
 PHASES: tuple[PhaseName, ...] = PhaseName.__args__  # type: ignore[attr-defined]
+PartName = Literal["forward", "backward", "optimizer", "zero_grad"]
+PARTS: tuple[PartName, ...] = PartName.__args__  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a step, as a training loop calls it: from the op with the index `start` to where the next part starts.
+
+    Forward and backward are of one micro-batch; clipping belongs to the optimizer.
+    """
+
+    name: PartName
+    start: int
+    micro_batch: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankProgram:
-    """The ops of one kind of rank, by phase. Buffers that live at the end of a phase live at the start of the next."""
+    """The ops of one kind of rank, by phase. Buffers that live at the end of a phase live at the start of the next.
+
+    Both steps come in parts; a Program that names none has none.
+    """
 
     construction: tuple[Op, ...]
     first: tuple[Op, ...]
     steady: tuple[Op, ...]
+    first_parts: tuple[Part, ...] = ()
+    steady_parts: tuple[Part, ...] = ()
 
     def phase(self, name: PhaseName) -> tuple[Op, ...]:
         """The ops of the phase `name`."""
         return {"construction": self.construction, "first": self.first, "steady": self.steady}[name]
+
+    def parts(self, name: PhaseName) -> tuple[Part, ...]:
+        """The parts of the phase `name`; construction has none."""
+        return {"construction": (), "first": self.first_parts, "steady": self.steady_parts}[name]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +77,19 @@ class Program:
             lines.append(f"program {number}")
             for phase in PHASES:
                 lines.append(f"phase {phase}")
-                lines += map(format_op, rank.phase(phase))
+                lines += _phase_lines(rank.phase(phase), rank.parts(phase))
         return "\n".join(lines) + "\n"
+
+
+def _phase_lines(ops: tuple[Op, ...], parts: tuple[Part, ...]) -> Iterator[str]:
+    """One line per op, and one before each part."""
+    begins: dict[int, list[str]] = {}
+    for part in parts:
+        begins.setdefault(part.start, []).append(f"part {part.name}{f' {part.micro_batch}' if part.micro_batch else ''}")
+    for op in ops:
+        yield from begins.pop(op.index, ())
+        yield format_op(op)
+    yield from (line for lines in begins.values() for line in lines)
 
 
 def parse(text: str) -> Program:
@@ -79,22 +113,39 @@ def parse(text: str) -> Program:
 
 def _rank_programs(lines: Iterable[tuple[int, str]]) -> Iterator[RankProgram]:
     phases: dict[str, list[Op]] = {}
+    parts: dict[str, list[Part]] = {}
     current: list[Op] | None = None
     for number, line in lines:
         if line.startswith("program "):
             if phases:
-                yield _rank_program(phases, number)
-            phases, current = {}, None
+                yield _rank_program(phases, parts, number)
+            phases, parts, current = {}, {}, None
         elif line.startswith("phase "):
             current = phases.setdefault(line[6:], [])
         elif current is None:
             raise bad_line(number, line, "program N, then phase NAME")
+        elif line.startswith("part "):
+            phase = next(reversed(phases))
+            if phase == "construction":
+                raise bad_line(number, line, "no part of construction, which is one")
+            parts.setdefault(phase, []).append(_part(line, len(current), number))
         else:
             current.append(parse_op(line, number=number))
-    yield _rank_program(phases, 0)
+    yield _rank_program(phases, parts, 0)
 
 
-def _rank_program(phases: dict[str, list[Op]], number: int) -> RankProgram:
+def _part(line: str, start: int, number: int) -> Part:
+    found = re.fullmatch(rf"part ({'|'.join(PARTS)})(?: (\d{{1,7}}))?", line)
+    if found is None:
+        raise bad_line(number, line, f"part {' or '.join(PARTS)}, then its micro-batch")
+    return Part(cast(PartName, found[1]), start, int(found[2] or 0))
+
+
+def _rank_program(phases: dict[str, list[Op]], parts: dict[str, list[Part]], number: int) -> RankProgram:
     if tuple(phases) != PHASES:
         raise bad_line(number, " ".join(phases), f"the phases {', '.join(PHASES)}")
-    return RankProgram(**{name: tuple(ops) for name, ops in phases.items()})
+    return RankProgram(
+        **{name: tuple(ops) for name, ops in phases.items()},
+        first_parts=tuple(parts.get("first", ())),
+        steady_parts=tuple(parts.get("steady", ())),
+    )

@@ -31,12 +31,12 @@ class Region:
     stops_early: bool = True
 
     @classmethod
-    def of(cls, steps: list[Step], *, stops_early: bool) -> Region:
-        """The region of `steps`, which learn of it."""
+    def of(cls, steps: list[Step], *, reads: tuple[str, ...] = (), stops_early: bool = True) -> Region:
+        """The region of `steps`, which learn of it; `reads` are values that it is handed besides those that its calls name."""
         made = {name for step in steps for call in step.calls for name in (call.output, *call.also)}
         made |= {name for step in steps for call in step.calls for name, _ in call.keeps}
         read = (value for step in steps for call in step.calls for value in (*call.inputs, *call.saves))
-        inputs = tuple(dict.fromkeys(value for value in read if value not in made))
+        inputs = tuple(dict.fromkeys([*(value for value in read if value not in made), *reads]))
         kept = {step.calls[-1].output for step in steps if step.cached}
         kept |= {name for step in steps if step.cached for call in step.calls for name, _ in call.keeps}
         again = [Step([_renamed(call, made - kept) for call in step.calls], cached=step.cached) for step in steps]
@@ -110,5 +110,6 @@ def _renamed(call: Call, made: set[str]) -> Call:
         saves=names(call.saves),
         weights=names(call.weights),
         drops=names(call.drops),
+        found=False,
         keeps=tuple(zip(keeps, sizes, strict=True)),
     )

@@ -148,6 +148,10 @@ def _figure_rows(one: RunReport) -> Iterator[tuple[str, str]]:
         yield "sent per rank", f"{figures.bytes_sent_per_rank:,} B"
     peak = figures.peak_memory_bytes
     yield "peak memory", f"{peak:,} B ({format_bytes(peak)}){_room(figures)}"
+    for part, highest in figures.peak_memory_by_part.items():
+        yield f"  in {part}", f"{highest:,} B"
+    if allocator := one.run.provenance.get("allocator"):
+        yield "allocator", allocator
     yield "peak of first step", f"{figures.peak_first_step_bytes:,} B"
     for kind, nbytes in figures.peak_memory_by_kind.items():
         if nbytes:
@@ -185,6 +189,7 @@ def run_object(one: RunReport) -> dict[str, Any]:
         "device_memory_bytes": figures.device_memory_bytes,
         "peak_first_step_bytes": figures.peak_first_step_bytes,
         "peak_memory_by_kind": dict(figures.peak_memory_by_kind),
+        "peak_memory_by_part": dict(figures.peak_memory_by_part),
         "expectations": [asdict(verdict) for verdict in one.verdicts],
         "ok": one.ok,
         "provenance": dict(one.run.provenance),
@@ -249,6 +254,7 @@ def _finite(value: Any) -> Any:
 def show_head(scenario: Scenario, program: Program) -> dict[str, str]:
     """What `zsim show` says of every scenario."""
     model = scenario.model
+    allocator = {"allocator": "expandable_segments:True"} if scenario.expandable_segments else {}
     return {
         "scenario": scenario.name,
         "description": scenario.description,
@@ -257,6 +263,7 @@ def show_head(scenario: Scenario, program: Program) -> dict[str, str]:
         "mesh": str(program.mesh).removeprefix("mesh "),
         "strategy": f"{scenario.strategy}{_options(scenario)}",
         "rank programs": f"{len(program.ranks)} distinct, {len(program.ranks[0].steady):,} ops in rank 0's steady step",
+        **allocator,
     }
 
 

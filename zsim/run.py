@@ -42,6 +42,16 @@ class Span:
     group: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class PartRecord:
+    """Allocated bytes of one part of a step: forward or backward of a micro-batch, optimizer, zero_grad."""
+
+    name: str
+    micro_batch: int
+    start_bytes: int
+    peak_bytes: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRecord:
     """Allocated bytes of one phase on one rank. `by_kind` is the split at the peak (empty if the meter cannot see kinds)."""
@@ -55,6 +65,16 @@ class MemoryRecord:
     """Bytes of parameters, gradients and optimizer_states when the optimizer has stepped and gradients still live."""
     timeline: tuple[tuple[str, int], ...] = ()
     """(op label, allocated bytes after it), for reading and plotting; may be empty."""
+    parts: tuple[PartRecord, ...] = ()
+    """Of a step, in order; each starts where the one before it ends."""
+
+    @property
+    def highest_by_part(self) -> dict[str, int]:
+        """The highest peak of each part, over its micro-batches."""
+        peaks: dict[str, int] = {}
+        for part in self.parts:
+            peaks[part.name] = max(part.peak_bytes, peaks.get(part.name, 0))
+        return peaks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

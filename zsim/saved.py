@@ -13,7 +13,7 @@ from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from zsim.errors import ZsimError
-from zsim.program import PHASES
+from zsim.program import PARTS, PHASES
 from zsim.run import SCHEMA_VERSION, RankRun, Run
 
 Part = TypeVar("Part")
@@ -108,6 +108,9 @@ def _require_sense(run: Run) -> None:
         raise ValueError("ranks that are there twice or outside the world")
     if any(phase not in PHASES for rank in run.ranks for phase in rank.phases):
         raise ValueError(f"a phase that is none of {', '.join(PHASES)}")
+    parts = [part for rank in run.ranks for phase in rank.phases.values() for part in phase.memory.parts]
+    if any(part.name not in PARTS or min(part.micro_batch, part.start_bytes, part.peak_bytes) < 0 for part in parts):
+        raise ValueError(f"a part of a step that is none of {', '.join(PARTS)}, or of negative bytes")
     told = [rank.numerics for rank in run.ranks if rank.numerics is not None]
     if any(one.steps < 1 or min(one.largest_relative_difference, one.largest_gradient_difference) < 0 for one in told):
         raise ValueError("numerics of no steps, or a negative difference")

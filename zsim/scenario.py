@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from zsim import checkpointing, guards, traced, training_part, wrapping
+from zsim import checkpointing, guards, traced, training_part, transformers_problems, wrapping
 from zsim.checkpointing import Checkpointing
 from zsim.eager_sdpa import kernel_problem
 from zsim.errors import ScenarioError, ZsimError
@@ -48,7 +48,7 @@ from zsim.units import parse_time
 from zsim.wrapping import Wrapping
 
 DTYPES: dict[str, Dtype] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-OUTSIDE_THE_TRAINING = ("description", "cluster", "execution", "expect")
+OUTSIDE_THE_TRAINING = ("description", "cluster", "allocator", "execution", "expect")
 Made = TypeVar("Made")
 
 
@@ -70,6 +70,8 @@ class Scenario:
     checkpointing: Checkpointing
     wrapping: Wrapping
     execution: Execution
+    expandable_segments: bool
+    """Whether torch's caching allocator grows segments page by page instead of taking fixed ones (PYTORCH_CUDA_ALLOC_CONF)."""
     steps: int
     seed: int
     expect: tuple[Expectation, ...]
@@ -136,6 +138,7 @@ def parse(data: bytes, *, where: str, folder: Path | None = None) -> Scenario:
         checkpointing=Checkpointing(**tables["activation_checkpointing"].model_dump()),
         wrapping=Wrapping(**tables["wrapping"].model_dump()),
         execution=_execution(tables["execution"]),
+        expandable_segments=tables["allocator"].expandable_segments,
         steps=tables["steps"],
         seed=tables["seed"],
         expect=made.expect,
@@ -169,15 +172,16 @@ class _Made:
 
         model = attempt(lambda table, batch: _model(table, batch, folder), tables["model"], tables["batch"])
         model = attempt(_wrapped, model, tables["wrapping"])
-        model = attempt(_trained_part, model, *(tables[key] for key in ("model", "frozen", "batch", "precision", "wrapping")))
+        model = attempt(_trained_part, model, tables["model"], tables["frozen"])
         cluster = attempt(_cluster, tables["cluster"])
         mesh = attempt(_mesh, strategy, None if cluster is None else cluster.num_ranks)
         options = attempt(_options, strategy)
         expect = [attempt(expectation, key, value) for key, value in (tables["expect"] or {}).items()]
         attempt(_check_together, strategy, options, mesh, tables["optimizer"])
-        attempt(_check_checkpointing, model, tables["activation_checkpointing"])
+        attempt(_check_checkpointing, model, *(tables[key] for key in ("activation_checkpointing", "batch", "precision")))
         attempt(_check_precision, tables["precision"])
-        attempt(_check_cast_once, model, tables["batch"], tables["precision"])
+        asked = ("model", "batch", "precision", "activation_checkpointing", "wrapping")
+        attempt(_check_transformers, model, *(tables[key] for key in asked))
         attempt(_check_traced, model, tables["batch"], tables["precision"], strategy)
         attempt(_check_model, model, options, tables["batch"], tables["precision"], strategy)
         attempt(_check_work, model, mesh, options, tables["batch"])
@@ -219,15 +223,9 @@ def _check_precision(table: PrecisionTable) -> None:
         raise ScenarioError((f'precision.autocast: {expected}, found with "{table.parameters}"',))
 
 
-def _check_cast_once(model: ModelSpec, batch: BatchTable, precision: PrecisionTable) -> None:
-    """A weight used again would find its copy in autocast's cache, which is not modelled."""
-    key = "model.uses" if most_runs(model) > 1 else "batch.forwards" if batch.forwards > 1 else ""
-    if precision.autocast != "none" and key:
-        raise ScenarioError((f'{key}: expected 1 with precision.autocast = "{precision.autocast}", whose cache is modelled for one use',))
-
-
-def _check_checkpointing(model: ModelSpec, table: CheckpointingTable) -> None:
-    problems = tuple(checkpointing.problems(Checkpointing(**table.model_dump()), model))
+def _check_checkpointing(model: ModelSpec, table: CheckpointingTable, batch: BatchTable, precision: PrecisionTable) -> None:
+    asked, casts = Checkpointing(**table.model_dump()), precision.autocast != "none"
+    problems = tuple(checkpointing.problems(asked, model, casts=casts, forwards=batch.forwards))
     if problems:
         raise ScenarioError(problems)
 
@@ -240,37 +238,34 @@ def _wrapped(model: ModelSpec, table: WrappingTable) -> ModelSpec:
     return wrapping.wrapped(model, asked)
 
 
-def _trained_part(
-    model: ModelSpec, table: ModelTable, frozen: tuple[str, ...], batch: BatchTable, precision: PrecisionTable, units: WrappingTable
-) -> ModelSpec:
-    """`model` with what is frozen or unused, alone: together with what runs a module again or moves it, it is not modelled."""
-    key = "frozen" if frozen else "model.unused"
-    asked = (
-        ("model.uses", key, 1, most_runs(model)),
-        ("batch.forwards", key, 1, batch.forwards),
-        ("precision.autocast", key, "none", precision.autocast),
-        ("wrapping.every", "model.unused", 1, units.every if table.unused else 1),
-        ("wrapping.ends", "model.unused", "root", units.ends if table.unused else "root"),
-    )
-    problems = tuple(
-        f"{other}: expected {expected} with {mine}, found {found}: the two together are not modelled; leave one of them out"
-        for other, mine, expected, found in asked
-        if found != expected
-    )
-    if problems and (frozen or table.unused):
-        raise ScenarioError(problems)
+def _trained_part(model: ModelSpec, table: ModelTable, frozen: tuple[str, ...]) -> ModelSpec:
+    """`model` with what is frozen or unused."""
     return training_part.cut(model, frozen=frozen, unused=table.unused)
 
 
+def _check_transformers(
+    model: ModelSpec, table: ModelTable, batch: BatchTable, precision: PrecisionTable, again: CheckpointingTable, units: WrappingTable
+) -> None:
+    found = transformers_problems.problems(
+        model,
+        batch=Batch(**batch.model_dump()),
+        autocast=precision.autocast,
+        checkpointing=Checkpointing(**again.model_dump()),
+        wrapping=Wrapping(**units.model_dump()),
+        unused=table.unused,
+    )
+    if problems := tuple(found):
+        raise ScenarioError(problems)
+
+
 def _check_traced(model: ModelSpec, batch: BatchTable, precision: PrecisionTable, strategy: Any) -> None:
-    """A traced model is one of a batch and a dtype."""
+    """A traced model is one of a batch, a dtype and an autocast."""
     if isinstance(model, traced.TracedModel):
-        if precision.autocast != "none":
-            raise ScenarioError(("precision.autocast: expected none with a traced model, which keeps the dtypes it was traced in",))
         dtype = DTYPES[precision.parameters]
         casts_input = STRATEGIES[strategy.name].casts_input and dtype != "float32"
         try:
-            model.modules_for(Batch(**batch.model_dump()), dtype=dtype, casts_input=casts_input)
+            autocast = _precision(precision).autocast
+            model.modules_for(Batch(**batch.model_dump()), dtype=dtype, casts_input=casts_input, autocast=autocast)
         except ZsimError as error:
             raise ScenarioError((f"model.traced: {error}",)) from None
 

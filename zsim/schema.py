@@ -116,10 +116,20 @@ class CheckpointingTable(_Table):
 
 
 class WrappingTable(_Table):
-    """Which modules are one param group: `every` consecutive blocks, or "all"; embedding and head in the root's or apart."""
+    """Which modules are one param group: `every` consecutive blocks, or "all"; embedding and head in the root's or apart.
+
+    `nested`: modules of each block that are units in its unit.
+    """
 
     every: Annotated[int, Field(ge=1, le=MAX_SIZE)] | Literal["all"] = 1
     ends: Literal["root", "apart"] = "root"
+    nested: tuple[str, ...] = ()
+
+
+class AllocatorTable(_Table):
+    """How torch's caching allocator for CUDA is set (PYTORCH_CUDA_ALLOC_CONF); on a CPU nothing is reserved ahead."""
+
+    expandable_segments: bool = False
 
 
 class ExecutionTable(_Table):
@@ -155,6 +165,7 @@ class ScenarioTable(_Table):
     wrapping: WrappingTable = WrappingTable()
     execution: ExecutionTable = ExecutionTable()
     frozen: tuple[str, ...] = ()
+    allocator: AllocatorTable = AllocatorTable()
     steps: int = Field(default=3, ge=1, le=1000)
     seed: int = Field(default=0, ge=0, le=2**31)
     expect: dict[str, int | str] = {}

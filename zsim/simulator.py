@@ -200,4 +200,5 @@ def _provenance(scenario: Scenario, cluster: ClusterSpec) -> dict[str, str]:
         "cluster": cluster.name,
         "device": cluster.kind,
         "calibration": "assumed",
+        **({"allocator": "expandable_segments:True"} if scenario.expandable_segments and cluster.kind == "cuda" else {}),
     }

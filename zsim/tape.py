@@ -55,50 +55,61 @@ class Tape:
     made: Counter[str] = field(default_factory=Counter)
     added: list[str] = field(default_factory=list)
     """What the node that runs has made and the engine has added to something else: it lives until the node is over."""
+    framed: frozenset[str] = frozenset()
+    """Values of the module that runs that go by a drop of some operator alone, not after their last use."""
     in_sequences: bool = True
     of_linears: set[str] = field(default_factory=set)
     """Gradients that linears make of inputs with more than two dimensions: views of products of matrices."""
 
-    def know_parameters(self, model: ModelSpec, *, dtype: str) -> None:
-        """Which parameters several operators use, and the bytes of their gradients."""
-        self.in_sequences = "tokens" in model.modules[0].operators[0].inputs
-        used = Counter(
-            fqn for module in model.modules for op in module.operators for fqn in (op.weight, op.bias) if fqn
-        )
+    def know_parameters(self, model: ModelSpec, *, dtype: str, casts_once: bool = False) -> None:
+        """Which parameters several operators use, and the bytes of their gradients.
+
+        `casts_once`: all linears with the same weight read one copy of it, whose cast gives the parameter one gradient.
+        """
+        self.in_sequences = "tokens" in model.first_operator.inputs
+        operators = [op for module in model.modules for op in module.operators]
+        through_casts = {fqn for op in operators if casts_once and op.kind == "linear" for fqn in (op.weight, op.bias)}
+        directly = [op for op in operators if not (casts_once and op.kind == "linear")]
+        used = Counter([*(fqn for op in directly for fqn in (op.weight, op.bias) if fqn), *filter(None, through_casts)])
         for parameter in model.parameters:
             if used[parameter.fqn] > 1:
                 self.uses[parameter.fqn], self.tied[parameter.fqn] = used[parameter.fqn], []
                 self.nbytes[parameter.fqn] = parameter.numel * DTYPE_NBYTES[dtype]
 
-    def run_forward(self, steps: list[Step], *, entry: str) -> None:
+    def run_forward(self, steps: list[Step], *, entry: str, later: frozenset[str] = frozenset()) -> None:
         """Values inside an operator go when it returns, its inputs after their last use; `entry`, the module's input, is its
-        caller's until the module returns. A region that is checkpointed saves its inputs and nothing else."""
+        caller's until the module returns. What is read `later`, by other parts of the block, stays. A region that is checkpointed
+        saves its inputs and nothing else."""
         last_use = {value: step for step in steps for call in step.calls for value in call.inputs}
         for step in steps:
             if step.region is not None and step.region.first is step:
                 self._hold(step.region.inputs)
             for call in step.calls:
+                if call.found:
+                    continue
                 self._make(call, saving=step.region is None, keeping=step.cached)
                 self._drop(call)
             if step.cached:
                 self._hold((step.calls[-1].output,))
             dropped = {value for call in step.calls for value in call.drops}
             inner = [value for call in step.calls[:-1] if not call.cached for value in (call.output, *call.also)]
+            inner += step.calls[-1].also
+            inner = [value for value in inner if last_use.get(value, step) is step]
             outer = [value for call in step.calls for value in call.inputs if last_use[value] is step]
             for value in dict.fromkeys(inner + outer):
-                if value != entry and value in self.nbytes and value not in dropped:
+                if value != entry and value in self.nbytes and value not in dropped and value not in later and value not in self.framed:
                     self.storages.release(value)
         for step in steps:
             if step.cached and step.region is None:  # nothing of it will be recomputed: kept until the stretch is over
                 self.storages.release(step.calls[-1].output)
                 for name, _ in step.calls[-1].keeps:
                     self.storages.release(name)
-        if entry in self.nbytes:
+        if entry in self.nbytes and entry not in later and entry not in self.framed:
             self.storages.release(entry)
 
     def let_go(self, steps: list[Step]) -> tuple[Free, ...]:
         """Autocast ends and empties its cache: what of the copies made in `steps` nobody else holds."""
-        for call in [call for step in steps for call in step.calls if call.cached]:
+        for call in [call for step in steps for call in step.calls if call.cached and not call.found]:
             self.storages.release(call.output)
         return tuple(event for event in self.storages.take() if isinstance(event, Free))
 
@@ -145,6 +156,7 @@ class Tape:
         torch.utils.checkpoint stops there, unless told not to: a call that saves nothing of its own output is not even made.
         """
         entered = set(region.inputs)
+        framed = {value for step in region.again for call in step.calls for value in call.drops}
         last_use = {value: step for step in region.again for call in step.calls for value in call.inputs}
         mine: dict[str, None] = {}
         for step in region.again:
@@ -166,9 +178,11 @@ class Tape:
                     break
             else:
                 inner = [value for call in step.calls[:-1] if not call.cached for value in (call.output, *call.also)]
+                inner += step.calls[-1].also
+                inner = [value for value in inner if last_use.get(value, step) is step]
                 outer = [value for call in step.calls for value in call.inputs if last_use[value] is step]
                 for value in dict.fromkeys(inner + outer):
-                    if value not in entered and value in mine:
+                    if value not in entered and value in mine and value not in framed:
                         del mine[value]
                         self.storages.release(value)
                 continue
@@ -179,7 +193,7 @@ class Tape:
     def cast_input(self, model: ModelSpec, name: str, *, batch: Batch, dtype: str) -> None:
         """The model's floating-point input in `dtype`; Python's references go when the first module returns, and when the root does."""
         tokens = batch.micro_batch * batch.sequence_length
-        self.nbytes[name] = tokens * model.modules[0].operators[0].in_features * DTYPE_NBYTES[dtype]
+        self.nbytes[name] = tokens * model.first_operator.in_features * DTYPE_NBYTES[dtype]
         self.storages.allocate(name, self.nbytes[name])
         self.storages.hold(name)
 
@@ -208,7 +222,7 @@ class Tape:
         for step in reversed(steps):
             for place in reversed(range(len(step.calls))):
                 call, region = step.calls[place], step.region
-                if call.output not in self.needs_gradient:
+                if call.found or call.output not in self.needs_gradient:
                     continue
                 if region is None:
                     self._differentiate(call, call)
@@ -284,16 +298,17 @@ class Tape:
         A linear's weight goes through one more node, which transposes it. In sequences its input goes through another, before
         that one where there is no bias and after it where there is.
         """
-        linear = call.operator == "linear"
-        weight, others = call.parameters[:1], call.parameters[1:]
-        if linear and others and self.in_sequences:
-            self._sum_tied(others, viewed=True)
-            self._sum_tied(weight, viewed=True)
-            self._accumulate(parts)
-        elif linear:
-            self._sum_tied(others, viewed=True)
-            self._accumulate(parts)
-            self._sum_tied(weight, viewed=True)
+        if call.operator == "linear":
+            biases = dict(call.summed)
+            self._sum_tied([name for name in call.parameters if name in biases])
+            self._accumulate([part for part in parts if part[0] in biases])
+            of_input = [part for part in parts if part[0] not in call.weights]
+            if not (call.addmm and self.in_sequences):
+                self._accumulate(of_input)
+            self._sum_tied([name for name in call.parameters if name not in biases])
+            self._accumulate([part for part in parts if part[0] in call.weights and part[0] not in biases])
+            if call.addmm and self.in_sequences:
+                self._accumulate(of_input)
         else:
             for name, part in parts:
                 self._accumulate_one(name, part)
@@ -320,12 +335,13 @@ class Tape:
             self._new_gradient(name)
         elif name in self.needs_gradient:
             parts.append((name, self._new_gradient(name)))
-            if self.in_sequences and call.operator == "linear":
+            if call.operator == "linear" and (self.in_sequences or name in call.weights):
                 self.of_linears.add(parts[-1][1])
 
-    def _sum_tied(self, names: tuple[str, ...], *, viewed: bool) -> None:
+    def _sum_tied(self, names: list[str]) -> None:
+        """As `_sum_one`, for what a linear has made of its parameters: views of it."""
         for name in names:
-            self._sum_one(name, viewed=viewed)
+            self._sum_one(name, viewed=True)
         self._end_node()
 
     def _sum_one(self, name: str, *, viewed: bool) -> None:
@@ -365,11 +381,15 @@ class Tape:
         self.added.clear()
 
     def _release_saved(self, call: Call) -> None:
-        for name in self._saved(call):
-            if name in self.nbytes:
+        """What was read goes first, then what was made, the output last."""
+        saved = [name for name in self._saved(call) if name in self.nbytes]
+        for name in saved:
+            if name != call.output:
                 self.storages.release(name)
         for name, _ in call.keeps:
             self.storages.release(name)
+        if call.output in saved:
+            self.storages.release(call.output)
 
     def _new_gradient(self, value: str, *, called: str = ".grad") -> str:
         self.births[value] = self.births.get(value, 0) + 1

@@ -7,19 +7,21 @@ number, name and lifetime is checked when it is read. It knows no torch and no o
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from errno import EINVAL
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from zsim.errors import ZsimError
 from zsim.json_reader import Reader
-from zsim.model import ModelSpec, Module, Parameter, ParamGroup
+from zsim.model import ROOT, ModelSpec, Module, Parameter, ParamGroup
 from zsim.operators import Operator, OperatorKind
 from zsim.ops import MEMORY_KINDS, Alloc, Free, Kernel
 from zsim.traced_problems import problems
 from zsim.training import (
     DTYPE_NBYTES,
+    NOTHING,
     Batch,
     Computation,
     Device,
@@ -40,13 +42,14 @@ MAX_MODULES = 20_000
 INPUT = "x"
 """The buffer of the first cast input; of further ones it is the beginning of the name."""
 LOSS = "loss"
+FLOATS: Final = tuple(name for name in DTYPE_NBYTES if "float" in name)
+AUTOCAST: Final = ("autocast", "uncached")
+"""What a file has besides where the module ran under autocast: its dtype, and the buffers that went when forward was over."""
 FROZEN: Final = "frozen"
 """What follows a parameter's shape in a file where it needs no gradient."""
 
 DEVICES: Final[tuple[Device, ...]] = ("cpu", "cuda")
 DEVICE_NAMES: Final[dict[Device, str]] = {"cpu": "a CPU", "cuda": "CUDA"}
-
-NOTHING: Final = Computation(kernels=(), memory=())
 
 
 class TracedModelError(ZsimError):
@@ -58,6 +61,7 @@ class TracedModel(ModelSpec):
     """A ModelSpec that brings its lowered modules along. It stands for the batch, dtype and device it was traced at.
 
     `casts_input`: floating-point inputs, of the model and of its units, were cast to `dtype` as fully_shard does.
+    `autocast`: the dtype of torch.autocast around its forward.
     `buffer_nbytes` are held by the module itself (its buffers, and what its first forward left in it), `input_nbytes` by
     the caller; no strategy counts either. `devices`: those whose kernels it shows, both where none of them depends on that.
     """
@@ -66,14 +70,22 @@ class TracedModel(ModelSpec):
     dtype: Dtype
     batch: Batch
     casts_input: bool
+    autocast: Dtype | Literal["none"] = "none"
     buffer_nbytes: int = 0
     input_nbytes: int = 0
     devices: tuple[Device, ...] = DEVICES
 
     def modules_for(
-        self, batch: Batch, *, dtype: str, casts_input: bool, checkpointed: bool = False, device: Device | None = None
+        self,
+        batch: Batch,
+        *,
+        dtype: str,
+        casts_input: bool,
+        checkpointed: bool = False,
+        autocast: str = "none",
+        device: Device | None = None,
     ) -> tuple[LoweredModule, ...]:
-        """The lowered modules; TracedModelError for another batch, dtype or device, or for checkpointing that was not traced.
+        """The lowered modules; TracedModelError for another batch, dtype, autocast or device, or for checkpointing that was not traced.
 
         A strategy that casts no input gets no cast. Without a `device` it is not asked for which the trace stands.
         """
@@ -98,9 +110,15 @@ class TracedModel(ModelSpec):
                 found="checkpointing asked for from outside",
                 remedy="wrap its blocks in torch.utils.checkpoint and trace it again",
             )
-        asked = {"dtype": dtype, "micro_batch": batch.micro_batch, "sequence_length": batch.sequence_length}
+        asked = {
+            "dtype": dtype,
+            "autocast": autocast,
+            "micro_batch": batch.micro_batch,
+            "sequence_length": batch.sequence_length,
+        }
         known = {
             "dtype": self.dtype,
+            "autocast": self.autocast,
             "micro_batch": self.batch.micro_batch,
             "sequence_length": self.batch.sequence_length,
         }
@@ -128,6 +146,15 @@ def stretch(fqn: str, *, unit: str, weights: tuple[tuple[str, str], ...], last: 
     if last or not operators:
         operators.append(_operator(FAMILY, name=fqn, weight="", bias="", output=LOSS if last else "y"))
     return Module(fqn=fqn, unit=unit, operators=tuple(operators))
+
+
+def placed(modules: Iterable[Module], *, units: Iterable[ParamGroup]) -> tuple[Module, ...]:
+    """`modules` that know which unit they lie in: those of units in a unit, and the parts that those cut that one into."""
+    fqns = [unit.fqn for unit in units if unit.fqn != ROOT]
+    around = {fqn: max((other for other in fqns if fqn.startswith(f"{other}.")), key=len, default="") for fqn in fqns}
+    cut = set(around.values())
+    within = {fqn: fqn if fqn in cut else outer for fqn, outer in around.items()}
+    return tuple(replace(module, within=within.get(module.unit, "")) for module in modules)
 
 
 def _operator(kind: OperatorKind, *, name: str, weight: str, bias: str, output: str) -> Operator:
@@ -171,6 +198,8 @@ def dump(model: TracedModel) -> str:
         "buffer_nbytes": model.buffer_nbytes,
         "input_nbytes": model.input_nbytes,
         "devices": list(model.devices),
+        "registered": list(model.registered),
+        "buffers": [list(buffer) for buffer in model.buffers],
         "units": [[unit.fqn, [_parameter_row(p) for p in unit.parameters]] for unit in model.units],
         "modules": [
             {
@@ -185,6 +214,8 @@ def dump(model: TracedModel) -> str:
             for module, lowered in zip(model.modules, model.lowered, strict=True)
         ],
     }
+    if model.autocast != "none":
+        table |= {"autocast": model.autocast, "uncached": [event.buffer for event in model.lowered[-1].uncached]}
     return json.dumps(table, separators=(",", ":")) + "\n"
 
 
@@ -251,24 +282,38 @@ def parse(data: bytes, *, where: str = "traced model") -> TracedModel:
 
 def _model(reader: Reader) -> TracedModel:
     scalars = ("name", "dtype", "micro_batch", "sequence_length", "casts_input", "buffer_nbytes", "input_nbytes", "devices")
-    table = reader.table("schema", *scalars, "units", "modules")
+    cast = AUTOCAST if isinstance(reader.value, dict) and AUTOCAST[0] in reader.value else ()
+    table = reader.table("schema", *scalars, *cast, "units", "modules", lists=("registered", "buffers"))
     table["schema"].one_of((SCHEMA,))
     modules = list(table["modules"].items(at_most=MAX_MODULES))
     pairs = [_module(module, last=place == len(modules) - 1) for place, module in enumerate(modules)]
+    if cast and pairs:
+        uncached = tuple(Free(buffer.name()) for buffer in table["uncached"].items())
+        pairs[-1] = pairs[-1][0], replace(pairs[-1][1], uncached=uncached)
+    units = tuple(_unit(unit) for unit in table["units"].items(at_most=MAX_MODULES))
     first = next((place for place, (_, one) in enumerate(pairs) if one.backward != NOTHING), 0)
     return TracedModel(
         name=table["name"].name(),
         family=FAMILY,
-        modules=tuple(module for module, _ in pairs),
-        units=tuple(_unit(unit) for unit in table["units"].items(at_most=MAX_MODULES)),
+        modules=placed((module for module, _ in pairs), units=units),
+        units=units,
+        idle=tuple(unit.fqn for unit in units if unit.fqn not in {ROOT, *(module.unit for module, _ in pairs)}),
         lowered=tuple(replace(one, differentiates=place >= first) for place, (_, one) in enumerate(pairs)),
-        dtype=table["dtype"].one_of(tuple(name for name in DTYPE_NBYTES if "float" in name)),
+        dtype=table["dtype"].one_of(FLOATS),
         batch=Batch(micro_batch=table["micro_batch"].size(), sequence_length=table["sequence_length"].size()),
         casts_input=table["casts_input"].truth(),
+        autocast=table["autocast"].one_of(FLOATS) if cast else "none",
         buffer_nbytes=table["buffer_nbytes"].size(),
         input_nbytes=table["input_nbytes"].size(),
         devices=_devices(table["devices"]),
+        registered=tuple(fqn.name() for fqn in table["registered"].items()),
+        buffers=tuple(_buffer(buffer) for buffer in table["buffers"].items()),
     )
+
+
+def _buffer(reader: Reader) -> tuple[str, int]:
+    dtype, nbytes = reader.row(2)
+    return dtype.name(), nbytes.size()
 
 
 def _devices(reader: Reader) -> tuple[Device, ...]:

@@ -17,6 +17,8 @@ def problems(model: ModelSpec, lowered: tuple[LoweredModule, ...], *, loss: str)
     names = [unit.fqn for unit in model.units], [p.fqn for p in model.parameters], [m.fqn for m in model.modules]
     for repeated in (name for group in names for name, count in Counter(group).items() if count > 1):
         yield repeated, "one unit, parameter or module of this name", "more"
+    if model.registered and sorted(model.registered) != sorted(names[1]):
+        yield model.name, "every parameter registered once", "others"
     for parameter in model.parameters:
         if not parameter.shape:
             yield parameter.fqn, "a parameter of at least one dimension, as fully_shard does", "a scalar"
@@ -40,7 +42,12 @@ def _lifetime_problems(
     marked: list[str] = []
     passes = [(module, module.forward) for module in lowered]
     passes += [(module, module.backward) for module in reversed(lowered)]
+    for buffer in (event.buffer for module in lowered for event in module.uncached):
+        if all(not isinstance(event, Alloc) or event.buffer != buffer for module in lowered for event in module.forward.memory):
+            yield model.name, "what goes after forward to be made in it", buffer
     for module, computation in passes:
+        if module is lowered[-1] and computation is module.backward:
+            live.difference_update(event.buffer for event in module.uncached)
         for event in computation.memory:
             if isinstance(event, ParameterGradient):
                 made.add(event.fqn)
@@ -58,7 +65,7 @@ def _lifetime_problems(
         yield model.name, "one mark in the backward of each module that recomputes", "other marks"
     for buffer in sorted(live):
         yield buffer, "a buffer that is freed by the end of backward", "it still lives"
-    for fqn in sorted(set(owner) - made - model.frozen):
+    for fqn in sorted(model.trained - made):
         yield fqn, "a gradient in every backward", "none"
     for fqn in sorted(made & model.frozen):
         yield fqn, "no gradient of a frozen parameter", "one"

@@ -106,6 +106,10 @@ class Computation:
     memory: tuple[TapeEvent, ...]
 
 
+NOTHING: Final = Computation(kernels=(), memory=())
+"""What a part of a block does that has nothing to do."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoweredModule:
     """One module of the model, lowered: what its forward and its backward do for one micro-batch.
@@ -113,7 +117,8 @@ class LoweredModule:
     `recompute` are the kernels that activation checkpointing runs again; their memory events stand in backward, up to the
     mark `Recomputed`. One that `differentiates` not makes nothing that needs a gradient: it has no backward. `sums_losses` is what
     the caller of the model does after its second forward and later ones: it adds the loss to those before. `uncached` goes when
-    the whole forward is over: copies of weights that nobody but autocast's cache holds.
+    the whole forward is over: copies of weights that nobody but autocast's cache holds. `takes` is the buffer that a part
+    of a block is called with: others are called with the last one that is not theirs.
     """
 
     fqn: str
@@ -125,6 +130,7 @@ class LoweredModule:
     sums_losses: tuple[MemoryEvent, ...] = ()
     uncached: tuple[Free, ...] = ()
     differentiates: bool = True
+    takes: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

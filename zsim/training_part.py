@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from zsim.errors import ScenarioError
-from zsim.model import ROOT, ModelSpec, ParamGroup
+from zsim.model import ModelSpec, ParamGroup
 from zsim.traced import TracedModel
 
 
@@ -27,8 +27,8 @@ def cut(model: ModelSpec, *, frozen: tuple[str, ...], unused: tuple[str, ...]) -
     if problems:
         raise ScenarioError(problems)
     units = tuple(_frozen(unit, frozen) for unit in model.units) if frozen else model.units
-    modules = tuple(module for module in model.modules if module.unit not in unused)
-    part = replace(model, units=units, modules=modules)
+    modules = tuple(module for module in model.modules if (module.within or module.unit) not in unused)
+    part = replace(model, units=units, modules=modules, idle=unused)
     if not part.trained:
         raise ScenarioError((f"{'frozen' if frozen else 'model.unused'}: nothing is left to train; leave a parameter out of it",))
     return part
@@ -51,7 +51,7 @@ def _problems(model: ModelSpec, frozen: tuple[str, ...], unused: tuple[str, ...]
     for pattern in frozen:
         if not any(fnmatchcase(name, pattern) for name in names):
             yield f"frozen: {pattern[:100]!r} matches no parameter{_nearest(pattern, names)}"
-    blocks = [unit.fqn for unit in model.units if unit.fqn != ROOT]
+    blocks = [block.fqn for block in model.blocks]
     for block in unused:
         if block not in blocks:
             yield f"model.unused: the model has no block {block[:100]!r}{_nearest(block, blocks)}"
@@ -66,6 +66,6 @@ def _nearest(word: str, known: Iterable[str]) -> str:
 
 def _fits_through(model: ModelSpec, block: str) -> bool:
     """Whether what the block takes is as wide as what it gives."""
-    operators = [operator for module in model.modules if module.unit == block for operator in module.operators]
+    operators = [op for module in model.modules if (module.within or module.unit) == block for op in module.operators]
     first, last = operators[0], operators[-1]
     return (first.in_features or first.out_features) == last.out_features

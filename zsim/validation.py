@@ -38,6 +38,11 @@ def validate(program: Program, *, memory: bool = True) -> Program:
                 if problem is not None:
                     where = f"program {number}, {phase} op {place} ({label(op)})"
                     raise ProgramError(where=where, expected=problem[0], found=problem[1])
+        for phase in PHASES[1:]:
+            starts = [part.start for part in rank.parts(phase)]
+            if starts and (starts[0] or starts != sorted(set(starts)) or starts[-1] > len(rank.phase(phase))):
+                expected = f"parts that begin at op 0 and one after another up to op {len(rank.phase(phase))}"
+                raise ProgramError(where=f"program {number}, {phase}", expected=expected, found=f"begins at {starts}")
         if memory:
             replay(rank, timeline=False)
     for phase in PHASES:

@@ -100,6 +100,13 @@ def _states_reason(scenario: Scenario) -> str:
     return reason
 
 
+def _cached_reason(found: Answer) -> str:
+    """Why more is reserved than lives."""
+    if found.expandable_segments:
+        return "expandable segments: the rest of pages of 2 and 20 MiB, holes between blocks, pages kept for reuse"
+    return "segments of 2 and 20 MiB, fragments, blocks kept for reuse"
+
+
 def _stages(scenario: Scenario, found: Answer) -> Iterator[Stage]:
     formula, trained = formula_bytes(scenario), num_trained(scenario)
     held = sum(found.by_kind.get(kind, 0) for kind in STATES)
@@ -116,7 +123,7 @@ def _stages(scenario: Scenario, found: Answer) -> Iterator[Stage]:
     yield Stage(name="allocated", nbytes=found.allocated_bytes, reason=peak, total=True)
     if found.reserved_bytes != found.allocated_bytes:
         yield Stage(name="rounding", nbytes=found.rounding_bytes, reason="blocks of 512 B, and cuBLAS's workspaces")
-        yield Stage(name="cached", nbytes=found.cached_bytes, reason="segments of 2 and 20 MiB, fragments, blocks kept for reuse")
+        yield Stage(name="cached", nbytes=found.cached_bytes, reason=_cached_reason(found))
         yield Stage(name="reserved", nbytes=found.reserved_bytes, reason="torch's caching allocator", total=True)
     for item in found.outside:
         if not item.inside_reserved and item.nbytes:

@@ -6,12 +6,13 @@ strategy: ZeRO's flat buffers are made of units as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Literal
 
-from zsim.model import ROOT, ModelSpec, Module, ParamGroup
+from zsim.model import PART, ROOT, RUN, ModelSpec, Module, ParamGroup
+from zsim.operators import Operator
 
 TRACED = "traced"
 """The family of models that bring their own units."""
@@ -24,11 +25,13 @@ class Wrapping:
     """`every`: consecutive blocks in one group, or "all": the whole model is one group, the root's.
 
     `ends`: "root" leaves embedding, last norm and head to the root's group; "apart" makes the embedding one group and norm and
-    head another, as torchtitan does; the loss stays with the root, which then owns nothing.
+    head another, as torchtitan does; the loss stays with the root, which then owns nothing. `nested`: names of modules in each block
+    that are units in its unit, which owns what they do not.
     """
 
     every: int | Literal["all"] = 1
     ends: Literal["root", "apart"] = "root"
+    nested: tuple[str, ...] = ()
 
 
 def problems(asked: Wrapping, model: ModelSpec) -> Iterator[str]:
@@ -42,14 +45,16 @@ def problems(asked: Wrapping, model: ModelSpec) -> Iterator[str]:
         yield 'wrapping.ends: with every = "all" the whole model is one group, which leaves nothing apart; use "root", or a number'
     elif asked.every != "all" and asked.every > max(1, blocks):
         yield f'wrapping.every: expected 1 to {max(1, blocks)}, the model\'s blocks, or "all", found {asked.every}'
-    in_a_row = any(module.path == following.path for module, following in pairwise(model.modules))
+    yield from _nested_problems(asked, model)
+    whole = tuple(_joined(model.modules))
+    in_a_row = any(module.path == following.path for module, following in pairwise(whole))
     if asked.every not in (1, "all") and in_a_row:
         yield (
             'wrapping.every: expected 1 where blocks run several times in a row: fully_shard takes a group of modules for done when '
             'each has run once; use model.uses.order = "stack"'
         )
     readers: dict[str, dict[str, None]] = {}
-    for group in _groups(_modules(model, asked), asked):
+    for group in _groups(_modules(whole, asked), asked):
         for fqn in _parameters(group):
             readers.setdefault(fqn, {})[_name(group)] = None
     for fqn, groups in readers.items():
@@ -64,32 +69,57 @@ def problems(asked: Wrapping, model: ModelSpec) -> Iterator[str]:
 def wrapped(model: ModelSpec, asked: Wrapping) -> ModelSpec:
     """`model` with the units that `asked` makes; a traced one as it is. Every parameter is in one unit, in its order.
 
-    `model` may have been wrapped before, with the same ends.
+    `model` may have been wrapped before, with the same ends, and some of its blocks may be idle: those are wrapped as well.
     """
     if model.family == TRACED:
         return model
-    modules = _modules(model, asked)
+    modules = _modules(_with_idle(model, tuple(_joined(model.modules))), asked)
     shapes = {parameter.fqn: parameter for parameter in model.parameters}
-    units = [
-        ParamGroup(
-            fqn=_name(group),
-            parameters=tuple(shapes.pop(fqn) for fqn in _parameters(group)),
-            modules=tuple(module.fqn for module in group) if len(group) > 1 else (),
-        )
-        for group in _groups(modules, asked)
-    ]
+    order = {fqn: place for place, fqn in enumerate(model.registered)}  # where it is not that of the operators
+    split = tuple(part for module in modules for part in _split(module, asked.nested))
+    inner = {part.path: part for part in split if part.inside}
+    units: list[ParamGroup] = []
+    grouped = {module.fqn: group for group in _groups(modules, asked) for module in group}
+    for module in modules:
+        group = grouped.get(module.fqn, (module,))
+        inside = [part for part in inner.values() if part.within in {m.fqn for m in group}]
+        if module is not group[0] or not (module.fqn in grouped or inside):
+            continue
+        of_inside = {part.path: _parameters((part,)) for part in inside}
+        names_inside = {fqn for names in of_inside.values() for fqn in names}
+        own = [fqn for fqn in sorted(_parameters(group), key=lambda fqn: order.get(fqn, 0)) if fqn not in names_inside]
+        if module.fqn in grouped and own:
+            members = tuple(module.fqn for module in group) if len(group) > 1 else ()
+            units.append(ParamGroup(fqn=_name(group), parameters=tuple(shapes.pop(fqn) for fqn in own), modules=members))
+        units += [ParamGroup(fqn=fqn, parameters=tuple(map(shapes.pop, names))) for fqn, names in of_inside.items()]
     rest = [
         p for unit in sorted(model.units, key=lambda unit: unit.fqn == ROOT) for p in unit.parameters if p.fqn in shapes
     ]
     root = [ParamGroup(fqn=ROOT, parameters=tuple(rest))] if rest else []
-    return replace(model, modules=modules, units=(*root, *units))
+    run = tuple(part for part in split if (part.within or part.path) not in model.idle)
+    return replace(model, modules=run, units=(*root, *units))
 
 
-def _modules(model: ModelSpec, asked: Wrapping) -> tuple[Module, ...]:
+def _with_idle(model: ModelSpec, modules: tuple[Module, ...]) -> tuple[Module, ...]:
+    """`modules` with the blocks that forward passes by where they would run: operators that do no more than own their parameters."""
+    for fqn in model.idle:
+        names = model.parameters_of(fqn)
+        operators = tuple(Operator(kind="traced", name=n.rpartition(".")[0], inputs=("x",), output="x", weight=n) for n in names)
+        blocks = {place: _number(m.path) for place, m in enumerate(modules) if m.unit != ROOT and not m.apart and m.fqn == m.path}
+        place = next((place for place, number in blocks.items() if number > _number(fqn)), max(blocks, default=0) + 1)
+        modules = (*modules[:place], Module(fqn=fqn, unit=fqn, operators=operators), *modules[place:])
+    return modules
+
+
+def _number(block: str) -> int:
+    return int(block.rpartition(".")[2])
+
+
+def _modules(modules: tuple[Module, ...], asked: Wrapping) -> tuple[Module, ...]:
     """The modules, with the root's own ones in parts where they are wrapped apart."""
     if asked.ends == "root":
-        return model.modules
-    return tuple(part for module in model.modules for part in ((module,) if module.unit != ROOT else _parts(module)))
+        return modules
+    return tuple(part for module in modules for part in ((module,) if module.unit != ROOT else _parts(module)))
 
 
 def _parts(module: Module) -> Iterator[Module]:
@@ -132,3 +162,60 @@ def _parameters(modules: tuple[Module, ...]) -> dict[str, None]:
 def _name(modules: tuple[Module, ...]) -> str:
     """A group's name: its module's, or its first and last."""
     return modules[0].fqn if len(modules) == 1 else f"{modules[0].fqn}..{modules[-1].fqn}"
+
+
+# -- units in units
+
+
+def _joined(modules: Iterable[Module]) -> Iterator[Module]:
+    """The modules with the parts of each block, if it stands there in parts, as one again."""
+    for whole, parts in groupby(modules, key=lambda module: module.whole if module.within else ""):
+        found = tuple(parts)
+        if not whole:
+            yield from found
+        else:
+            operators = tuple(operator for part in found for operator in part.operators)
+            yield replace(found[0], fqn=whole, operators=operators, within="")
+
+
+def _split(module: Module, nested: tuple[str, ...]) -> Iterator[Module]:
+    """A block in parts: those of its modules called `nested`, and what it runs itself before, between and after them."""
+    path, colon, run = module.fqn.partition(RUN)
+    stretches = [(name, tuple(ops)) for name, ops in groupby(module.operators, key=lambda op: _owner(op, path, nested))]
+    if module.unit == ROOT or module.apart or not any(name for name, _ in stretches):
+        yield module
+        return
+    ends = [[("", ())] if stretches[place][0] else [] for place in (0, -1)]
+    number = 0
+    for name, operators in (*ends[0], *stretches, *ends[1]):
+        number += not name
+        own = f"{path}{PART}{number}" if number > 1 else path
+        fqn = f"{path}.{name}" if name else own
+        yield replace(module, fqn=fqn + colon + run, unit=fqn if name else module.unit, operators=operators, within=path)
+
+
+def _owner(operator: Operator, path: str, nested: tuple[str, ...]) -> str:
+    """Which of the `nested` modules of the block `path` has the operator, "" for none."""
+    return next((name for name in nested if f"{operator.name}.".startswith(f"{path}.{name}.")), "")
+
+
+def _nested_problems(asked: Wrapping, model: ModelSpec) -> Iterator[str]:
+    """What keeps the modules called `nested` from being units: each has parameters, reads one value and makes one."""
+    for name, other in ((name, other) for name in asked.nested for other in asked.nested):
+        if name != other and name.startswith(f"{other}."):
+            yield f"wrapping.nested: expected modules apart from each other, found {name} in {other}; take one of the two"
+            return
+    for block in (module for module in _joined(model.modules) if module.unit != ROOT and not module.apart):
+        known = dict.fromkeys(op.name.removeprefix(f"{block.path}.").split(".")[0] for op in block.operators if op.weight)
+        for name in asked.nested:
+            place = [i for i, op in enumerate(block.operators) if _owner(op, block.path, asked.nested) == name]
+            operators = [block.operators[i] for i in place]
+            made = {op.output for op in operators}
+            read = {value for op in operators for value in op.inputs} - made
+            if not any(op.weight for op in operators):
+                yield f"wrapping.nested: {block.path} has no module {name[:60]!r} with parameters; it has {', '.join(known)}"
+                return
+            if place != list(range(place[0], place[-1] + 1)) or len(read) != 1:
+                found = f"{block.path}.{name}, which reads {', '.join(sorted(read))}"
+                yield f"wrapping.nested: expected a module that reads one value, found {found}"
+                return

@@ -4,7 +4,7 @@ Of small models with one option at a time, and of 50 draws of the matrix with al
 have, are not among them.
 
 Frees that follow one another are put in order of size: which of several references goes first when a frame of Python or a node of
-autograd ends changes no byte in use at any allocation. What is left out on torch's side is named in RESIDUE.
+autograd ends changes no byte in use at any allocation. Nothing is left out.
 """
 
 from __future__ import annotations
@@ -26,10 +26,6 @@ from zreal.subjects.table import SUBJECTS
 from zsim.ops import Alloc, Op
 from zsim.plan import plan
 from zsim.scenario import Scenario, parse
-
-RESIDUE = {
-    "aten::lift_fresh": "the 1.0 that AdamW foreach adds to its step counters on the host; 4 B, made and freed at once"
-}
 
 QUICK_DRAWS = (7, 19, 31, 43)
 """Of the fifty draws, those that are compared in every run of the suite."""
@@ -122,7 +118,7 @@ def of_torch(case: Scenario, *, steps: int = 3) -> list[int]:
                 subject.optimizer.step()
                 subject.optimizer.zero_grad(set_to_none=True)
             events = list(meter.events or ())
-    return in_order(delta for label, delta in events if label.removeprefix("free ") not in RESIDUE)
+    return in_order(delta for _, delta in events)
 
 
 def of_program(case: Scenario) -> list[int]:
@@ -215,8 +211,9 @@ def test_autocast_casts_keeps_and_lets_go_in_torchs_order(model: str, strategy: 
 
 @cache
 def draws() -> tuple[Scenario, ...]:
-    """Fifty of the matrix's draws of at most 8 ranks whose strategy torch has itself, spread over all of them."""
-    texts = [text for text in matrix() if re.search(r"ranks = [1-8] }", text) and re.search(r'name = "(ddp|fsdp2|hsdp|zero_r)', text)]
+    """Fifty of the matrix's draws of at most 8 ranks, not traced, whose strategy torch has itself, spread over all of them."""
+    wanted = re.compile(r'ranks = [1-8] }\n.*name = "(ddp|fsdp2|hsdp|zero_r)')
+    texts = [text for text in matrix() if wanted.search(text) and "traced = " not in text]
     return tuple(parse(texts[place * len(texts) // 50].encode(), where="matrix.toml") for place in range(50))
 
 

@@ -8,20 +8,16 @@ from typing import Any
 
 import pytest
 
-from tests.zreal.test_event_order import RESIDUE, in_order, of_program
+from tests.zreal.test_event_order import in_order, of_program
 from tests.zreal.test_tracing import records
 from tests.zreal.test_tracing_against_torch import measured_events, traced_events
+from tests.zreal.traced_subject import Subject
 from tests.zreal.user_modules import FROZEN
 from zreal import modules, torch_private
-from zreal.held import held
-from zreal.meters import MemoryMeter, as_record
-from zreal.observer import device_mesh
-from zreal.recorder import CollectiveRecorder
-from zreal.subjects.table import SUBJECTS
 from zreal.tracing import trace
 from zsim.compare import compare
 from zsim.models import load_preset
-from zsim.run import PhaseRecord, RankRun, RunOptions
+from zsim.run import RankRun, RunOptions
 from zsim.scenario import Scenario, parse
 from zsim.simulator import SimBackend
 from zsim.strategies import STRATEGIES
@@ -60,53 +56,11 @@ precision = {{ parameters = "{parameters}", reduce = "fp32" }}
     return replace(parsed, model=model, batch=replace(model.batch, accumulation=parsed.batch.accumulation))
 
 
-class Subject:
-    """The real module of a case under the real strategy on this rank, as `zreal.observer` runs models of ours."""
-
-    def __init__(self, name: str, case: Scenario, *, log: bool = False) -> None:
-        self.case, self.user = case, FROZEN[name]
-        mesh, groups = device_mesh(case, device="cpu")
-        self.meter = MemoryMeter(log=log)
-        self.recorder = CollectiveRecorder(groups, world_size=case.world_size, progress=lambda _: None)
-        module: Any = self.user.make()
-        module.stretch = module.get_submodule
-        with self.meter, self.recorder:
-            with self.meter.span() as span:
-                self.meter.watch(*module.parameters())
-                with self.meter.looking_away():
-                    self.meter.watch(*module.buffers())
-                self.subject = SUBJECTS[case.strategy](case, module, mesh)
-            self.construction = PhaseRecord(collectives=self.recorder.take(), memory=as_record(span))
-
-    def step(self) -> PhaseRecord:
-        """One step of training."""
-        subject = self.subject
-        with self.meter, self.recorder:
-            with self.meter.looking_away():
-                batches = [self.user.data() for _ in range(self.case.batch.accumulation)]
-            if self.meter.events is not None:
-                self.meter.events.clear()
-            with self.meter.span() as span:
-                for place, given in enumerate(batches):
-                    with subject.micro_batch(place == len(batches) - 1):
-                        loss = self.user.run(subject.module, given)
-                        loss.backward()
-                        del loss
-                subject.optimizer.step()
-                with self.meter.looking_away():
-                    parameters = list(subject.module.parameters())
-                    gradients = [parameter.grad for parameter in parameters if subject.owns_gradients]
-                    holds = held(parameters=parameters, gradients=gradients, states=subject.states())
-                    del gradients, parameters
-                subject.optimizer.zero_grad(set_to_none=True)
-        return PhaseRecord(collectives=self.recorder.take(), memory=as_record(span, holds))
-
-
 def differences(name: str, case: Scenario, *, rank: int) -> list[str]:
     """What `compare` does not find exact: order, bytes, memory of all phases and kinds."""
     predicted = SimBackend("cpu").run(case, options=RunOptions(ranks=(rank,), interpreter="observer"))
     with torch_private.fake_group(rank=rank, world_size=case.world_size):
-        real = Subject(name, case)
+        real = Subject(FROZEN[name], case)
         first, _, steady = (real.step() for _ in range(3))
     phases = {"construction": real.construction, "first": first, "steady": steady}
     measured = replace(predicted, backend="fake", ranks=(RankRun(rank=rank, phases=phases),))
@@ -177,11 +131,11 @@ def test_ddp_has_buckets_and_states_of_what_is_trained_only(name: str, strategy:
 def test_low_rank_adapters_are_allocated_and_freed_in_torchs_order(name: str, strategy: str, parameters: str) -> None:
     case = scenario(name, strategy, parameters=parameters)
     with torch_private.fake_group(rank=0, world_size=case.world_size):
-        real = Subject(name, case, log=True)
+        real = Subject(FROZEN[name], case, log=True)
         for _ in range(3):
             real.step()
     events = real.meter.events or ()
-    found = in_order(delta for label, delta in events if label.removeprefix("free ") not in RESIDUE)
+    found = in_order(delta for _, delta in events)
     assert of_program(case) == found
 
 

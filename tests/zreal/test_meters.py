@@ -26,7 +26,7 @@ def test_a_temporary_is_in_the_peak_and_not_in_what_is_left() -> None:
     x = torch.ones(8)
     with MemoryMeter() as meter, meter.span() as span:
         y = (x + 1) * 2
-    assert span == {"start": 0, "peak": 64, "end": 32}
+    assert (span.start, span.peak, span.end) == (0, 64, 32)
     assert y.sum() == 32
 
 

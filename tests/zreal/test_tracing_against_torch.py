@@ -108,7 +108,7 @@ def measured_phases(case: Case, wrap: Callable[[nn.Module], nn.Module], *, accum
                     del loss
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
-            spans.append((span["start"], span["peak"], span["end"]))
+            spans.append((span.start, span.peak, span.end))
     return {"first": spans[0], "steady": spans[2]}
 
 
@@ -118,9 +118,9 @@ def simulated_phases(model: TracedModel, options: Any, *, rank: int, mesh: Mesh,
     batch = replace(model.batch, accumulation=accumulation)
     training = Training(
         model=model,
-        modules=lower(model, batch=batch, dtype=model.dtype, casts_input=strategy.casts_input),
+        modules=lower(model, batch=batch, dtype=model.dtype, casts_input=strategy.casts_input, autocast=model.autocast),
         batch=batch,
-        precision=Precision(parameters=model.dtype, reduce="float32"),
+        precision=Precision(parameters=model.dtype, reduce="float32", autocast=model.autocast),
         sync="last",
         device="cpu",
     )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from zreal.boundaries import Boundaries
+from zreal.boundaries import Boundaries, Visit
 from zreal.storages import StorageLog
 from zreal.tracing import trace
 from zreal.untraceable import UntraceableError
@@ -105,14 +105,19 @@ def twice(module: Any, x: Tensor) -> Tensor:
         (lambda: Plain(), ["layers.7"], "layers.7: expected the fqn of a module in the model, found none of that name"),
         (
             lambda: Plain(),
+            ["layers", "layers.0", "layers.1", "layers.2"],
+            "layers: expected a unit with parameters of its own, found none",
+        ),
+        (
+            lambda: Plain(),
             ["layers", "layers.0"],
-            "layers.0: expected units apart from each other, found one inside the unit layers",
+            "layers.0: expected units that run one after another, or in the one they are part of, each once, found a run of it inside root",
         ),
         (lambda: Plain(), ["layers"], "layers: expected every unit to run in forward, found it did not run"),
         (
             lambda: Plain(twice),
             None,
-            "layers.0: expected units that run one after another, each once, found a second run",
+            "layers.0: expected units that run one after another, or in the one they are part of, each once, found a second run",
         ),
         (tied, None, "weight: expected a parameter of one unit, found one tied between layers.0 and layers.2"),
         (
@@ -177,7 +182,8 @@ def test_a_unit_that_is_recomputed_together_with_more_is_refused() -> None:
 
 def test_a_backward_that_leaves_the_order_of_units_is_refused() -> None:
     boundaries = Boundaries(StorageLog(), units={}, dtype=None)
-    boundaries.order, boundaries.needs_gradient = ["layers.0", "layers.1"], [True, True]
+    for fqn in ("layers.0", "layers.1"):
+        boundaries.visits += [Visit(fqn, begins=True, needs_gradient=True), Visit("root")]
     boundaries.begin_backward()
     with pytest.raises(UntraceableError, match=r"^layers.0: expected units whose backward runs in the reverse order"):
-        boundaries.gradient_arrives(0, torch.ones(1))
+        boundaries.gradient_arrives(1, torch.ones(1))

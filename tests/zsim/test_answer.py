@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,11 +13,13 @@ from hypothesis import given
 from tests.scenarios import WHOLE, scenarios
 from zsim import answer as answers
 from zsim import closed_forms, plan
-from zsim.advice import advice, changes
+from zsim.advice import advice
 from zsim.answer import Answer, Band, answer, live_at_peak, ridges
+from zsim.changes import changes
 from zsim.cli import main
 from zsim.fit import Candidate, fit, recommend
 from zsim.memory import replay
+from zsim.memory_report import finding
 from zsim.scenario import Scenario, load, parse
 from zsim.waterfall import formula_bytes, formula_text, waterfall
 
@@ -29,6 +32,7 @@ def scenario(
     *,
     model: str = "gpt-2-124m",
     cluster: str = "dgx-h100",
+    ranks: int = 0,
     micro: int = 2,
     accumulation: int = 1,
     precision: str = "bf16",
@@ -37,7 +41,7 @@ def scenario(
     text = f"""
 model = {{ preset = "{model}" }}
 batch = {{ micro_batch = {micro}, sequence_length = 128, accumulation = {accumulation} }}
-cluster = {{ preset = "{cluster}" }}
+cluster = {{ preset = "{cluster}"{f", ranks = {ranks}" if ranks else ""} }}
 strategy = {{ {strategy} }}
 precision = {{ parameters = "{precision}", reduce = "fp32" }}
 {more}
@@ -46,7 +50,8 @@ precision = {{ parameters = "{precision}", reduce = "fp32" }}
 
 
 def of(case: Scenario) -> Answer:
-    return answer(plan.plan(case, device=case.cluster.kind), case.cluster)
+    program = plan.plan(case, device=case.cluster.kind)
+    return answer(program, case.cluster, expandable_segments=case.expandable_segments)
 
 
 # -- the answer
@@ -156,8 +161,16 @@ def test_where_the_peak_is_elsewhere_a_change_saves_nothing_and_says_so(capsys: 
     """The peak of Llama-3 8B is in the logits: resharding the root after forward moves nothing."""
     (effect,) = (effect for effect in advice(load(LLAMA)) if effect.change == "reshard_after_forward = true")
     assert effect.saved_bytes == 0
+    assert effect.peak_at == "backward root"
     assert main(["show", LLAMA, "--memory"]) == 0
     assert "changes nothing: the peak is elsewhere" in capsys.readouterr().out
+
+
+def test_a_fused_optimizer_saves_in_its_own_part_where_the_peak_is_not() -> None:
+    case = scenario('name = "fsdp2"', cluster="cpu-gloo", ranks=8, micro=8)
+    (fused,) = (effect for effect in advice(case) if effect.change == "fused optimizer")
+    assert (fused.saved_bytes, list(fused.saved_by_part)) == (0, ["optimizer"])
+    assert re.fullmatch(r"changes nothing: the peak is elsewhere, it saves [\d.]+ MiB in optimizer", finding(fused))
 
 
 def test_checkpointing_saves_activations_and_costs_a_forward() -> None:
@@ -174,6 +187,7 @@ OFFLOAD = "offload = true: states and the optimizer's step go to the host"
     [
         ('name = "ddp"', {"strategy zero1", "gradient_as_bucket_view = true"}),
         ('name = "zero2"', {"strategy zero3"}),
+        ('name = "zero_redundancy"', {"strategy zero2", "gradient_as_bucket_view = true"}),
         ('name = "zero3"', set[str]()),
         (
             'name = "hsdp", dp_replicate = 2, dp_shard = 4',
@@ -182,10 +196,11 @@ OFFLOAD = "offload = true: states and the optimizer's step go to the host"
     ],
 )
 def test_only_changes_that_make_sense_are_tried(strategy: str, expected: set[str]) -> None:
-    common = {"activation checkpointing of every block", "half the micro-batch, twice the accumulation", "fused optimizer"}
-    assert {name for name, _ in changes(scenario(strategy))} == expected | common
+    common = {"activation checkpointing of every block", "half the micro-batch, twice the accumulation"}
+    on_device = {"fused optimizer", "allocator.expandable_segments = true"}
+    assert {name for name, _ in changes(scenario(strategy))} == expected | common | on_device
     odd = scenario(strategy, micro=1, more='activation_checkpointing = { mode = "full" }')
-    assert {name for name, _ in changes(odd)} == expected | {"fused optimizer"}
+    assert {name for name, _ in changes(odd)} == expected | on_device
 
 
 # -- the least stage that fits

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from zsim import plan
-from zsim.advice import Effect, advice, changes, refusals
+from zsim.advice import Effect, advice
 from zsim.answer import answer
+from zsim.changes import changes, refusals
 from zsim.cli import main
 from zsim.errors import ScenarioError
 from zsim.fit import fit, ways
@@ -82,6 +83,9 @@ def cases(*, whole: bool) -> Iterator[tuple[str, str]]:
         yield strategy, feature
 
 
+PARTS = ("model", "batch", "mesh", "strategy", "options", "sync", "optimizer", "checkpointing", "wrapping", "expandable_segments")
+
+
 def toml(value: Any) -> str:
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{key} = {toml(inner)}" for key, inner in value.items()) + " }"
@@ -98,6 +102,7 @@ def as_file(before: Scenario, after: Scenario) -> str:
     table["batch"] |= {"micro_batch": after.batch.micro_batch, "accumulation": after.batch.accumulation}
     table["optimizer"] = table.get("optimizer", {"name": "adamw"}) | {"implementation": after.optimizer.implementation}
     table["wrapping"] = {"every": after.wrapping.every, "ends": after.wrapping.ends}
+    table["allocator"] = {"expandable_segments": after.expandable_segments}
     if after.checkpointing != before.checkpointing:
         table["activation_checkpointing"] = {"mode": after.checkpointing.mode}
     return "".join(f"{key} = {toml(value)}\n" for key, value in table.items())
@@ -110,7 +115,7 @@ def test_whatever_is_advised_or_tried_can_be_written_and_is_not_refused(whole: b
         case = scenario(strategy, feature)
         for name, other in (*((n, o) for n, o in changes(case) if not refusals(o)), *ways(case)):
             written = parse(as_file(case, other).encode(), where="parts.toml")
-            for part in ("model", "batch", "mesh", "strategy", "options", "sync", "optimizer", "checkpointing", "wrapping"):
+            for part in PARTS:
                 assert getattr(written, part) == getattr(other, part), (strategy, feature, name, part)
             seen.add(name)
     assert {"strategy zero1", "wrapping.every = 1: one param group per block", "fsdp2, reshard_after_forward = false"} <= seen

@@ -151,6 +151,7 @@ def test_validate_compares_and_exits_0_when_all_agrees(capsys):
         ("peak memory, construction", "ok"),
         ("peak memory, first", "ok"),
         ("peak memory, steady", "ok"),
+        ("memory of parts", "ok"),
         ("memory by kind", "ok"),
         ("numerics", "ok"),
         ("step time", "unsupported"),
@@ -372,3 +373,24 @@ def test_scenarios_of_one_name_cannot_share_a_folder_of_results(tmp_path, capsys
         (tmp_path / folder / "x.toml").write_text(Path(FSDP2).read_text())
     assert main(["run", str(tmp_path / "a"), str(tmp_path / "b"), "--save", str(tmp_path / "out")]) == 2
     assert "found several called x" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [("run", "--save"), ("run", "--trace"), ("show", "--snapshot")],
+)
+def test_a_scenario_is_not_written_over(tmp_path, capsys, command, option):
+    path = tmp_path / "mine.toml"
+    path.write_text(Path(FSDP2).read_text())
+    alias = tmp_path / "alias.toml"
+    alias.symlink_to(path)
+    for target in (path, alias, tmp_path / ".." / tmp_path.name / "mine.toml"):
+        assert main([command, str(path), option, str(target)]) == 2
+        assert f"{option}: expected a file of its own" in capsys.readouterr().err
+    assert path.read_text() == Path(FSDP2).read_text()
+
+
+@pytest.mark.parametrize("command", ["run", "validate"])
+def test_some_ranks_and_all_ranks_together_are_refused(capsys, command):
+    assert main([command, ZERO3, "--ranks", "0", "--all-ranks"]) == 2
+    assert "--ranks: expected some ranks or all of them" in capsys.readouterr().err

@@ -58,6 +58,7 @@ def test_a_run_agrees_with_itself_in_every_check():
         "peak memory, construction": "ok",
         "peak memory, first": "ok",
         "peak memory, steady": "ok",
+        "memory of parts": "unsupported",
         "memory by kind": "unsupported",
         "numerics": "ok",
         "step time": "unsupported",

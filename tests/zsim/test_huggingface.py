@@ -12,9 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zsim import scenario
 from zsim.errors import ScenarioError
 from zsim.models import huggingface
 
+TEXT = """
+model = { huggingface = "config.json" }
+batch = { micro_batch = 1, sequence_length = 16 }
+cluster = { preset = "cpu-gloo", ranks = 2 }
+strategy = { name = "fsdp2" }
+MORE
+"""
 GPT2: dict[str, Any] = {
     "model_type": "gpt2",
     "n_layer": 12,
@@ -67,12 +75,12 @@ def test_a_hugging_face_config_has_the_published_number_of_parameters(config: di
 def test_keys_and_values_as_many_as_heads_when_a_config_does_not_say() -> None:
     config = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
     shapes = {parameter.fqn: parameter.shape for parameter in huggingface.from_config(config).parameters}
-    assert shapes["blocks.0.attn.k.weight"] == (4096, 4096)
+    assert shapes["model.layers.0.self_attn.k_proj.weight"] == (4096, 4096)
 
 
 def test_a_head_size_of_its_own_is_taken_from_the_config() -> None:
     shapes = {p.fqn: p.shape for p in huggingface.from_config(LLAMA | {"head_dim": 64}).parameters}
-    assert [prod(shapes[f"blocks.0.attn.{part}.weight"]) for part in "qkvo"] == [
+    assert [prod(shapes[f"model.layers.0.self_attn.{part}_proj.weight"]) for part in "qkvo"] == [
         32 * 64 * 4096,
         8 * 64 * 4096,
         8 * 64 * 4096,
@@ -90,17 +98,20 @@ def test_a_head_size_of_its_own_is_taken_from_the_config() -> None:
         (GPT2 | {"n_layer": 1.5}, "n_layer: expected a whole number from 1 to 4,096, found '1.5'"),
         (GPT2 | {"n_embd": True}, "n_embd: expected a whole number from 1 to 10,000,000, found 'True'"),
         (GPT2 | {"n_head": None}, "n_head: expected a whole number from 1 to 10,000,000, found 'None'"),
-        (GPT2 | {"add_cross_attention": True}, "add_cross_attention: expected false (no family has it), found 'True'"),
+        (GPT2 | {"add_cross_attention": True}, "add_cross_attention: expected false, as anything else is not modelled, found 'True'"),
         (LLAMA | {"hidden_size": -1}, "hidden_size: expected a whole number from 1 to 10,000,000, found '-1'"),
         (LLAMA | {"hidden_act": "gelu"}, "hidden_act: expected one of silu, swish, found 'gelu'"),
-        (GPT2 | {"activation_function": "relu"}, "activation_function: expected one of gelu, gelu_new, gelu_pytorch_tanh, found 'relu'"),
+        (GPT2 | {"activation_function": "relu"}, "activation_function: expected one of gelu_new, gelu, gelu_pytorch_tanh, found 'relu'"),
+        (GPT2 | {"attn_pdrop": 2}, "attn_pdrop: expected a number from 0 to 1, found '2'"),
+        (GPT2 | {"resid_pdrop": True}, "resid_pdrop: expected a number from 0 to 1, found 'True'"),
+        (LLAMA | {"attention_dropout": 0.1}, "attention_dropout: expected 0, as in all published models of this kind, found '0.1'"),
         (LLAMA | {"attention_bias": 1}, "attention_bias: expected true or false, found '1'"),
         (LLAMA | {"tie_word_embeddings": "no"}, "tie_word_embeddings: expected true or false, found 'no'"),
-        (MISTRAL | {"sliding_window": 64}, "sliding_window: expected at least the sequence length, 128, found '64'"),
-        (
-            QWEN2 | {"use_sliding_window": True},
-            "sliding_window: expected at least the sequence length, 128, found '8'",
-        ),
+        (MISTRAL | {"sliding_window": 64}, "sliding_window: expected more than the sequence length, 128, found '64'"),
+        (MISTRAL | {"sliding_window": 128}, "sliding_window: expected more than the sequence length, 128, found '128'"),
+        (QWEN2 | {"use_sliding_window": True}, "use_sliding_window: expected false, as anything else is not modelled, found 'True'"),
+        (LLAMA | {"rope_scaling": {"type": "dynamic"}}, "rope_scaling: expected one of default, linear, llama3, yarn, found 'dynamic'"),
+        (GPT2 | {"output_attentions": True}, "output_attentions: expected false, as anything else is not modelled, found 'True'"),
     ],
 )
 def test_a_config_that_cannot_be_used_is_refused_with_file_and_key(config: dict[str, Any], complaint: str) -> None:
@@ -153,6 +164,35 @@ def test_biases_of_a_llama_are_where_its_config_says() -> None:
     plain = huggingface.from_config(LLAMA, where="c.json", sequence_length=8)
     biased = huggingface.from_config(LLAMA | {"attention_bias": True, "mlp_bias": True}, where="c.json", sequence_length=8)
     added = {p.fqn for p in biased.parameters} - {p.fqn for p in plain.parameters}
-    names = ("attn.q", "attn.k", "attn.v", "attn.o", "mlp.gate", "mlp.up", "mlp.down")
-    blocks = [unit.fqn for unit in plain.units if unit.fqn.startswith("blocks.")]
+    names = (*(f"self_attn.{part}_proj" for part in "qkvo"), *(f"mlp.{part}_proj" for part in ("gate", "up", "down")))
+    blocks = [unit.fqn for unit in plain.units if unit.fqn.startswith("model.layers.")]
     assert added == {f"{block}.{name}.bias" for block in blocks for name in names}
+
+
+@pytest.mark.parametrize(
+    ("more", "complaint"),
+    [
+        ('precision = { autocast = "bf16" }', "precision.autocast: expected none with model.huggingface, found bf16"),
+        ('wrapping = { ends = "apart" }', "wrapping.ends: expected root with model.huggingface, found apart"),
+        (
+            'activation_checkpointing = { mode = "selective", recompute = ["linear"] }',
+            "activation_checkpointing.recompute: expected nothing with model.huggingface, found linear",
+        ),
+    ],
+)
+def test_what_modules_of_transformers_are_not_lowered_for_is_refused(tmp_path: Path, more: str, complaint: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    with pytest.raises(ScenarioError) as caught:
+        scenario.parse(TEXT.replace("MORE", more).encode(), where="h.toml", folder=tmp_path)
+    assert f"h.toml: {complaint}; a family with the same sizes has it, model.family" in caught.value.problems
+
+
+@pytest.mark.parametrize(
+    ("table", "key"), [("uses = 2", "model.uses"), ('unused = ["model.layers.3"]', "model.unused"), ("", "batch.sequence_length")]
+)
+def test_so_are_other_runs_of_its_blocks_and_a_single_token(tmp_path: Path, table: str, key: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    text = TEXT.replace("MORE", "").replace("config.json\"", f'config.json", {table}' if table else 'config.json"')
+    text = text if table else text.replace("sequence_length = 16", "sequence_length = 1")
+    with pytest.raises(ScenarioError, match=f"h.toml: {key}: expected"):
+        scenario.parse(text.encode(), where="h.toml", folder=tmp_path)

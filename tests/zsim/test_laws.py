@@ -146,7 +146,7 @@ def test_one_rank_communicates_nothing(name):
 def with_steady(program: Program, ops: tuple[Op, ...], number: int = 0) -> Program:
     """`program` with other steady ops for one kind of rank."""
     ranks = list(program.ranks)
-    ranks[number] = replace(ranks[number], steady=ops)
+    ranks[number] = replace(ranks[number], steady=ops, steady_parts=())
     return replace(program, ranks=tuple(ranks))
 
 
@@ -297,12 +297,15 @@ def broken_runs() -> dict[str, Run]:
     spans[early] = replace(spans[early], start_ns=0)
     low = replace(steady.memory, peak_bytes=steady.memory.start_bytes - 1, by_kind={})
     unlike = replace(steady.memory, by_kind={"parameters": steady.memory.peak_bytes - 1})
+    parts = [replace(part, peak_bytes=part.peak_bytes + steady.memory.peak_bytes) for part in steady.memory.parts]
+    beyond = replace(steady.memory, parts=tuple(parts))
     lone = replace(steady.collectives[0], group_size=5)
     return {
         "one thing at a time": with_rank(replace(rank, spans=tuple(spans))),
         "spans lie in the step": replace(run, step_time_ns=run.step_time_ns - 1),
         "peaks are the highest points": with_phase(memory=low),
         "peaks are the highest points ": with_phase(memory=unlike),
+        "parts lie in their phase": with_phase(memory=beyond),
         "one rank is silent": replace(run, world_size=1),
         "collectives are whole": with_phase(collectives=(lone, *steady.collectives[1:])),
     }

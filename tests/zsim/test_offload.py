@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from zsim.costs import Costs
-from zsim.errors import ScenarioError
 from zsim.hardware import load_cluster
 from zsim.memory import replay
 from zsim.ops import Kernel
@@ -109,6 +108,11 @@ def test_host_and_link_have_rates_of_their_own() -> None:
     assert costs.kernel_ns(Kernel("to_host", 0, cluster.links.host.bandwidth, "float32", place="link")) == 10**9
 
 
-def test_clipping_of_offloaded_gradients_is_refused_with_its_reason() -> None:
-    with pytest.raises(ScenarioError, match="all-reduces norms in host memory, which nccl refuses"):
-        scenario(more='optimizer = { name = "adamw", clip_norm = 1.0 }')
+def test_offloaded_gradients_are_clipped_by_the_host() -> None:
+    case = scenario(more='optimizer = { name = "adamw", clip_norm = 1.0 }')
+    steady = plan(case, device="cuda").of_rank(0).steady
+    clipping = [op for op in steady if op.unit in ("gradient_norm", "gradient_clip")]
+    assert [(op.kind, op.stream) for op in clipping] == [("optimizer", "host"), ("all_reduce", "all_reduce"), ("optimizer", "host")]
+    assert {kernel.place for op in clipping for kernel in op.kernels} == {"host"}
+    assert all(not op.memory for op in clipping)
+    SimBackend("cuda").run(case, options=RunOptions())

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from zsim.eager import Call, calls
 from zsim.eager_sdpa import without_kernel
-from zsim.models import build, load_preset, presets
+from zsim.models import build, huggingface, load_preset, presets
 from zsim.models.gpt import GptSizes
 from zsim.models.layers import linear
 from zsim.module_lowering import lower_each
@@ -58,6 +58,7 @@ def test_a_linear_is_two_flops_per_weight_and_token_and_twice_that_backward(b: i
         gradients=("x", "fc.weight", "fc.bias"),
         summed=(("fc.bias", ()),),
         parameters=("fc.weight", "fc.bias"),
+        addmm=True,
         flops=2 * b * s * m * n,
         backward_flops=4 * b * s * m * n,
         moved=4 * (b * s * m + m * n + b * s * n),
@@ -147,8 +148,16 @@ def test_a_forward_of_a_gpt_is_two_flops_per_token_and_matmul_weight_plus_attent
     )
 
 
-def test_every_kind_of_operator_is_in_some_preset() -> None:
+SIZES = {"num_hidden_layers": 1, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 160, "vocab_size": 320}
+CONFIGS = (
+    SIZES | {"model_type": "llama"},
+    {"model_type": "gpt2", "n_layer": 1, "n_embd": 64, "n_head": 4, "vocab_size": 320, "n_positions": 64},
+)
+
+
+def test_every_kind_of_operator_is_in_some_preset_or_module_of_transformers() -> None:
     kinds = {op.kind for name in ("mlp-tiny", "gpt-tiny", "llama-tiny") for op in _operators(name)}
+    kinds |= {op.kind for config in CONFIGS for module in huggingface.from_config(config).modules for op in module.operators}
     assert kinds == set(get_args(OperatorKind)) - {"traced", "cast"}  # a cast is there where loss_dtype asks for it
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from zsim.ops import Alloc, Free
 from zsim.optimizers import states, step_memory, step_nbytes
 from zsim.training import Optimizer
 
@@ -32,4 +33,25 @@ def test_states_are_made_per_parameter_and_an_empty_one_has_a_counter_alone(opti
 
 
 def test_a_fused_step_makes_nothing():
-    assert step_memory([3], optimizer=Optimizer(implementation="fused"), dtype="float32", owner="o") == ()
+    assert step_memory([3], optimizer=Optimizer(implementation="fused"), dtype="float32", device="cpu", owner="o") == ()
+
+
+def test_foreach_adamw_adds_one_tensor_to_all_counters_that_are_in_host_memory():
+    def made(numels, device, **settings):
+        return step_memory(numels, optimizer=Optimizer(**settings), dtype="float32", device=device, owner="o")
+
+    one = (Alloc("o.one", "temporaries", 4), Free("o.one"))
+    assert made([0, 0], "cpu") == one
+    assert made([3], "cpu")[:2] == one
+    assert made([3], "cuda") == made([3], "cpu")[2:]
+    assert made([], "cpu") == made([0], "cpu", name="sgd") == made([0], "cpu", implementation="for-loop") == ()
+
+
+def test_an_empty_parameter_lets_the_quotient_before_it_go():
+    def frees(numels):
+        events = step_memory(numels, optimizer=Optimizer(implementation="for-loop"), dtype="float32", device="cpu", owner="o")
+        return ["+" if isinstance(event, Alloc) else event.buffer for event in events]
+
+    assert frees([3, 2]) == ["+", "+", "o.0.root", "+", "+", "o.1.root", "o.0.quotient", "o.1.quotient"]
+    assert frees([3, 0, 2]) == ["+", "+", "o.0.root", "o.0.quotient", "+", "+", "o.2.root", "o.2.quotient"]
+    assert frees([3, 0]) == ["+", "+", "o.0.root", "o.0.quotient"]

@@ -6,7 +6,6 @@ import pytest
 
 from zsim.errors import ScenarioError
 from zsim.fit import ways
-from zsim.plan import plan
 from zsim.scenario import Scenario, parse
 
 
@@ -53,35 +52,6 @@ def test_what_matches_nothing_or_cannot_be_trained_is_refused(frozen: str, more:
     assert complaint in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("part", "other", "complaint"),
-    [
-        ({"frozen": "wte.*"}, ("model", "uses = 2"), "model.uses: expected 1 with frozen, found 2: the two together are not modelled"),
-        ({"frozen": "wte.*"}, ("batch", "forwards = 3"), "batch.forwards: expected 1 with frozen, found 3"),
-        ({"frozen": "wte.*"}, ("precision", 'autocast = "bf16"'), "precision.autocast: expected none with frozen, found bf16"),
-        ({"unused": "blocks.1"}, ("wrapping", "every = 2"), "wrapping.every: expected 1 with model.unused, found 2"),
-        ({"unused": "blocks.1"}, ("wrapping", 'ends = "apart"'), "wrapping.ends: expected root with model.unused, found apart"),
-    ],
-)
-def test_what_is_not_modelled_together_is_refused(part: dict[str, str], other: tuple[str, str], complaint: str) -> None:
-    tables = {
-        "model": f'family = "gpt", sizes = {{ num_layers = 3, hidden_size = 8, num_heads = 2, vocabulary = 13, tied = false }}, '
-        f"unused = {[*part.values()] if 'unused' in part else []}",
-        "batch": "micro_batch = 2, sequence_length = 8",
-        "cluster": 'preset = "cpu-gloo", ranks = 2',
-        "strategy": 'name = "fsdp2"',
-        "precision": 'parameters = "fp32"',
-        "wrapping": "",
-    }
-    key, more = other
-    tables[key] = f"{tables[key]}, {more}" if tables[key] else more
-    text = "".join(f"{name} = {{ {table} }}\n" for name, table in tables.items())
-    text += f"frozen = {[*part.values()] if 'frozen' in part else []}\n"
-    with pytest.raises(ScenarioError) as caught:
-        parse(text.encode(), where="part.toml")
-    assert str(caught.value).startswith(f"part.toml: {complaint}")
-
-
 def test_frozen_parts_are_those_of_the_units_that_wrapping_makes() -> None:
     text = scenario('["blocks.[01].*", "wte.*"]').text + "wrapping = { every = 2 }\n"
     model = parse(text.encode(), where="part.toml").model
@@ -98,11 +68,3 @@ def test_fit_has_ddp_find_what_forward_passes_by_and_leaves_out_what_cannot() ->
     assert {other.strategy for _, other in ways(case)} == {"ddp", "zero1", "zero2", "zero3", "fsdp2"}
     waits = scenario("[]", model='preset = "gpt-tiny", unused = ["blocks.1"]', strategy="zero3", rest=', sync = "last"')
     assert {other.strategy for _, other in ways(waits)} == {"ddp", "zero1", "zero2", "zero3"}
-
-
-def test_parts_kept_after_forward_are_refused_for_blocks_that_have_no_backward() -> None:
-    case = scenario('["w?e.*", "blocks.0.*"]', rest=", reshard_after_forward = 2")
-    assert plan(case, device="cpu").ranks  # two of two ranks: true
-    text = case.text.replace("ranks = 2", "ranks = 4")
-    with pytest.raises(ScenarioError, match="a number of ranks is not modelled where blocks.0 has no backward"):
-        plan(parse(text.encode(), where="part.toml"), device="cpu")

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim import cli, lowering, module_lowering, traced
-from zsim.advice import changes
 from zsim.cautions import cautions
+from zsim.changes import changes
 from zsim.errors import ScenarioError
 from zsim.metrics import figures
 from zsim.model import ROOT, ModelSpec, Parameter, ParamGroup

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -14,7 +15,6 @@ from zreal.held import state_tensors
 from zreal.modules import DTYPES, Model
 from zreal.optimizers import make_optimizer, trained
 from zreal.subjects import Subject
-from zsim.model import ROOT
 from zsim.scenario import Scenario
 
 
@@ -32,13 +32,13 @@ def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
     asked = scenario.options.reshard_after_forward
     keep = None if asked == "auto" else asked
     place = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if scenario.options.offload else OffloadPolicy()
-    units = [unit for unit in scenario.model.units if unit.fqn != ROOT]
+    units = scenario.model.inside_out
     wrapped = {unit.fqn: [model.stretch(fqn) for fqn in unit.modules or (unit.fqn,)] for unit in units}
     for unit in [*(modules if len(modules) > 1 else modules[0] for modules in wrapped.values()), model]:
         fully_shard(unit, mesh=mesh, reshard_after_forward=keep, mp_policy=policy, offload_policy=place)
     sharded = cast(FSDPModule, model)
     unused = scenario.model.unused
-    first = [cast(FSDPModule, modules[0]) for unit, modules in wrapped.items() if unit not in unused]
+    first = [cast(FSDPModule, wrapped[unit.fqn][0]) for unit in scenario.model.units if unit.fqn in wrapped and unit.fqn not in unused]
     over_replicas = getattr(scenario.options, "all_reduce", "every")
     _set_prefetch(first, forward=scenario.options.forward_prefetch, backward=scenario.options.backward_prefetch)
 
@@ -46,7 +46,9 @@ def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
     def micro_batch(last: bool) -> Iterator[None]:
         sharded.set_requires_gradient_sync(last or scenario.sync == "every")
         sharded.set_requires_all_reduce(last or over_replicas == "every")
-        yield
+        with warnings.catch_warnings():  # units in blocks return views, as linears make them; nobody changes those in place
+            warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+            yield
 
     optimizer: torch.optim.Optimizer = make_optimizer(scenario.optimizer, trained(model))
     return Subject(module=model, optimizer=optimizer, micro_batch=micro_batch, states=lambda: state_tensors(optimizer))

@@ -9,11 +9,16 @@ from typing import Any
 
 from zsim.errors import ScenarioError
 from zsim.model import ModelSpec
-from zsim.models import gpt, llama
+from zsim.models import transformers
+from zsim.models.gpt import GptSizes
+from zsim.models.llama import LlamaSizes
+from zsim.models.transformers import Dropout
 
 MAX_BYTES = 1024 * 1024
 MAX_SIZE = 10_000_000
 MAX_LAYERS = 4096
+ROPES = ("default", "linear", "llama3", "yarn")
+"""Rotary positions whose frequencies are made with the model."""
 
 
 def load(path: str, *, folder: Path | None, sequence_length: int) -> ModelSpec:
@@ -24,7 +29,7 @@ def load(path: str, *, folder: Path | None, sequence_length: int) -> ModelSpec:
 def from_config(config: Mapping[str, Any], *, where: str = "config.json", sequence_length: int = 1) -> ModelSpec:
     """The model of a parsed config.json; ScenarioError, naming `where` and the key, when it is none of the known kinds.
 
-    Dropout is ignored, and parameters that Hugging Face fuses (gpt2's c_attn) are separate here: counts are equal.
+    It is the module that transformers makes of the config, operator by operator: names of parameters are its own.
     """
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in KINDS:
@@ -72,10 +77,22 @@ class _Config:
             raise _problem(self.path, key, "true or false", value)
         return value
 
+    def share(self, key: str, default: float) -> float:
+        """A number from 0 to 1."""
+        value = self.values.get(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
+            raise _problem(self.path, key, "a number from 0 to 1", value)
+        return value
+
+    @property
+    def text(self) -> str:
+        """The whole config as JSON."""
+        return json.dumps(dict(self.values), sort_keys=True)
+
     def refuse(self, key: str) -> None:
-        """ScenarioError when the option `key`, which the families do not have, is on."""
+        """ScenarioError when the option `key`, which is not modelled, is on."""
         if self.flag(key, False):
-            raise _problem(self.path, key, "false (no family has it)", True)
+            raise _problem(self.path, key, "false, as anything else is not modelled", True)
 
     def require(self, key: str, known: tuple[str, ...]) -> None:
         """ScenarioError when the word `key` is given and is none of those that the family knows."""
@@ -84,16 +101,29 @@ class _Config:
             raise _problem(self.path, key, f"one of {', '.join(known)}", value)
 
     def refuse_window(self, sequence_length: int) -> None:
-        """ScenarioError when attention looks back less far than a sequence is long, which no family does."""
-        window = self.size("sliding_window", sequence_length)
-        if window < sequence_length:
-            raise _problem(self.path, "sliding_window", f"at least the sequence length, {sequence_length}", window)
+        """ScenarioError when attention looks back no farther than a sequence is long: it then has a mask of its own."""
+        window = self.size("sliding_window", sequence_length + 1)
+        if window <= sequence_length:
+            raise _problem(self.path, "sliding_window", f"more than the sequence length, {sequence_length}", window)
+
+    def refuse_rope(self) -> None:
+        """ScenarioError for rotary positions that are made anew while a model runs."""
+        rope = self.values.get("rope_parameters") or self.values.get("rope_scaling") or {}
+        kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, Mapping) else rope
+        if kind not in ROPES:
+            raise _problem(self.path, "rope_scaling", f"one of {', '.join(ROPES)}", kind)
+
+    def refuse_outputs(self) -> None:
+        """ScenarioError when the module is to return, and so to hold, more than logits and loss."""
+        for key in ("output_hidden_states", "output_attentions"):
+            self.refuse(key)
 
 
 def _gpt2(config: _Config, sequence_length: int) -> ModelSpec:
     config.refuse("add_cross_attention")
-    config.require("activation_function", ("gelu", "gelu_new", "gelu_pytorch_tanh"))
-    sizes = gpt.GptSizes(
+    config.refuse_outputs()
+    config.require("activation_function", ("gelu_new", "gelu", "gelu_pytorch_tanh"))
+    sizes = GptSizes(
         num_layers=config.size("n_layer", most=MAX_LAYERS),
         hidden_size=config.size("n_embd"),
         num_heads=config.size("n_head"),
@@ -103,13 +133,21 @@ def _gpt2(config: _Config, sequence_length: int) -> ModelSpec:
         tied=config.flag("tie_word_embeddings", True),
         attention="sdpa",
     )
-    return gpt.build(sizes, name="gpt2", sequence_length=sequence_length)
+    dropout = Dropout(
+        embedding=config.share("embd_pdrop", 0.1) > 0,
+        residual=config.share("resid_pdrop", 0.1) > 0,
+        attention=config.share("attn_pdrop", 0.1) > 0,
+    )
+    activation = str(config.values.get("activation_function", "gelu_new"))
+    return transformers.gpt2(sizes, activation=activation, config=config.text, dropout=dropout)
 
 
 def _llama(config: _Config, sequence_length: int, *, name: str = "llama", qkv_bias: bool = False) -> ModelSpec:
     config.require("hidden_act", ("silu", "swish"))
+    config.refuse_outputs()
+    config.refuse_rope()
     heads = config.size("num_attention_heads")
-    sizes = llama.LlamaSizes(
+    sizes = LlamaSizes(
         num_layers=config.size("num_hidden_layers", most=MAX_LAYERS),
         hidden_size=config.size("hidden_size"),
         num_heads=heads,
@@ -122,7 +160,9 @@ def _llama(config: _Config, sequence_length: int, *, name: str = "llama", qkv_bi
         mlp_bias=config.flag("mlp_bias", False),
         tied=config.flag("tie_word_embeddings", False),
     )
-    return llama.build(sizes, name=name, sequence_length=sequence_length)
+    if config.share("attention_dropout", 0.0):
+        raise _problem(config.path, "attention_dropout", "0, as in all published models of this kind", config.values["attention_dropout"])
+    return transformers.llama(sizes, name=name, config=config.text)
 
 
 def _mistral(config: _Config, sequence_length: int) -> ModelSpec:
@@ -131,8 +171,7 @@ def _mistral(config: _Config, sequence_length: int) -> ModelSpec:
 
 
 def _qwen2(config: _Config, sequence_length: int) -> ModelSpec:
-    if config.flag("use_sliding_window", False):
-        config.refuse_window(sequence_length)
+    config.refuse("use_sliding_window")
     return _llama(config, sequence_length, name="qwen2", qkv_bias=True)
 
 

@@ -62,6 +62,8 @@ def parameter_shapes(operator: Operator) -> tuple[Parameter, ...]:
         "linear": (operator.out_features, operator.in_features),
         "embedding": (operator.num_embeddings, operator.out_features),
         "positions": (operator.num_embeddings, operator.out_features),
+        "position_embedding": (operator.num_embeddings, operator.out_features),
+        "conv1d": (operator.in_features, operator.out_features),
     }.get(operator.kind, (operator.out_features,))
     shapes = ((operator.weight, weight_shape), (operator.bias, (operator.out_features,)))
     return tuple(Parameter(fqn=fqn, shape=shape) for fqn, shape in shapes if fqn)

@@ -38,6 +38,8 @@ class Strategy:
     axes: tuple[str, ...]
     formula: Formula
     casts_input: bool = False
+    nests: bool = False
+    """Whether it has units in units."""
     problems: Callable[..., Iterator[str]] = _none
     """`problems(options, mesh, optimizer)`: what it cannot do of what a scenario asks, one line each, with the key in front."""
     model_problems: Callable[..., Iterator[str]] = _none
@@ -49,7 +51,11 @@ def model_problems(name: str, options: Any, model: ModelSpec, *, casts: bool, wa
 
     `casts`: gradients are reduced in another dtype than theirs; `waits`: some micro-batches leave them for a later one to reduce.
     """
-    return tuple(STRATEGIES[name].model_problems(options, model, casts and waits))
+    found = tuple(STRATEGIES[name].model_problems(options, model, casts and waits))
+    if model.nested and not STRATEGIES[name].nests:
+        nesting = ", ".join(other for other, strategy in STRATEGIES.items() if strategy.nests)
+        found += (f"wrapping.nested: expected with one of {nesting}, found {name}, which has no units in units; leave it out",)
+    return found
 
 
 STRATEGIES: dict[str, Strategy] = {
@@ -69,6 +75,7 @@ STRATEGIES: dict[str, Strategy] = {
         axes=("dp_shard",),
         formula=Formula("zero3", keeps="float32 shards"),
         casts_input=True,
+        nests=True,
         problems=fsdp2.problems,
         model_problems=fsdp2.model_problems,
     ),
@@ -78,6 +85,7 @@ STRATEGIES: dict[str, Strategy] = {
         axes=("dp_replicate", "dp_shard"),
         formula=Formula("zero3", keeps="float32 shards"),
         casts_input=True,
+        nests=True,
         problems=fsdp2.problems,
         model_problems=fsdp2.model_problems,
     ),

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from zsim.mesh import Mesh
-from zsim.model import ROOT, ModelSpec, Module, Parameter, ParamGroup
+from zsim.model import ModelSpec, Module, Parameter, ParamGroup
 from zsim.ops import Alloc, Free, Kernel, MemoryEvent, Op, OpKind, Stream
-from zsim.program import Program, RankProgram
+from zsim.program import Part, PartName, Program, RankProgram
 from zsim.sharding import FlatLayout, Granularity, regroup
 from zsim.training import (
     DTYPE_NBYTES,
@@ -29,6 +29,8 @@ from zsim.training import (
 
 MASTER_DTYPE = "float32"
 """What the optimizer steps in: 2-byte parameters have a master copy of this dtype."""
+PRODUCTS = ("linear", "conv1d")
+"""Operators that multiply by a weight and may add a bias."""
 
 
 @dataclass(slots=True)
@@ -36,6 +38,11 @@ class Step:
     """The ops of one phase, in issue order. `issue` appends one and returns its index, for others to wait on."""
 
     ops: list[Op] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+
+    def begin(self, part: PartName, *, micro_batch: int = 0) -> None:
+        """What is issued from here on belongs to this part of the step."""
+        self.parts.append(Part(part, len(self.ops), micro_batch))
 
     def issue(
         self,
@@ -86,13 +93,13 @@ def units_read(model: ModelSpec) -> dict[str, tuple[str, ...]]:
 
 
 def late_weights(training: Training) -> frozenset[str]:
-    """Weights of linears with a bias: a further node transposes their gradient, so the bias's is added first.
+    """Weights of linears with a bias: a further node transposes their gradient, so the bias's is added first, as Conv1D's is anyway.
 
     Not under autocast, where the nodes that cast both gradients come in the order of the casts: the bias, cast first, is last.
     """
     if training.precision.autocast != "none":
         return frozenset()
-    return frozenset(op.weight for m in training.model.modules for op in m.operators if op.kind == "linear" and op.bias)
+    return frozenset(op.weight for m in training.model.modules for op in m.operators if op.kind in PRODUCTS and op.bias)
 
 
 def accumulated_after_sums(training: Training) -> frozenset[str]:
@@ -101,7 +108,7 @@ def accumulated_after_sums(training: Training) -> frozenset[str]:
     The engine adds when a node is over, and accumulates when it comes to the next one. Of a linear with a bias the input goes
     through a node more, so that its parameters are accumulated first.
     """
-    operators = [op for module in training.model.modules for op in module.operators if not (op.kind == "linear" and op.bias)]
+    operators = [op for module in training.model.modules for op in module.operators if not (op.kind in PRODUCTS and op.bias)]
     return frozenset(fqn for op in operators for fqn in (op.weight, op.bias) if fqn)
 
 
@@ -150,9 +157,8 @@ def forward_memory(training: Training, module: LoweredModule) -> list[MemoryEven
 
 
 def named_parameters(model: ModelSpec) -> tuple[Parameter, ...]:
-    """The parameters in the order of the real module's `named_parameters()`: the blocks', then the root's own."""
-    units = sorted(model.units, key=lambda unit: unit.fqn == ROOT)
-    return tuple([parameter for unit in units for parameter in unit.parameters])
+    """The parameters in the order of the real module's `named_parameters()`."""
+    return model.named_parameters
 
 
 def trained_parameters(model: ModelSpec) -> tuple[Parameter, ...]:
@@ -163,8 +169,19 @@ def trained_parameters(model: ModelSpec) -> tuple[Parameter, ...]:
 
 def spmd(mesh: Mesh, *, construction: Step, first: Step, steady: Step) -> Program:
     """A Program in which every rank runs the same ops."""
-    rank = RankProgram(construction=tuple(construction.ops), first=tuple(first.ops), steady=tuple(steady.ops))
+    rank = rank_program(construction.ops, first=first, steady=steady)
     return Program(mesh=mesh, ranks=(rank,), assignment=(0,) * mesh.world_size)
+
+
+def rank_program(construction: Iterable[Op], *, first: Step, steady: Step) -> RankProgram:
+    """What one rank runs: the ops of both steps and their parts."""
+    return RankProgram(
+        construction=tuple(construction),
+        first=tuple(first.ops),
+        steady=tuple(steady.ops),
+        first_parts=tuple(first.parts),
+        steady_parts=tuple(steady.parts),
+    )
 
 
 def copy_kernel(numel: int, *, source: str, target: str) -> Kernel:

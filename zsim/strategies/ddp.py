@@ -42,7 +42,7 @@ class Options:
 
 def model_problems(options: Options, model: ModelSpec, accumulates: bool) -> Iterator[str]:
     """What torch cannot do with `model`, or we do not know, with the scenario's key in front."""
-    waited_for = [unit.fqn for unit in model.units if unit.fqn in model.unused and any(p.requires_grad for p in unit.parameters)]
+    waited_for = [block for block in model.idle if not model.frozen.issuperset(model.parameters_of(block))]
     if waited_for and not options.find_unused_parameters:
         yield (
             f"model.unused: DDP waits for a gradient of each parameter that needs one, and {waited_for[0]} never makes them: torch raises "
@@ -51,8 +51,8 @@ def model_problems(options: Options, model: ModelSpec, accumulates: bool) -> Ite
         )
     if isinstance(model, TracedModel) and options.find_unused_parameters:
         yield (
-            "strategy.find_unused_parameters: DDP then copies whatever the module returns, which a traced model does not tell; every unit "
-            "of a traced model is used, so leave it out"
+            "strategy.find_unused_parameters: DDP then copies whatever the module returns, which a traced model does not tell; leave it "
+            "out, and freeze what is not used"
         )
 
 
@@ -119,10 +119,14 @@ def forward_backward(model: ReplicatedModel, *, first: bool) -> ReplicatedStep:
     step = ReplicatedStep(model, buckets=(replicated_model.ready_order(training),) if rebuilds else model.rebuilt)
     for step.micro_batch in range(training.batch.accumulation):
         synchronises = training.sync == "every" or step.micro_batch == training.batch.accumulation - 1
+        step.step.begin("forward", micro_batch=step.micro_batch)
         if rebuilds and step.has_reduced:
             step.rebuild_buckets()
+        if training.sync == "every" or step.micro_batch == 0:  # not after a forward whose gradients are not synchronised
+            step.broadcast_buffers()
         for module in training.modules:
             step.forward(module)
+        step.step.begin("backward", micro_batch=step.micro_batch)
         for module in training.backward_modules:
             step.backward(module, synchronises=synchronises)
             if synchronises:

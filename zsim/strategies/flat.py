@@ -179,6 +179,7 @@ class FlatStep:
     def optimizer(self, *, first: bool) -> int:
         """Step this rank's shards in float32 and return the op; the first step makes the optimizer's states."""
         model = self.model
+        self.step.begin("optimizer")
         kernels = optimizers.kernels(model.stepped, optimizer=model.training.optimizer, dtype=MASTER_DTYPE)
         if model.has_master:
             kernels += (copy_kernel(sum(model.stepped), source=MASTER_DTYPE, target=model.dtype),)
@@ -248,6 +249,7 @@ class FlatStep:
 
     def zero_grad(self) -> None:
         """Free whatever gradients still live."""
+        self.step.begin("zero_grad")
         for group in self.model.groups:
             if group.fqn in self._gradients:
                 self._free(group, "gradients")

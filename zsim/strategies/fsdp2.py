@@ -9,21 +9,21 @@ not the reduce-scatter; a unit that forward passes by is never gathered.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from zsim import clipping, optimizers
 from zsim.errors import ScenarioError
 from zsim.mesh import Mesh
 from zsim.model import ROOT, RUN, ModelSpec
-from zsim.ops import Alloc, Free, MemoryEvent, Op
+from zsim.ops import Alloc, Free, MemoryEvent, Op, Stream
 from zsim.program import Program, RankProgram
 from zsim.sharding import shard_size
-from zsim.strategies.building import Step, accumulated_after_sums, units_read
+from zsim.strategies.building import Step, accumulated_after_sums, rank_program, units_read
 from zsim.strategies.sharded import ORIGINAL, ShardedStep, is_model_input
 from zsim.strategies.sharded_gradients import Gradients
 from zsim.strategies.sharded_groups import Group, local_numels, sharded_groups
-from zsim.training import DTYPE_NBYTES, LoweredModule, Optimizer, Training, storage_events
+from zsim.training import DTYPE_NBYTES, NOTHING, LoweredModule, Optimizer, Training, storage_events
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +46,6 @@ def problems(options: Options, mesh: Mesh, optimizer: Optimizer) -> Iterator[str
     """What torch refuses, one line each, with the scenario's key in front."""
     if (optimizer.name, optimizer.implementation) == ("sgd", "fused"):
         yield "optimizer.implementation: torch 2.13 has no fused SGD for sharded parameters; use foreach or for-loop"
-    if options.offload and optimizer.clip_norm:
-        yield "strategy.offload: clip_grad_norm_ all-reduces norms in host memory, which nccl refuses; leave clip_norm out"
     asked = options.reshard_after_forward
     if isinstance(asked, int) and not isinstance(asked, bool) and (asked < 1 or mesh.dp_shard % asked):
         yield f"strategy.reshard_after_forward: expected a divisor of dp_shard = {mesh.dp_shard}, found {asked}"
@@ -74,14 +72,6 @@ def plan(training: Training, *, mesh: Mesh, options: Options, all_reduce: When =
     if found:
         raise ScenarioError(found)
     keep = _ranks_kept(options, mesh)
-    idle = [module.unit for module in training.modules if not module.differentiates and module.unit != ROOT]
-    if keep.to and idle:
-        raise ScenarioError(
-            (
-                f"strategy.reshard_after_forward: a number of ranks is not modelled where {idle[0]} has no backward, as torch 2.13 "
-                "keeps what forward left of it into the next step; use true, or train something before it",
-            )
-        )
     programs: list[RankProgram] = []
     by_shard: list[int] = []
     starts = _first_of_alike(training, mesh.dp_shard)
@@ -89,9 +79,9 @@ def plan(training: Training, *, mesh: Mesh, options: Options, all_reduce: When =
     for shard, stop in zip(starts, [*starts[1:], mesh.dp_shard], strict=True):
         by_shard += [len(programs)] * (stop - shard)
         numels = local_numels(training.model, num_shards=mesh.dp_shard, rank=shard)
-        first, steady = (optimizer(same.passes.copy(), numels, memory) for memory in optimizer_memory(training, numels))
-        program = RankProgram(construction=same.construction, first=tuple(first.ops), steady=tuple(steady.ops))
-        programs.append(program)
+        passes = zip((same.first, same.steady), optimizer_memory(training, numels), strict=True)
+        first, steady = (optimizer(step.copy(), numels, memory) for step, memory in passes)
+        programs.append(rank_program(same.construction, first=first, steady=steady))
     return Program(mesh=mesh, ranks=tuple(programs), assignment=tuple(by_shard) * mesh.dp_replicate)
 
 
@@ -130,21 +120,26 @@ class _Same:
     """What every rank does alike: shards are padded to equal sizes, and only the optimizer steps what of them is a rank's own."""
 
     construction: tuple[Op, ...]
-    passes: ShardedStep
+    first: ShardedStep
+    steady: ShardedStep
 
     @classmethod
     def on_every_rank(
         cls, training: Training, *, mesh: Mesh, keep: Keep, options: Options, all_reduce: When
     ) -> _Same:
-        """Construction, and the forward and backward of a step."""
+        """Construction, and the forward and backward of the first step and of later ones, which may find what the first has left."""
         groups = sharded_groups(training.model, num_shards=mesh.dp_shard)
         construction = _construction(
-            list(groups.values()),
+            groups,
+            [unit.fqn for unit in training.model.inside_out],
             derived=_DerivedMesh(training=training, mesh=mesh, keep=keep),
             offloaded=options.offload and training.device != "cpu",
         )
-        passes = _passes(training, mesh=mesh, groups=groups, keep=keep, options=options, all_reduce=all_reduce)
-        return cls(tuple(construction.ops), passes)
+        first = _passes(training, mesh=mesh, groups=groups, keep=keep, options=options, all_reduce=all_reduce)
+        steady = first
+        if any(group.part for group in groups.values()):
+            steady = _passes(training, mesh=mesh, groups=groups, keep=keep, options=options, all_reduce=all_reduce)
+        return cls(tuple(construction.ops), first, steady)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,18 +170,18 @@ class _DerivedMesh:
         return [found, Free(found.buffer)]
 
 
-def _construction(groups: list[Group], *, derived: _DerivedMesh, offloaded: bool) -> Step:
-    """Parameters are made whole, then every group in turn is cut: its shards are made before its whole ones go.
+def _construction(groups: dict[str, Group], order: list[str], *, derived: _DerivedMesh, offloaded: bool) -> Step:
+    """Parameters are made whole, then every group in `order`, and the root's, is cut: its shards are made before its whole ones go.
 
     Offloaded shards leave the device as soon as each is cut.
     """
     step, element = Step(), DTYPE_NBYTES[ORIGINAL]
-    for group in groups:
+    for group in groups.values():
         whole = [Alloc(f"{p.fqn}.whole", "parameters", p.numel * element) for p in group.parameters]
         step.issue("alloc", group.fqn, stream="host", memory=whole)
     if derived.rank_map:
         step.issue("alloc", ROOT, stream="host", memory=derived.rank_map)
-    for group in [*(g for g in groups if g.fqn != ROOT), *(g for g in groups if g.fqn == ROOT)]:
+    for group in [groups[fqn] for fqn in (*order, *([ROOT] if ROOT in groups else []))]:
         shards = derived.lookup(of="group")
         for p in group.parameters:
             shards += derived.lookup(of="parameter")
@@ -195,7 +190,7 @@ def _construction(groups: list[Group], *, derived: _DerivedMesh, offloaded: bool
         frees = [Free(f"{p.fqn}.whole") for p in group.parameters]
         step.issue("alloc", group.fqn, stream="host", memory=(*shards, *frees))
     searched = derived.lookup(of="group")
-    if searched and all(group.fqn != ROOT for group in groups):  # a root that owns nothing derives its mesh all the same
+    if searched and ROOT not in groups:  # a root that owns nothing derives its mesh all the same
         step.issue("alloc", ROOT, stream="host", memory=searched)
     return step
 
@@ -210,14 +205,18 @@ def _passes(
     )
     reads = units_read(training.model)
     step = ShardedStep(training=training, mesh=mesh, gradients=gradients, reads=reads, offload=options.offload)
+    step.live.update(f"{p.fqn}.{group.part}" for group in groups.values() if group.part for p in group.parameters if p.shard)
     for micro_batch in range(training.batch.accumulation):
         step.micro_batch = micro_batch
         last = micro_batch == training.batch.accumulation - 1
         sync = last or training.sync == "every"
         step.over_replicas = last or all_reduce == "every" or mesh.dp_replicate == 1
         order: list[Group] = []
+        step.begin("forward", micro_batch=micro_batch)
         for modules in training.forwards:
             order += forward(step, modules, groups, keep, ahead=options.forward_prefetch)
+        step.leave_autocast()
+        step.begin("backward", micro_batch=micro_batch)
         backward(step, training.backward_modules, groups, order, sync=sync, ahead=options.backward_prefetch)
     return step
 
@@ -227,8 +226,9 @@ def forward(
 ) -> list[Group]:
     """Root first, then each group just in time, or `ahead` of it.
 
-    A group is gathered before the first of its modules and resharded after the last, the root's at the end. Returns the groups
-    in the order in which their forwards ended, one that ran twice twice.
+    A group is gathered before the first of its modules and resharded after the last, the root's at the end, and after it those
+    groups that still wait for a module which forward passes by, the last one first. Returns the groups in the order in which their
+    forwards ended, one that ran twice twice.
     """
     root = groups.get(ROOT)
     order: list[Group] = []
@@ -236,7 +236,7 @@ def forward(
     _cast_input(step, modules)
     wrapped_by = step.training.model.wrapped_by
     blocks = _blocks(wrapped_by, groups)
-    first, last = _ends(wrapped_by)
+    first, last = _ends(step)
     if root is not None:
         step.unshard(root)
         step.wait_for_unshard(root, forward=True)
@@ -246,16 +246,22 @@ def forward(
             step.unshard(group)
             step.wait_for_unshard(group, forward=True)
             step.unshard_each(_following(group, blocks, ahead))
-        step.forward(module, reads_input=module is modules[0])
-        if group is not None and group is not root and module.fqn in last:
+        ends = group is not None and group is not root and module.fqn in last
+        returns = ends or module is modules[-1]
+        held = step.forward(module, reads_input=module is modules[0], holds=returns and bool(keep.to))
+        if group is not None and ends:
             order.append(group)
             if keep.blocks:
-                step.reshard(group, to=keep.to)
+                step.reshard(group, to=keep.to, held=held)
     if root is not None:
         order.append(root)
         if keep.root:
             step.reshard(root, to=keep.to)
-    step.end_forward()
+    for group in _incomplete(step, groups):
+        order.append(group)
+        if keep.blocks:
+            step.reshard(group, to=keep.to)
+    step.end_forward(held)
     step.sum_losses(modules[-1])
     return order
 
@@ -287,15 +293,22 @@ def backward(
     step.begin_backward()
     wrapped_by = step.training.model.wrapped_by
     reverse = _blocks(wrapped_by, groups)[::-1]
-    first, last = _ends(wrapped_by)
+    first, last = _ends(step)
+    ends = {forward[-1].fqn for forward in step.training.forwards}
     places: dict[str, list[int]] = {fqn: [] for fqn in groups}
     for place, group in enumerate(order):
         places[group.fqn].append(place)
+    returned: list[Group] = []
     for module in modules:
         own = groups.get(wrapped_by[module.fqn])
         if own is not None and (own.fqn == ROOT or module.fqn in last):
-            explicit = _following(own, reverse, ahead) if own.fqn != ROOT else []
-            _pre_backward(step, own, order, places[own.fqn], explicit=explicit)
+            returned.insert(0, own)
+        while returned and module.forward != NOTHING:  # a block that returns what a unit in it made has the later hook on it
+            entered = returned.pop(0)
+            explicit = _following(entered, reverse, ahead) if entered.fqn != ROOT else []
+            _pre_backward(step, entered, order, places[entered.fqn], explicit=explicit)
+        for group in _incomplete(step, groups) if module.fqn in ends else []:
+            _pre_backward(step, group, order, places[group.fqn], explicit=_following(group, reverse, ahead))
         step.backward(module)
         if own is not None and own.fqn != ROOT and module.fqn in first and module.input_needs_gradient:
             post_backward(step, own, sync=sync)
@@ -326,13 +339,27 @@ def _blocks(wrapped_by: dict[str, str], groups: dict[str, Group]) -> list[Group]
     return [groups[unit] for unit in dict.fromkeys(wrapped_by.values()) if unit in groups and unit != ROOT]
 
 
-def _ends(wrapped_by: dict[str, str]) -> tuple[set[str], set[str]]:
-    """Every run of the first module of each group, and of the last."""
+def _incomplete(step: ShardedStep, groups: dict[str, Group]) -> list[Group]:
+    """The groups that end with the root's forward, as forward passes some of their modules by; as torch lists them, in reverse."""
+    waiting = step.training.model.waits_for_idle
+    return [group for fqn, group in reversed(groups.items()) if fqn in waiting]
+
+
+def _ends(step: ShardedStep) -> tuple[set[str], set[str]]:
+    """Every run of the first module of each group, and of the last.
+
+    Groups that wait for a module that never runs begin once in each forward, and have no last.
+    """
+    wrapped_by, waiting = step.training.model.wrapped_by, step.training.model.waits_for_idle
     path = {fqn: fqn.partition(RUN)[0] for fqn in wrapped_by}
-    once = [fqn for fqn in wrapped_by if fqn == path[fqn]]
+    once = [fqn for fqn in wrapped_by if fqn == path[fqn] and wrapped_by[fqn] not in waiting]
     first = {wrapped_by[fqn]: fqn for fqn in reversed(once)}
     last = {wrapped_by[fqn]: fqn for fqn in once}
-    return tuple({fqn for fqn, group in wrapped_by.items() if path[fqn] == end[group]} for end in (first, last))  # type: ignore[return-value]
+    begin, end = ({fqn for fqn, group in wrapped_by.items() if path[fqn] == of.get(group)} for of in (first, last))
+    for modules in step.training.forwards if waiting else ():
+        runs = {wrapped_by[module.fqn]: module.fqn for module in modules[::-1]}
+        begin |= {fqn for group, fqn in runs.items() if group in waiting}
+    return begin, end
 
 
 def _following(group: Group, order: list[Group], ahead: int) -> list[Group]:
@@ -355,15 +382,20 @@ def post_backward(step: ShardedStep, group: Group, *, sync: bool) -> None:
 
 
 def clip(step: ShardedStep, numels: list[int]) -> list[int]:
-    """Clip this rank's shards by the norm of all: each gradient's norm is all-reduced over the shards. Returns what to wait for."""
+    """Clip this rank's shards by the norm of all: each gradient's norm is all-reduced over the shards. Returns what to wait for.
+
+    Offloaded gradients are clipped by the host, which takes a process group that also has a backend for host memory.
+    """
     count, sharded = len(numels), step.mesh.dp_shard > 1
     waits = step.reduces
+    stream: Stream = "host" if step.elsewhere else "compute"
     norms = step.issue(
         "optimizer",
         clipping.NORMS,
+        stream=stream,
         waits=waits,
-        kernels=clipping.norms_kernels(numels, dtype=ORIGINAL),
-        memory=clipping.norms_memory(count, dtype=ORIGINAL, sharded=sharded),
+        kernels=step.where_shards_are(clipping.norms_kernels(numels, dtype=ORIGINAL)),
+        memory=() if step.elsewhere else clipping.norms_memory(count, dtype=ORIGINAL, sharded=sharded),
     )
     if sharded:
         norms = step.issue(
@@ -374,14 +406,15 @@ def clip(step: ShardedStep, numels: list[int]) -> list[int]:
             group="dp_shard",
             nbytes=count * DTYPE_NBYTES[ORIGINAL],
             dtype=ORIGINAL,
-            memory=clipping.reduced_memory(count, dtype=ORIGINAL),
+            memory=() if step.elsewhere else clipping.reduced_memory(count, dtype=ORIGINAL),
         )
     clipped = step.issue(
         "optimizer",
         clipping.CLIP,
+        stream=stream,
         waits=(norms, *waits),
-        kernels=clipping.clip_kernels(numels, dtype=ORIGINAL),
-        memory=clipping.clip_memory(count, dtype=ORIGINAL, sharded=sharded),
+        kernels=step.where_shards_are(clipping.clip_kernels(numels, dtype=ORIGINAL)),
+        memory=() if step.elsewhere else clipping.clip_memory(count, dtype=ORIGINAL, sharded=sharded),
     )
     return [clipped]
 
@@ -396,9 +429,9 @@ def optimizer_memory(training: Training, numels: list[int]) -> tuple[tuple[Memor
 def optimizer(step: ShardedStep, numels: list[int], memory: tuple[MemoryEvent, ...]) -> ShardedStep:
     """The optimizer steps this rank's shards; its states are made in the first step. Then gradients are dropped."""
     settings = step.training.optimizer
+    step.begin("optimizer")
     kernels = optimizers.kernels(numels, optimizer=settings, dtype=ORIGINAL)
-    if step.elsewhere:
-        memory, kernels = (), tuple(replace(kernel, place="host") for kernel in kernels)
+    kernels, memory = step.where_shards_are(kernels), () if step.elsewhere else memory
     waits = clip(step, numels) if settings.clip_norm else step.reduces
     step.issue(
         "optimizer",
@@ -408,6 +441,7 @@ def optimizer(step: ShardedStep, numels: list[int], memory: tuple[MemoryEvent, .
         kernels=kernels,
         memory=memory,
     )
+    step.begin("zero_grad")
     gradients = step.drop_each([f"{unit.fqn}.gradient" for unit in step.training.model.units])
     step.issue("free", ROOT, stream="host", memory=gradients)
     return step

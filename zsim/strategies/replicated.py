@@ -9,6 +9,7 @@ from zsim import clipping, optimizers
 from zsim.lowering import loss_buffers
 from zsim.model import ROOT
 from zsim.ops import Alloc, Free, MemoryEvent
+from zsim.strategies import replicated_construction
 from zsim.strategies.building import (
     MASTER_DTYPE,
     Step,
@@ -71,6 +72,10 @@ class ReplicatedStep:
         if self._viewed:
             memory.reverse()
         self.step.issue("alloc", "buckets", stream="host", micro_batch=self.micro_batch, memory=memory)
+
+    def broadcast_buffers(self) -> None:
+        """Before a forward: rank 0's buffers for everyone."""
+        replicated_construction.broadcast_buffers(self.step, self.model, micro_batch=self.micro_batch)
 
     def forward(self, module: LoweredModule) -> None:
         """Compute with whole parameters. Where DDP looks for unused ones, it returns a copy of the loss, and lets the loss go."""
@@ -235,6 +240,7 @@ class ReplicatedStep:
         """Step the parameters of `owned` elements; with a master copy their gradients are cast to float32 for it."""
         optimizer, device = self.model.training.optimizer, self.model.training.device
         dtype = MASTER_DTYPE if has_master else self.model.dtype
+        self.step.begin("optimizer")
         memory: list[MemoryEvent] = []
         casts = [Alloc(f"master_gradient.{i}", "temporaries", 4 * n) for i, n in enumerate(owned) if has_master]
         memory += casts
@@ -261,6 +267,7 @@ class ReplicatedStep:
 
     def zero_grad(self) -> None:
         """Free the gradients that are not views of their buckets."""
+        self.step.begin("zero_grad")
         memory = tuple(Free(f"{fqn}.gradient") for fqn in self._live)
         self._live.clear()
         self.step.issue("free", ROOT, stream="host", micro_batch=self.micro_batch, memory=memory)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from zsim.model import ROOT
+from itertools import groupby
+
 from zsim.ops import Alloc, Free, MemoryEvent, MemoryKind, OpKind
 from zsim.strategies.building import (
     MASTER_DTYPE,
     Step,
-    named_parameters,
 )
 from zsim.strategies.replicated_model import AXIS, MASTER_NBYTES, USED, ReplicatedModel
 from zsim.training import (
@@ -15,7 +15,9 @@ from zsim.training import (
 )
 
 BROADCAST_CAP = 250 * (1 << 20)
-"""torch coalesces the construction's broadcasts of parameters up to this many bytes."""
+"""torch coalesces broadcasts of parameters and buffers up to this many bytes."""
+IN_FLIGHT = 2
+"""The most of such broadcasts at a time."""
 
 
 def construction(model: ReplicatedModel, *, has_master: bool) -> Step:
@@ -32,15 +34,18 @@ def construction(model: ReplicatedModel, *, has_master: bool) -> Step:
         for unit in units:
             built = [Alloc(f"{p.fqn}:master", kinds[p.fqn in mastered], p.numel * MASTER_NBYTES) for p in unit.parameters]
             step.issue("alloc", unit.fqn, stream="host", memory=built)
-    for unit in sorted(units, key=lambda unit: unit.fqn == ROOT):  # the order of named_parameters()
+    owner = {parameter.fqn: unit.fqn for unit in units for parameter in unit.parameters}
+    named = model.training.model.named_parameters
+    for unit_fqn, cast in groupby(named, key=lambda parameter: owner[parameter.fqn]):
         memory: list[MemoryEvent] = []
-        for parameter in unit.parameters:
+        for parameter in cast:
             memory.append(Alloc(parameter.fqn, "parameters", parameter.numel * element))
             goes = model.dtype != MASTER_DTYPE and parameter.fqn not in mastered
             memory += [Free(f"{parameter.fqn}:master")] if goes else []
-        step.issue("alloc", unit.fqn, stream="host", memory=memory)
+        step.issue("alloc", unit_fqn, stream="host", memory=memory)
     _check_shapes(step, model)
-    _broadcast_parameters(step, model)
+    parameters = [("parameters", model.dtype, parameter.numel * element) for parameter in named]
+    _broadcast(step, model, [*parameters, *_buffers(model)])
     memory = [Alloc("buckets", "communication", model.nbytes)]
     if model.finds_unused:  # the map is kept on the host, and sent from the device
         places = ("host", "device") if model.training.device == "cpu" else ("device",)
@@ -62,28 +67,53 @@ def _check_shapes(step: Step, model: ReplicatedModel) -> None:
     collective_over_replicas(step, model, "broadcast", "shapes", shapes, dtype="int64", memory=(*sizes, *freed))
 
 
-def _broadcast_parameters(step: Step, model: ReplicatedModel) -> None:
-    element, nbytes = DTYPE_NBYTES[model.dtype], 0
-    for parameter in named_parameters(model.training.model):
-        nbytes += parameter.numel * element
-        if nbytes >= BROADCAST_CAP:
-            _transient(step, model, "broadcast", "parameters", nbytes, dtype=model.dtype)
-            nbytes = 0
-    if nbytes:
-        _transient(step, model, "broadcast", "parameters", nbytes, dtype=model.dtype)
+State = tuple[str, str, int]
+"""What is broadcast: whether "parameters" or "buffers", its dtype and its bytes."""
 
 
-def _transient(step: Step, model: ReplicatedModel, kind: OpKind, unit: str, nbytes: int, *, dtype: str) -> None:
-    """A collective over a buffer that lives only for it."""
-    memory = (Alloc(f"{unit}:{kind}", "communication", nbytes), Free(f"{unit}:{kind}"))
-    collective_over_replicas(step, model, kind, unit, nbytes, dtype=dtype, memory=memory)
+def _buffers(model: ReplicatedModel) -> list[State]:
+    return [("buffers", dtype, nbytes) for dtype, nbytes in model.training.model.buffers]
+
+
+def broadcast_buffers(step: Step, model: ReplicatedModel, *, micro_batch: int) -> None:
+    """Rank 0's buffers for everyone, before a forward."""
+    _broadcast(step, model, _buffers(model), micro_batch=micro_batch)
+
+
+def _broadcast(step: Step, model: ReplicatedModel, states: list[State], *, micro_batch: int = 0) -> None:
+    """Rank 0's `states` in flat pieces of one dtype each, in the order of what they begin with; two are under way at a time.
+
+    torch/csrc/distributed/c10d/reducer.cpp (compute_bucket_assignment_by_size) and comm.cpp (broadcast_coalesced).
+    """
+    pieces = _coalesced(states)
+    names = [f"{unit}:broadcast{f'.{place}' if place else ''}" for place, (unit, _, _) in enumerate(pieces)]
+    for place, (unit, dtype, nbytes) in enumerate(pieces):
+        before: list[MemoryEvent] = [Free(names[place - IN_FLIGHT])] if place >= IN_FLIGHT else []
+        after: list[MemoryEvent] = [Free(name) for name in names[max(0, place + 1 - IN_FLIGHT) :]] if place == len(pieces) - 1 else []
+        memory = (*before, Alloc(names[place], "communication", nbytes), *after)
+        collective_over_replicas(step, model, "broadcast", unit, nbytes, dtype=dtype, memory=memory, micro_batch=micro_batch)
+
+
+def _coalesced(states: list[State]) -> list[State]:
+    """`states` joined up to the cap, each dtype by itself."""
+    found: list[tuple[int, State]] = []
+    filling: dict[str, tuple[int, State]] = {}
+    for place, (unit, dtype, nbytes) in enumerate(states):
+        first, (name, _, size) = filling.pop(dtype, (place, (unit, dtype, 0)))
+        joined = (first, (name, dtype, size + nbytes))
+        if size + nbytes >= BROADCAST_CAP:
+            found.append(joined)
+        else:
+            filling[dtype] = joined
+    return [state for _, state in sorted([*found, *filling.values()])]
 
 
 def collective_over_replicas(
-    step: Step, model: ReplicatedModel, kind: OpKind, unit: str, nbytes: int, *, dtype: str, memory: tuple[MemoryEvent, ...]
+    step: Step, model: ReplicatedModel, kind: OpKind, unit: str, nbytes: int, *, dtype: str, memory: tuple[MemoryEvent, ...],
+    micro_batch: int = 0,
 ) -> None:
     """A collective over the replicas; on one rank its memory alone."""
     if model.num_replicas == 1:
-        step.issue("alloc", unit, stream="host", memory=memory)
+        step.issue("alloc", unit, stream="host", micro_batch=micro_batch, memory=memory)
         return
-    step.issue(kind, unit, group=AXIS, nbytes=nbytes, dtype=dtype, memory=memory)
+    step.issue(kind, unit, group=AXIS, nbytes=nbytes, dtype=dtype, micro_batch=micro_batch, memory=memory)

@@ -17,7 +17,7 @@ from zsim.strategies.building import Step, copy_kernel, until_recomputed
 from zsim.strategies.sharded_gradients import Gradients
 from zsim.strategies.sharded_groups import Group, Sharded
 from zsim.tape import MODEL_INPUT
-from zsim.training import DTYPE_NBYTES, LoweredModule, TapeEvent, Training, storage_events
+from zsim.training import DTYPE_NBYTES, NOTHING, LoweredModule, TapeEvent, Training, storage_events
 
 ORIGINAL = "float32"
 """The dtype of the sharded parameters, their gradients and optimizer states."""
@@ -68,7 +68,7 @@ class ShardedStep(Step):
 
     def copy(self) -> ShardedStep:
         """This step so far, to be ended in another way."""
-        return replace(self, ops=list(self.ops), live=set(self.live))
+        return replace(self, ops=list(self.ops), parts=list(self.parts), live=set(self.live))
 
     def nbytes(self, numel: int, dtype: str) -> int:
         """Bytes of `numel` elements."""
@@ -172,6 +172,10 @@ class ShardedStep(Step):
         """Whether host memory is not the device's own."""
         return self.offload and self.training.device != "cpu"
 
+    def where_shards_are(self, kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
+        """`kernels` of the optimizer, run by the host where the shards lie in its memory."""
+        return tuple(replace(kernel, place="host") for kernel in kernels) if self.elsewhere else kernels
+
     def _transfer(self, name: str, numel: int) -> tuple[Kernel, ...]:
         """One crossing of the link by `numel` elements of this rank's shards, in the dtype they are kept in."""
         nbytes = self.nbytes(numel, ORIGINAL)
@@ -189,7 +193,8 @@ class ShardedStep(Step):
         dtype = self.training.precision.parameters
         memory = self._unsharded(group)
         if group.resharded_to:
-            memory += self.drop_each([f"{parameter.fqn}.resharded" for parameter in group.parameters])
+            memory += self.drop_each([f"{parameter.fqn}.{group.part}" for parameter in group.parameters])
+            group.part = ""
         transfers = self._transfer("to_device", group.totals["shard"]) if self.mesh.dp_shard == 1 else ()
         group.resharded_to = 0
         gathered = self.outputs.get(group.fqn, "")
@@ -225,17 +230,24 @@ class ShardedStep(Step):
             memory += self.alloc_each([size], "unsharded_parameters")
         return memory + before
 
-    def reshard(self, group: Group, *, to: int = 0) -> None:
-        """Free the unsharded parameters; with `to`, keep 1/to of them for a cheaper all-gather in backward."""
+    def reshard(self, group: Group, *, to: int = 0, held: Sequence[MemoryEvent] = ()) -> None:
+        """Free the unsharded parameters; with `to`, keep 1/to of them for a cheaper all-gather in backward, and then let `held` go.
+
+        A group without a backward is sharded again at its end, as nothing has gathered it, but its part goes with the next one only.
+        """
         if not group.unsharded:
+            group.resharded_to = 0
             return
         if to:
             memory: list[MemoryEvent] = []
             dtype = self.training.precision.parameters
+            before, group.part = group.part, "resharded" if group.part != "resharded" else "resharded.again"
             for parameter in group.parameters:
                 nbytes = self.nbytes(parameter.padded // to, dtype)
-                memory += self.alloc(f"{parameter.fqn}.resharded", "unsharded_parameters", nbytes)
+                memory += self.alloc(f"{parameter.fqn}.{group.part}", "unsharded_parameters", nbytes)
+                memory += self.drop(f"{parameter.fqn}.{before}")
                 memory += self.drop(f"{parameter.fqn}.unsharded")
+            memory += held
             kernels = (copy_kernel(group.totals["padded"] // to, source=dtype, target=dtype),)
             copied = self.issue("copy", group.fqn, micro_batch=self.micro_batch, kernels=kernels, memory=memory)
             self.reshards[group.fqn] = copied
@@ -246,12 +258,27 @@ class ShardedStep(Step):
 
     # -- compute
 
-    def forward(self, module: LoweredModule, *, reads_input: bool = False) -> None:
-        """A module's forward; where it `reads_input`, the model's own, that was made by the root beforehand."""
+    def forward(self, module: LoweredModule, *, reads_input: bool = False, holds: bool = False) -> list[MemoryEvent]:
+        """A module's forward; where it `reads_input`, the model's own, that was made by the root beforehand.
+
+        A module's call holds its inputs until its hooks have run. With `holds` the frees of those are left out, and returned.
+        """
         memory = storage_events(module.forward.memory)
         if reads_input:
             memory = [event for event in memory if not is_model_input(event)]
+        held: list[MemoryEvent] = []
+        while holds and memory and isinstance(memory[-1], Free) and self._is_input(memory[-1].buffer, module):
+            held.insert(0, memory.pop())
+        if module.forward == NOTHING:  # of a block that does nothing before or after a unit in it
+            return held
         self._compute("forward", module, kernels=module.forward.kernels, memory=memory)
+        return held
+
+    def _is_input(self, buffer: str, module: LoweredModule) -> bool:
+        """Whether the caller of `module` gave it `buffer`; that of the root's last part has only given what the model takes."""
+        if module.unit == ROOT:
+            return buffer.partition(RUN)[0] == MODEL_INPUT
+        return buffer == module.takes if module.takes else not buffer.startswith(f"{module.fqn}:")
 
     def sum_losses(self, module: LoweredModule) -> None:
         """The caller adds the loss that `module` made to those of earlier forwards."""
@@ -274,7 +301,8 @@ class ShardedStep(Step):
         recomputation, memory = until_recomputed(self.gradients.events(tape, self.live))
         if module.recompute or recomputation:  # cheap ones are kernels of no weight, and make memory all the same
             self._compute("recompute", module, kernels=module.recompute, memory=recomputation)
-        self._compute("backward", module, kernels=module.backward.kernels, memory=memory)
+        if module.forward != NOTHING:
+            self._compute("backward", module, kernels=module.backward.kernels, memory=memory)
 
     def _compute(
         self, kind: OpKind, module: LoweredModule, *, kernels: tuple[Kernel, ...], memory: list[MemoryEvent]
@@ -495,13 +523,16 @@ class ShardedStep(Step):
         self.gather_waits = [] if last is None else [last]
         self.last_copy_out = []
 
-    def end_forward(self) -> None:
-        """The root's forward is over: the last all-gather output goes."""
+    def end_forward(self, held: Sequence[MemoryEvent] = ()) -> None:
+        """The root's forward is over: the last all-gather output goes, then what the root `held` of its inputs."""
         group, self.forward_gather = self.forward_gather, None
         self.gather_waits = self.last_copy_out or self.gather_waits
         if group is not None:
-            memory, self.forward_output = self.drop(self.forward_output), ""
+            memory, self.forward_output = [*self.drop(self.forward_output), *held], ""
             self.issue("free", group.fqn, stream="host", micro_batch=self.micro_batch, memory=memory)
+
+    def leave_autocast(self) -> None:
+        """The last forward before a backward is over: autocast's cache is emptied."""
         if self.training.uncached:
             self.issue("free", ROOT, stream="host", micro_batch=self.micro_batch, memory=self.training.uncached)
 

@@ -37,6 +37,8 @@ class Group:
     """Where backward is with it, as torch's TrainingState says."""
     resharded_to: int = 0
     """Ranks that a group kept in `1/ranks` parts after forward is spread over; 0 when it is not."""
+    part: str = ""
+    """What the buffers of that part are called, which outlive it where no backward comes: until the next part is there."""
 
     totals: dict[str, int] = field(init=False)
     """The sums over parameters of "numel", "shard" and "padded"."""

@@ -55,8 +55,10 @@ def forward_backward(step: FlatStep, reduce: Callable[[FlatStep, FlatGroup], Non
     backward = training.backward_modules
     ready = step.model.last_users(backward)
     for step.micro_batch in range(training.batch.accumulation):
+        step.step.begin("forward", micro_batch=step.micro_batch)
         for module in training.modules:
             step.forward(module)
+        step.step.begin("backward", micro_batch=step.micro_batch)
         for module in backward:
             step.backward(module)
             if synchronises(step):

@@ -46,7 +46,9 @@ def _step(model: FlatModel, *, lookahead: int, first: bool) -> Step:
     step = FlatStep(model, sharded=True)
     modules = model.training.modules
     for step.micro_batch in range(model.training.batch.accumulation):
+        step.step.begin("forward", micro_batch=step.micro_batch)
         forward(step, modules, lookahead=lookahead)
+        step.step.begin("backward", micro_batch=step.micro_batch)
         backward(step, model.training.backward_modules, lookahead=lookahead)
     step.optimizer(first=first)
     step.zero_grad()

@@ -12,7 +12,7 @@ from zsim.model import Parameter
 from zsim.program import Program, RankProgram
 from zsim.sharding import greedy_owners
 from zsim.strategies import ddp, replicated_construction, replicated_model
-from zsim.strategies.building import Step
+from zsim.strategies.building import Step, rank_program
 from zsim.strategies.ddp import Options
 from zsim.strategies.replicated_model import ReplicatedModel
 from zsim.training import DTYPE_NBYTES, Training
@@ -44,8 +44,8 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
         kind = kinds.setdefault(stepped, len(kinds))
         assignment.append(kind)
         if kind == len(programs):
-            first, steady = (tuple(_step(model, owned, stepped=stepped, first=first).ops) for first in (True, False))
-            programs.append(RankProgram(construction=construction, first=first, steady=steady))
+            first, steady = (_step(model, owned, stepped=stepped, first=first) for first in (True, False))
+            programs.append(rank_program(construction, first=first, steady=steady))
     return Program(mesh=mesh, ranks=tuple(programs), assignment=tuple(assignment))
 
 

@@ -1,0 +1,204 @@
+"""A config.json, simulated, against the module that transformers makes of it, trained with dropout: events, bytes and order, all exact."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.quick import one_in
+from tests.zreal.test_event_order import of_program, of_torch
+from tests.zreal.test_fsdp2_against_torch import differences
+from tests.zreal.test_tracing_against_torch import traced_events
+from zreal import backends, modules, torch_private
+from zreal.executor import execute
+from zreal.tracing import trace
+from zsim.errors import BackendUnavailableError
+from zsim.lowering import lower
+from zsim.memory import replay
+from zsim.ops import COLLECTIVES, Alloc, Free
+from zsim.plan import plan
+from zsim.program import PHASES
+from zsim.run import RunOptions
+from zsim.scenario import Scenario, parse
+from zsim.training import DTYPE_NBYTES, Dtype, NodeOver, Recomputed
+
+transformers = pytest.importorskip("transformers", minversion="5")
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "num_hidden_layers": 6,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 160,
+    "vocab_size": 320,
+    "max_position_embeddings": 64,
+}
+GPT2: dict[str, Any] = {
+    "model_type": "gpt2",
+    "n_layer": 6,
+    "n_embd": 64,
+    "n_head": 4,
+    "vocab_size": 320,
+    "n_positions": 64,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": LLAMA,
+    "mistral": LLAMA | {"model_type": "mistral", "sliding_window": None},
+    "qwen2": LLAMA | {"model_type": "qwen2", "tie_word_embeddings": True},
+    "gpt2": GPT2,
+    "llama, biases, one head, tied": LLAMA
+    | {"attention_bias": True, "mlp_bias": True, "num_attention_heads": 1, "num_key_value_heads": 1, "tie_word_embeddings": True},
+    "llama, wide heads, not grouped": LLAMA | {"head_dim": 32, "num_key_value_heads": 4},
+    "gpt2, nothing dropped": GPT2 | {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0},
+    "gpt2, other kernels, untied": GPT2 | {"activation_function": "gelu", "attn_pdrop": 0.0, "tie_word_embeddings": False},
+    "gpt2, tanh, only attention drops": GPT2 | {"activation_function": "gelu_pytorch_tanh", "resid_pdrop": 0.0, "embd_pdrop": 0.0},
+}
+KINDS = ("llama", "mistral", "qwen2", "gpt2")
+PRECISIONS = {"fp32": ("fp32", "fp32"), "bf16": ("bf16", "fp32"), "bf16 all through": ("bf16", "bf16")}
+
+
+def scenario(
+    folder: Path, config: str, strategy: str, *, precision: str = "fp32", ranks: int = 2, batch: str = "micro_batch = 2", more: str = ""
+) -> Scenario:
+    (folder / "config.json").write_text(json.dumps(CONFIGS[config]))
+    parameters, reduce = PRECISIONS[precision]
+    text = f"""
+model = {{ huggingface = "config.json" }}
+batch = {{ sequence_length = 16, {batch} }}
+cluster = {{ preset = "cpu-gloo", ranks = {ranks} }}
+strategy = {{ {strategy} }}
+precision = {{ parameters = "{parameters}", reduce = "{reduce}" }}
+{more}
+"""
+    return parse(text.encode(), where="huggingface.toml", folder=folder)
+
+
+def lowered_events(case: Scenario, dtype: Dtype) -> list[int]:
+    """What forward and backward of a micro-batch allocate and, negative, free."""
+    nbytes = {p.fqn: p.numel * DTYPE_NBYTES[dtype] for p in case.model.parameters}
+    found = []
+    lowered = lower(case.model, batch=case.batch, dtype=dtype)
+    for computation in [one.forward for one in lowered] + [one.backward for one in lowered[::-1]]:
+        for event in computation.memory:
+            if isinstance(event, Recomputed | NodeOver):
+                continue
+            if isinstance(event, Alloc):
+                nbytes[event.buffer] = event.nbytes
+            found.append(-nbytes[event.buffer] if isinstance(event, Free) else nbytes[getattr(event, "buffer", "") or event.fqn])
+    return found
+
+
+@pytest.mark.parametrize(("config", "dtype"), one_in(7, itertools.product(CONFIGS, ["float32", "bfloat16"])))
+def test_every_allocation_and_free_is_that_of_the_same_module_traced(config: str, dtype: Dtype, tmp_path: Path) -> None:
+    case = scenario(tmp_path, config, 'name = "fsdp2"')
+    given = CONFIGS[config] | {"use_cache": False}
+    tokens = torch.randint(300, (2, 16))
+    units = [unit.fqn for unit in case.model.units[1:]]
+    seen = trace(
+        lambda: transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**given)),
+        {"input_ids": tokens, "labels": tokens.clone()},
+        units=units,
+        dtype=dtype,
+        sums_in_place=False,
+    )
+    assert lowered_events(case, dtype) == traced_events(seen)
+    assert seen.units == case.model.units
+
+
+@pytest.mark.parametrize(
+    ("config", "strategy", "precision"),
+    one_in(17, itertools.product(KINDS, ["fsdp2", "ddp", "zero_redundancy"], PRECISIONS)),
+)
+def test_what_torch_holds_and_sends_is_exact(config: str, strategy: str, precision: str, tmp_path: Path) -> None:
+    case = scenario(tmp_path, config, f'name = "{strategy}"', precision=precision)
+    assert differences(case, rank=1) == []
+
+
+@pytest.mark.parametrize(
+    ("strategy", "config", "precision"), one_in(7, itertools.product(["zero3", "zero1"], ["llama", "gpt2"], ["fp32", "bf16"]))
+)
+def test_what_our_programs_hold_and_send_when_they_are_executed_is_exact(
+    strategy: str, config: str, precision: str, tmp_path: Path
+) -> None:
+    case = scenario(tmp_path, config, f'name = "{strategy}"', precision=precision)
+    program = plan(case, device="cpu")
+    with torch_private.fake_group(rank=1, world_size=2):
+        phases = execute(case, program, rank=1).run.phases
+    ops = program.of_rank(1)
+    memory = replay(ops)
+    for phase in PHASES:
+        issued = [(op.kind, op.nbytes) for op in ops.phase(phase) if op.kind in COLLECTIVES]
+        assert issued == [(one.op, one.nbytes) for one in phases[phase].collectives]
+        seen = phases[phase].memory
+        assert (memory[phase].peak_bytes, memory[phase].end_bytes) == (seen.peak_bytes, seen.end_bytes)
+
+
+@pytest.mark.parametrize(
+    ("config", "strategy", "precision"), one_in(13, itertools.product(KINDS, ["fsdp2", "ddp"], ["fp32", "bf16"]))
+)
+def test_every_allocation_and_free_of_a_step_comes_in_torchs_order(
+    config: str, strategy: str, precision: str, tmp_path: Path
+) -> None:
+    case = scenario(tmp_path, config, f'name = "{strategy}"', precision=precision)
+    assert of_program(case) == of_torch(case)
+
+
+OPTIONS: dict[str, dict[str, str]] = {
+    "recomputed": {"more": 'activation_checkpointing = { mode = "full" }'},
+    "every second recomputed": {"more": 'activation_checkpointing = { mode = "full", every = 2 }'},
+    "linears kept": {"more": 'activation_checkpointing = { mode = "selective", save = ["linear"], save_every = 2 }'},
+    "two blocks wrapped": {"more": "wrapping = { every = 2 }"},
+    "wrapped whole": {"more": 'wrapping = { every = "all" }'},
+    "accumulated": {"batch": "micro_batch = 2, accumulation = 3", "strategy": 'sync = "last"'},
+    "one sequence": {"batch": "micro_batch = 1"},
+    "first blocks frozen": {"more": 'frozen = ["*.[0-3].*"]'},
+    "some frozen": {"more": 'frozen = ["*attn.[cq]_*", "*norm*"]'},
+}
+
+
+@pytest.mark.parametrize(
+    ("option", "config", "strategy"), one_in(29, itertools.product(OPTIONS, ["llama", "gpt2"], ["fsdp2", "ddp"]))
+)
+def test_each_option_is_exact(option: str, config: str, strategy: str, tmp_path: Path) -> None:
+    asked = dict(OPTIONS[option])
+    more = ", ".join([f'name = "{strategy}"', *([asked.pop("strategy")] if "strategy" in asked else [])])
+    if option == "some frozen" and config == "gpt2":
+        asked["more"] = 'frozen = ["*c_attn*"]'
+    case = scenario(tmp_path, config, more, precision="bf16" if strategy == "fsdp2" else "fp32", **asked)
+    assert differences(case, rank=1) == []
+
+
+def test_dropout_is_the_same_on_a_rank_and_in_the_reference(tmp_path: Path) -> None:
+    case = scenario(tmp_path, "gpt2", 'name = "fsdp2"')
+    with torch_private.fake_group(rank=0, world_size=1):
+        model = modules.build(case.model, seed=1)
+        ((x, targets),) = modules.micro_batches(case, rank=0, step=0, dtype="float32")
+        first = model(x, targets)
+        whole = x
+        for module in case.model.modules:
+            whole = model.run(module, whole, targets)
+    assert model.training
+    assert torch.equal(first, whole)
+    assert not torch.equal(first, model.eval()(x, targets))
+
+
+def test_a_backend_without_transformers_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(backends, "version", missing)
+    with pytest.raises(BackendUnavailableError) as caught:
+        backends.FakeBackend().run(scenario(tmp_path, "llama", 'name = "fsdp2"'), options=RunOptions())
+    assert str(caught.value) == (
+        "backend fake, model.huggingface: expected transformers >=5,<6, whose modules are trained, found no transformers; "
+        "pip install 'zsim[real,huggingface]'"
+    )

@@ -1,0 +1,79 @@
+"""Units in units of a user's module: traced, under fully_shard inside out, and through a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from tests.zreal.test_tracing_against_torch import measured_phases, simulated_phases, traced_events
+from tests.zreal.user_modules import CASES
+from zreal import torch_private
+from zreal.tracing import trace
+from zsim.mesh import Mesh
+from zsim.strategies import fsdp2
+from zsim.traced import TracedModel, dump, parse
+from zsim.training import Dtype
+
+INNER = {
+    "llama, no cache": ("mlp", "self_attn"),
+    "gpt2": ("mlp", "mlp.c_fc"),
+    "encoder": ("linear1", "norm2"),
+    "llama, explicit, tied": ("mlp",),
+}
+
+
+def units(name: str) -> tuple[str, ...]:
+    """The case's units with those in them, each after what lies in it."""
+    return tuple(unit for outer in CASES[name].all_units for unit in (*[f"{outer}.{inner}" for inner in INNER[name]][::-1], outer))
+
+
+def traced(name: str, *, dtype: Dtype, inner: bool = True, casts_input: bool = True) -> TracedModel:
+    case = CASES[name]
+    wanted = units(name) if inner else case.all_units
+    return trace(case.make, case.data(), units=wanted, dtype=dtype, casts_input=casts_input, sums_in_place=False)
+
+
+def wrapper(name: str, dtype: Dtype) -> Callable[[nn.Module], nn.Module]:
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if dtype == "bfloat16" else MixedPrecisionPolicy()
+    mesh = init_device_mesh("cpu", (2,))
+
+    def wrap(model: nn.Module) -> nn.Module:
+        for part in (*map(model.get_submodule, units(name)), model):
+            fully_shard(part, mesh=mesh, mp_policy=policy)
+        return model
+
+    return wrap
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view tensor")
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        pytest.param("llama, no cache", "bfloat16", marks=pytest.mark.slow),
+        pytest.param("gpt2", "float32", marks=pytest.mark.slow),
+        ("encoder", "bfloat16"),
+        pytest.param("llama, explicit, tied", "float32", marks=pytest.mark.slow),
+    ],
+)
+def test_fully_shard_inside_out_holds_the_bytes_that_the_traced_module_says(name: str, dtype: Dtype) -> None:
+    simulated = simulated_phases(traced(name, dtype=dtype), fsdp2.Options(), rank=0, mesh=Mesh(dp_shard=2))
+    with torch_private.fake_group(rank=0, world_size=2):
+        assert simulated == measured_phases(CASES[name], wrapper(name, dtype))
+
+
+def test_units_in_units_change_no_byte_of_the_module_itself_and_go_through_a_file() -> None:
+    name = "encoder"
+    nested, plain = (traced(name, dtype="float32", inner=inner) for inner in (True, False))
+    assert traced_events(nested) == traced_events(plain)
+    assert parse(dump(nested).encode()) == nested
+    assert [module.fqn for module in nested.modules][1:6] == [
+        "layers.0", "layers.0.linear1", "layers.0@2", "layers.0.norm2", "layers.0@3",
+    ]  # fmt: skip
+    assert nested.nested
+    assert not plain.nested
+    assert [unit.fqn for unit in nested.inside_out][:3] == ["layers.0.linear1", "layers.0.norm2", "layers.0"]

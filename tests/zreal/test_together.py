@@ -1,0 +1,160 @@
+"""What is asked for together: torch on the fake process group against the Program, every allocation and free of a step in order."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.quick import one_in
+from tests.zreal.test_event_order import of_program, of_torch
+from tests.zreal.test_frozen import differences
+from zsim.run import RunOptions
+from zsim.scenario import Scenario, parse
+
+SIZES = "num_layers = 3, hidden_size = 12, num_heads = 2, vocabulary = 13"
+MODELS = {
+    "mlp": 'family = "mlp", sizes = { dims = [9, 9, 9, 9], hidden = 13, num_classes = 3 }',
+    "gpt": f'family = "gpt", sizes = {{ {SIZES} }}',
+    "gpt sdpa": f'family = "gpt", sizes = {{ {SIZES}, tied = false, attention = "sdpa" }}',
+    "llama": f'family = "llama", sizes = {{ {SIZES}, feed_forward = 23, tied = true }}',
+}
+FSDP2 = 'name = "fsdp2"'
+STACK = ', uses = { times = 2, order = "stack" }'
+FROZEN = 'frozen = ["*.attn.*", "w?e.*"]'
+FIRST = 'frozen = ["w?e.*", "blocks.0.*", "*.bias"]'
+FIRST_BLOCK = 'frozen = ["blocks.0.*"]'
+AUTOCAST = {"precision": 'parameters = "fp32", autocast = "bf16"'}
+BF16 = {"precision": 'parameters = "bf16", reduce = "fp32"'}
+HSDP = 'name = "hsdp", dp_replicate = 2'
+
+
+def scenario(
+    model: str, *, own: str = "", strategy: str = FSDP2, ranks: int = 2, batch: str = "", precision: str = 'reduce = "fp32"', more: str = ""
+) -> Scenario:
+    text = f"""
+model = {{ {MODELS[model]}{own} }}
+batch = {{ micro_batch = 2, sequence_length = {1 if model == "mlp" else 5}{batch} }}
+cluster = {{ preset = "cpu-gloo", ranks = {ranks} }}
+strategy = {{ {strategy} }}
+precision = {{ {precision} }}
+{more}
+"""
+    return parse(text.encode(), where="together.toml")
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    one_in(
+        2,
+        [
+            ("mlp", {"own": ", uses = 2", **AUTOCAST}),
+            ("gpt", {"own": STACK, "batch": ", forwards = 2", **AUTOCAST}),
+            ("gpt", {"own": ", uses = 2", "batch": ", forwards = 2", "more": FROZEN, **AUTOCAST}),
+            ("llama", {"own": ", uses = 2", "more": 'activation_checkpointing = { mode = "full" }', **AUTOCAST}),
+            ("gpt sdpa", {"strategy": 'name = "ddp"', "more": FIRST, **AUTOCAST}),
+            ("gpt", {"strategy": 'name = "ddp"', "own": ", uses = 2", "batch": ", forwards = 2", **AUTOCAST}),
+        ],
+    ),
+)
+def test_a_weight_is_cast_once_for_all_that_read_it_and_a_frozen_one_at_each_use(model: str, options: dict[str, str]) -> None:
+    case = scenario(model, **options)
+    assert of_program(case) == of_torch(case)
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    one_in(
+        2,
+        [
+            ("gpt", {"own": ", uses = 2", "more": FIRST}),
+            ("gpt sdpa", {"batch": ", forwards = 2", "more": FIRST, **BF16}),
+            ("mlp", {"own": STACK, "more": 'frozen = ["blocks.0.*"]', "strategy": 'name = "ddp"'}),
+        ],
+    ),
+)
+def test_frozen_parts_may_run_again(model: str, options: dict[str, str]) -> None:
+    case = scenario(model, **options)
+    assert of_program(case) == of_torch(case)
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    one_in(
+        2,
+        [
+            ("mlp", {"more": "wrapping = { every = 2 }"}),
+            ("gpt", {"more": 'wrapping = { every = "all" }'}),
+            ("gpt sdpa", {"own": STACK, "batch": ", forwards = 2", "more": 'wrapping = { every = 3, ends = "apart" }'}),
+            ("gpt", {"more": "wrapping = { every = 2 }", "strategy": f"{FSDP2}, forward_prefetch = 1, backward_prefetch = 2"}),
+            ("mlp", {"more": "wrapping = { every = 3 }", "strategy": f"{FSDP2}, reshard_after_forward = 2", "ranks": 4}),
+        ],
+    ),
+)
+def test_a_group_of_which_some_modules_run_ends_with_the_roots_forward(model: str, options: dict[str, str]) -> None:
+    case = scenario(model, **options | {"own": ', unused = ["blocks.1"]' + options.get("own", "")})
+    assert of_program(case) == of_torch(case)
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    one_in(
+        2,
+        [
+            ("mlp", {"more": 'frozen = ["blocks.[01].*"]'}),
+            ("gpt", {"more": FIRST, "batch": ", accumulation = 2"}),
+            ("gpt sdpa", {"more": FIRST, "batch": ", forwards = 2", **BF16}),
+            ("mlp", {"more": 'frozen = ["blocks.0.*"]', "own": ", uses = 2", **BF16}),
+        ],
+    ),
+)
+@pytest.mark.parametrize("steps", [3, pytest.param(2, marks=pytest.mark.slow)])
+def test_what_is_kept_of_blocks_without_a_backward_outlives_the_step(model: str, options: dict[str, str], steps: int) -> None:
+    case = scenario(model, strategy=f"{FSDP2}, reshard_after_forward = 2", ranks=4, **options)  # type: ignore[arg-type]
+    assert of_program(case) == of_torch(case, steps=steps)
+
+
+def test_offloaded_gradients_are_clipped_where_they_lie() -> None:
+    case = scenario("mlp", strategy=f"{FSDP2}, offload = true", more="optimizer = { clip_norm = 1.0 }")
+    assert of_program(case) == of_torch(case)
+
+
+BOTH = 'wrapping = { nested = ["attn", "mlp"] }'
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    one_in(
+        5,
+        [
+            ("gpt", {"more": BOTH, "strategy": f"{FSDP2}, reshard_after_forward = true"}),
+            ("llama", {"more": 'wrapping = { nested = ["mlp"] }'}),
+            ("mlp", {"more": 'wrapping = { nested = ["fc1"] }'}),
+            ("gpt", {"more": BOTH, "strategy": f"{FSDP2}, reshard_after_forward = 2", "ranks": 4}),
+            ("mlp", {"more": 'wrapping = { nested = ["fc2"] }'}),
+            ("gpt", {"more": BOTH, "batch": ", accumulation = 2", "strategy": f'{FSDP2}, sync = "last"', **BF16}),
+            ("gpt", {"more": BOTH, "strategy": f"{FSDP2}, forward_prefetch = 2, backward_prefetch = 2"}),
+            ("gpt", {"more": BOTH, "strategy": HSDP, "ranks": 4}),
+            ("gpt", {"more": 'wrapping = { every = 2, nested = ["attn", "mlp"] }', "own": STACK, "batch": ", forwards = 2", **AUTOCAST}),
+            ("gpt", {"more": 'wrapping = { every = "all", nested = ["mlp"] }'}),
+            ("gpt sdpa", {"more": 'wrapping = { ends = "apart", nested = ["mlp"] }', "own": ', unused = ["blocks.1"]'}),
+            ("gpt", {"more": f"{FIRST}\n{BOTH}", "strategy": f"{FSDP2}, reshard_after_forward = 2", "ranks": 4}),
+        ],
+    ),
+)
+def test_units_in_units_allocate_and_free_in_torchs_order(model: str, options: dict[str, str]) -> None:
+    case = scenario(model, **options)  # type: ignore[arg-type]
+    assert of_program(case) == of_torch(case)
+
+
+@pytest.mark.parametrize(
+    "options",
+    one_in(
+        3,
+        [
+            {"strategy": f"{HSDP}, reshard_after_forward = true", "ranks": 4, "more": 'wrapping = { nested = ["fc2"] }'},
+            {"strategy": 'name = "zero3"', "own": f'{STACK}, unused = ["blocks.1"]', "batch": ", forwards = 2", "more": FIRST_BLOCK},
+            {"own": ', unused = ["blocks.2"]', "more": 'wrapping = { every = 2, nested = ["fc1"] }', "ranks": 3},
+        ],
+    ),
+)
+def test_every_phase_and_each_collective_is_torchs(options: dict[str, str]) -> None:
+    assert differences(scenario("mlp", **options), RunOptions()) == []  # type: ignore[arg-type]

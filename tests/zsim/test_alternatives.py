@@ -1,0 +1,166 @@
+"""Other ways to train a scenario keep what it asks for: options, checkpointing, mesh; several changes where one is not enough."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from zsim.advice import advice, needs
+from zsim.changes import dropped, moved
+from zsim.cli import main
+from zsim.fit import Candidate, fit, ways
+from zsim.mesh import Mesh
+from zsim.scenario import Scenario, parse
+
+PREFETCHED = 'name = "fsdp2", forward_prefetch = 2, backward_prefetch = 1, offload = true, reshard_after_forward = 4'
+
+
+def text(
+    strategy: str,
+    *,
+    more: str = "",
+    model: str = 'preset = "gpt-2-124m"',
+    batch: str = "micro_batch = 2, sequence_length = 128",
+    cluster: str = 'preset = "dgx-h100"',
+) -> str:
+    return f"""
+model = {{ {model} }}
+batch = {{ {batch} }}
+cluster = {{ {cluster} }}
+strategy = {{ {strategy} }}
+precision = {{ parameters = "bf16", reduce = "fp32" }}
+{more}
+"""
+
+
+def scenario(strategy: str, **more: object) -> Scenario:
+    return parse(text(strategy, **more).encode(), where="case.toml")  # type: ignore[arg-type]
+
+
+def tried(case: Scenario) -> dict[str, Scenario]:
+    return dict(ways(case))
+
+
+def test_a_candidate_keeps_every_option_that_its_strategy_knows_and_says_what_it_does_without() -> None:
+    case = scenario(PREFETCHED)
+    found = tried(case)
+    assert found["fsdp2"].options == case.options
+    assert dropped(case, found["fsdp2"]) == ()
+    kept = found["fsdp2, reshard_after_forward = false"].options
+    assert (kept.forward_prefetch, kept.backward_prefetch, kept.offload, kept.reshard_after_forward) == (2, 1, True, False)
+    options = found["hsdp, shard groups of 4"].options
+    assert (options.forward_prefetch, options.backward_prefetch, options.offload, options.reshard_after_forward) == (2, 1, True, 4)
+    without = ("reshard_after_forward = 4", "forward_prefetch = 2", "backward_prefetch = 1", "offload = true")
+    assert {dropped(case, found[name]) for name in ("ddp", "zero1", "zero2", "zero3")} == {without}
+
+
+def test_an_option_that_a_smaller_group_cannot_have_is_left_out_and_said_so() -> None:
+    case = scenario(PREFETCHED)
+    other = tried(case)["hsdp, shard groups of 2"]
+    assert (other.options.reshard_after_forward, other.options.offload) == ("auto", True)
+    assert dropped(case, other) == ("reshard_after_forward = 4",)
+
+
+def test_flat_buffers_keep_their_granularity_and_ddp_its_buckets() -> None:
+    flat = tried(scenario('name = "zero3", lookahead = 3, granularity = "25 MiB"'))
+    assert {flat[name].options.granularity for name in ("zero1", "zero2", "zero3")} == {25 * 2**20}
+    assert flat["zero3"].options.lookahead == 3
+    buckets = tried(scenario('name = "zero_redundancy", gradient_as_bucket_view = true, bucket_cap_mb = 50'))
+    assert (buckets["ddp"].options.gradient_as_bucket_view, buckets["ddp"].options.bucket_cap_mb) == (True, 50)
+    assert buckets["zero_redundancy"].options == buckets["ddp"].options
+
+
+def test_the_scenarios_own_checkpointing_is_tried_beside_none_and_all() -> None:
+    model = 'activation_checkpointing = { mode = "selective", save = ["linear"], save_every = 2 }'
+    case = scenario('name = "fsdp2"', more=model, model='preset = "llama-3-8b"')
+    names = [name for name in tried(case) if name.startswith("fsdp2") and "false" not in name]
+    assert names == ["fsdp2", "fsdp2, checkpointing as asked for (selective; save = linear; save_every = 2)", "fsdp2, checkpointing"]
+    assert tried(case)[names[1]].checkpointing == case.checkpointing
+
+
+def test_replicas_of_smaller_groups_are_tried_on_one_node_and_on_many() -> None:
+    def meshes(case: Scenario) -> set[tuple[int, int]]:
+        return {other.mesh.shape for other in tried(case).values() if other.strategy == "hsdp"}
+
+    assert meshes(scenario('name = "ddp"')) == {(4, 2), (2, 4)}
+    assert meshes(scenario('name = "ddp"', cluster='preset = "dgx-h100", nodes = 4')) == {(16, 2), (8, 4), (4, 8)}
+    assert meshes(scenario('name = "ddp"', cluster='preset = "dgx-h100", ranks = 2')) == set()
+    own = scenario('name = "hsdp", dp_replicate = 2, dp_shard = 16', cluster='preset = "dgx-h100", nodes = 4')
+    assert (2, 16) in meshes(own)
+
+
+def test_a_move_is_over_all_ranks_unless_a_mesh_is_given() -> None:
+    case = scenario('name = "hsdp", dp_replicate = 2, dp_shard = 4, all_reduce = "last"')
+    assert moved(case, "fsdp2").mesh == Mesh(dp_shard=8)
+    assert dropped(case, moved(case, "fsdp2")) == ('all_reduce = "last"',)
+    assert moved(case, "hsdp", mesh=Mesh(dp_replicate=4, dp_shard=2)).options == case.options
+
+
+def test_where_no_single_change_is_enough_several_are_tried_together() -> None:
+    model, batch = 'preset = "llama-3-8b", num_layers = 24', "micro_batch = 2, sequence_length = 8192"
+    case = scenario('name = "ddp"', model=model, batch=batch)
+    effects = advice(case)
+    alone, joint = [one for one in effects if " + " not in one.change], [one for one in effects if " + " in one.change]
+    assert {one.verdict for one in alone} <= {"OOM", "TIGHT"}
+    assert joint
+    assert {one.verdict for one in joint} == {"FITS"}
+    assert "strategy zero1 + activation checkpointing of every block" in {one.change for one in joint}
+
+
+def test_where_a_single_change_is_enough_none_are_joined() -> None:
+    assert not any(" + " in one.change for one in advice(scenario('name = "ddp"')))
+
+
+def test_where_no_candidate_fits_more_is_changed_of_each(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "large.toml"
+    large, cluster = 'preset = "llama-3-405b", num_layers = 3', 'preset = "dgx-h100", ranks = 2'
+    path.write_text(text('name = "fsdp2"', model=large, batch="micro_batch = 1, sequence_length = 128", cluster=cluster))
+    assert main(["fit", str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert " + offload = true" in found["recommended"]
+    chosen = next(one for one in found["candidates"] if one["name"] == found["recommended"])
+    assert (chosen["verdict"], chosen["options"]["offload"]) == ("FITS", True)
+
+
+def test_fit_says_what_cannot_be_and_why() -> None:
+    found = fit(scenario('name = "ddp"', more='optimizer = { name = "sgd", implementation = "fused" }'))
+    refused = dict(found.refused)
+    assert "torch 2.13 has no fused SGD" in refused["fsdp2"]
+    assert {one.scenario.strategy for one in found.candidates} == {"ddp", "zero1", "zero2", "zero3"}
+    assert all(isinstance(one, Candidate) and one.dropped == () for one in found.candidates)
+
+
+# -- the allocator's settings
+
+
+def test_expandable_segments_reserve_less_as_the_rest_of_a_fixed_segment_is_not_kept() -> None:
+    fixed = scenario('name = "fsdp2"')
+    expandable = scenario('name = "fsdp2"', more="allocator = { expandable_segments = true }")
+    found = [needs(case) for case in (fixed, expandable)]
+    assert found[0].allocated_bytes == found[1].allocated_bytes
+    assert found[0].cached_bytes > found[1].cached_bytes  # the rest of a segment that no block is in
+    assert found[0].rounding_bytes > found[1].rounding_bytes  # the rest of a block of a fixed one, which is split off less often
+
+
+def test_the_allocator_is_no_part_of_what_is_trained() -> None:
+    expandable = scenario('name = "fsdp2"', more="allocator = { expandable_segments = true }")
+    assert expandable.fingerprint == scenario('name = "fsdp2"').fingerprint
+
+
+def test_the_command_line_sets_expandable_segments_as_the_scenario_does(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    plain, asked = tmp_path / "plain.toml", tmp_path / "asked.toml"
+    small = 'preset = "gpt-2-124m", num_layers = 2'
+    plain.write_text(text('name = "fsdp2"', model=small))
+    asked.write_text(text('name = "fsdp2"', model=small, more="allocator = { expandable_segments = true }"))
+    shown = []
+    for arguments in ([plain, "--expandable-segments"], [asked], [plain]):
+        assert main(["show", "--memory", "--json", *map(str, arguments)]) == 0
+        table = json.loads(capsys.readouterr().out)
+        shown.append((table["reserved_bytes"], table["expandable_segments"], table.get("allocator")))
+    assert shown[0] == shown[1] == (shown[0][0], True, "expandable_segments:True")
+    assert shown[2] == (shown[2][0], False, None)
+    assert shown[2][0] > shown[0][0]
+    assert main(["run", str(asked)]) == 0
+    assert "expandable_segments:True" in capsys.readouterr().out

@@ -1,0 +1,132 @@
+"""Units in units: what owns which parameters, in which order they are gathered, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from zsim.advice import changes, refusals
+from zsim.errors import ScenarioError
+from zsim.fit import ways
+from zsim.plan import plan
+from zsim.scenario import Scenario, parse
+from zsim.strategies.building import named_parameters
+from zsim.wrapping import Wrapping, wrapped
+
+GPT = 'family = "gpt", sizes = { num_layers = 3, hidden_size = 8, num_heads = 2, vocabulary = 13 }'
+MLP = 'family = "mlp", sizes = { dims = [6, 6, 6], hidden = 7, num_classes = 3 }'
+
+
+def scenario(wrapping: str, *, model: str = GPT, strategy: str = 'name = "fsdp2"', more: str = "") -> Scenario:
+    text = f"""
+model = {{ {model} }}
+batch = {{ micro_batch = 2, sequence_length = {1 if "mlp" in model[:15] else 4} }}
+cluster = {{ preset = "cpu-gloo", ranks = 2 }}
+strategy = {{ {strategy} }}
+wrapping = {{ {wrapping} }}
+{more}
+"""
+    return parse(text.encode(), where="nested.toml")
+
+
+def units(case: Scenario) -> dict[str, set[str]]:
+    return {unit.fqn: {p.fqn.removeprefix(f"{unit.fqn}.").split(".")[0] for p in unit.parameters} for unit in case.model.units}
+
+
+def issued(case: Scenario) -> list[str]:
+    """The collectives of the steady step, "+" for an all-gather and "-" for a reduce-scatter."""
+    signs = {"all_gather": "+", "reduce_scatter": "-"}
+    return [f"{signs[op.kind]}{op.unit}" for op in plan(case, device="cpu").of_rank(0).steady if op.kind in signs]
+
+
+def test_a_block_owns_what_the_units_in_it_do_not() -> None:
+    found = units(scenario('nested = ["mlp", "attn"]'))
+    assert found == {
+        "root": {"wte", "wpe", "ln_f"},
+        **{fqn: names for i in range(3) for fqn, names in {
+            f"blocks.{i}": {"ln_1", "ln_2"},
+            f"blocks.{i}.attn": {"q", "k", "v", "proj"},
+            f"blocks.{i}.mlp": {"fc", "proj"},
+        }.items()},
+    }
+
+
+def test_the_outer_unit_is_gathered_first_and_backward_prefetches_what_ended_before() -> None:
+    """Where a unit ends what its block returns, its hook on that comes first, so that it is gathered before the block."""
+    case = scenario('nested = ["fc1"]', model=MLP, strategy='name = "fsdp2", reshard_after_forward = true')
+    b0, b1 = "blocks.0", "blocks.1"
+    assert issued(case) == [
+        "+root", f"+{b0}", f"+{b0}.fc1", f"+{b1}", f"+{b1}.fc1",
+        "+root", f"+{b1}", f"+{b1}.fc1", f"+{b0}", f"-{b1}.fc1", f"-{b1}", f"+{b0}.fc1", "-root", f"-{b0}", f"-{b0}.fc1",
+    ]  # fmt: skip
+    last = issued(scenario('nested = ["fc2"]', model=MLP))
+    assert last[5:8] == [f"+{b1}", f"+{b1}.fc2", f"+{b0}"]
+
+
+def test_groups_of_blocks_hold_units_too_and_parameters_keep_the_order_of_the_module() -> None:
+    case = scenario('every = 2, nested = ["mlp"]')
+    assert [unit.fqn for unit in case.model.units] == [
+        "root", "blocks.0..blocks.1", "blocks.0.mlp", "blocks.1.mlp", "blocks.2", "blocks.2.mlp",
+    ]  # fmt: skip
+    assert [unit.fqn for unit in case.model.inside_out] == [
+        "blocks.0.mlp", "blocks.1.mlp", "blocks.0..blocks.1", "blocks.2.mlp", "blocks.2",
+    ]  # fmt: skip
+    order = list(dict.fromkeys(".".join(p.fqn.split(".")[:3]) for p in named_parameters(case.model) if p.fqn.startswith("blocks")))
+    assert order == [f"blocks.{i}.{name}" for i in range(3) for name in ("ln_1", "attn", "ln_2", "mlp")]
+
+
+@pytest.mark.parametrize("more", ["", ", uses = 2"])
+def test_a_model_that_was_wrapped_is_wrapped_anew_as_if_it_had_not_been(more: str) -> None:
+    nested = scenario('nested = ["mlp", "attn"]', model=GPT + more).model
+    plain = scenario("", model=GPT + more).model
+    assert wrapped(nested, Wrapping()) == plain
+    assert wrapped(plain, Wrapping(nested=("mlp", "attn"))) == nested
+
+
+def test_a_block_that_forward_passes_by_is_wrapped_anew_too() -> None:
+    model = scenario('every = 2, nested = ["mlp"]', model=f'{GPT}, unused = ["blocks.1"]').model
+    by_block = wrapped(model, Wrapping())
+    assert [unit.fqn for unit in by_block.units] == ["root", "blocks.0", "blocks.1", "blocks.2"]
+    assert (model.unused, by_block.unused) == ({"blocks.1.mlp"}, {"blocks.1"})
+    assert model.waits_for_idle == {"blocks.0..blocks.1"}
+    assert by_block.trained == model.trained
+
+
+@pytest.mark.parametrize(
+    ("wrapping", "more", "complaint"),
+    [
+        ('nested = ["ff"]', {}, "wrapping.nested: blocks.0 has no module 'ff' with parameters; it has ln_1, attn, ln_2, mlp"),
+        (
+            'nested = ["attn", "attn.q"]',
+            {},
+            "wrapping.nested: expected modules apart from each other, found attn.q in attn; take one of the two",
+        ),
+        (
+            'nested = ["mlp"]',
+            {"strategy": 'name = "zero3"'},
+            "wrapping.nested: expected with one of fsdp2, hsdp, found zero3, which has no units in units; leave it out",
+        ),
+        (
+            'nested = ["mlp"]',
+            {"more": 'activation_checkpointing = { mode = "full" }'},
+            "activation_checkpointing: expected no units in a block that is recomputed, found wrapping.nested; use `recompute`, "
+            "or leave one of them out",
+        ),
+    ],
+)
+def test_what_cannot_be_a_unit_in_a_unit_is_named(wrapping: str, more: dict[str, str], complaint: str) -> None:
+    with pytest.raises(ScenarioError) as caught:
+        scenario(wrapping, **more)
+    assert caught.value.problems == (f"nested.toml: {complaint}",)
+
+
+def test_selective_checkpointing_of_casts_that_were_found_is_refused_in_torchs_words() -> None:
+    save = 'precision = { autocast = "bf16" }\nactivation_checkpointing = { mode = "selective", save = ["linear"] }'
+    scenario("", more=save)
+    with pytest.raises(ScenarioError, match="encountered during backward but not found in storage"):
+        scenario("", model=f"{GPT}, uses = 2", more=save)
+
+
+def test_advice_and_fit_leave_out_what_has_no_units_in_units() -> None:
+    case = scenario('nested = ["mlp"]')
+    assert {other.strategy for _, other in ways(case)} == {"fsdp2"}
+    assert all(other.checkpointing.mode != "full" for _, other in changes(case) if not refusals(other))

@@ -1,0 +1,122 @@
+"""Other ways to train a scenario: each change that a user could make, as the scenario that it makes.
+
+What a scenario asks for stays asked for wherever it can be: another strategy keeps every option that it knows, and `dropped` says
+which it does not. It knows no bytes and no time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from typing import Any
+
+from zsim import checkpointing, wrapping
+from zsim.checkpointing import Checkpointing
+from zsim.mesh import Mesh
+from zsim.scenario import Scenario
+from zsim.strategies import STRATEGIES, model_problems
+from zsim.traced import TracedModel, TracedModelError
+
+STAGE_UP: dict[str, str] = {"ddp": "zero1", "zero1": "zero2", "zero_redundancy": "zero2", "zero2": "zero3"}
+"""The strategy that shards one thing more."""
+
+
+def changes(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
+    """Every single change that makes sense here, with the scenario that it makes."""
+    if scenario.strategy in STAGE_UP:
+        stage = STAGE_UP[scenario.strategy]
+        yield f"strategy {stage}", moved(scenario, stage)
+    if scenario.strategy == "hsdp":
+        yield "strategy fsdp2: shard over all ranks", moved(scenario, "fsdp2")
+    if hasattr(scenario.options, "reshard_after_forward") and scenario.options.reshard_after_forward is not True:
+        yield "reshard_after_forward = true", _with_options(scenario, reshard_after_forward=True)
+    on_device = scenario.cluster.kind != "cpu"
+    if on_device and getattr(scenario.options, "offload", True) is False and not scenario.optimizer.clip_norm:
+        yield "offload = true: states and the optimizer's step go to the host", _with_options(scenario, offload=True)
+    if hasattr(scenario.options, "gradient_as_bucket_view") and not scenario.options.gradient_as_bucket_view:
+        yield "gradient_as_bucket_view = true", _with_options(scenario, gradient_as_bucket_view=True)
+    if scenario.checkpointing != Checkpointing(mode="full") and can_checkpoint(scenario):
+        yield "activation checkpointing of every block", replace(scenario, checkpointing=Checkpointing(mode="full"))
+    batch = scenario.batch
+    if batch.micro_batch % 2 == 0 and can_checkpoint(scenario, whole=True):
+        halved = replace(batch, micro_batch=batch.micro_batch // 2, accumulation=2 * batch.accumulation)
+        yield "half the micro-batch, twice the accumulation", replace(scenario, batch=halved)
+    if scenario.wrapping.every != 1:
+        by_block = replace(scenario.wrapping, every=1)
+        model = wrapping.wrapped(scenario.model, by_block)
+        yield "wrapping.every = 1: one param group per block", replace(scenario, wrapping=by_block, model=model)
+    optimizer = scenario.optimizer
+    if optimizer.name == "adamw" and optimizer.implementation != "fused":
+        yield "fused optimizer", replace(scenario, optimizer=replace(optimizer, implementation="fused"))
+    if on_device and not scenario.expandable_segments:
+        yield "allocator.expandable_segments = true", replace(scenario, expandable_segments=True)
+
+
+def refusals(scenario: Scenario) -> tuple[str, ...]:
+    """What a scenario file that asks for this would be refused for: what its parts cannot do together."""
+    strategy, precision, batch = STRATEGIES[scenario.strategy], scenario.precision, scenario.batch
+    if isinstance(scenario.model, TracedModel):
+        try:
+            casts = strategy.casts_input
+            scenario.model.modules_for(batch, dtype=precision.parameters, casts_input=casts, autocast=precision.autocast)
+        except TracedModelError as error:
+            return (str(error),)
+    return (
+        *strategy.problems(scenario.options, scenario.mesh, scenario.optimizer),
+        *checkpointing.problems(
+            scenario.checkpointing, scenario.model, casts=precision.autocast != "none", forwards=batch.forwards
+        ),
+        *model_problems(
+            scenario.strategy,
+            scenario.options,
+            scenario.model,
+            casts=precision.reduce != precision.parameters,
+            waits=scenario.sync == "last" and batch.accumulation > 1,
+        ),
+    )
+
+
+def can_checkpoint(scenario: Scenario, *, whole: bool = False) -> bool:
+    """Whether the model is one of ours, with blocks; a traced one is what it was traced as."""
+    ours = scenario.model.family != "traced"
+    return ours and (whole or bool(scenario.model.blocks))
+
+
+def moved(scenario: Scenario, strategy: str, *, mesh: Mesh | None = None, **options: Any) -> Scenario:
+    """The scenario under another strategy, over all its ranks or on `mesh`.
+
+    `options` are set, every other option that both strategies have stays as it is; one that is refused on that mesh has its default.
+    """
+    kind = STRATEGIES[strategy]
+    mesh = mesh or Mesh(**{kind.axes[-1]: scenario.world_size})
+    known = {field.name for field in fields(kind.options)}
+    kept = {name: value for name, value in _options(scenario).items() if name in known} | options
+    problems = kind.problems(kind.options(**kept), mesh, scenario.optimizer)
+    refused = {problem.partition(":")[0].removeprefix("strategy.") for problem in problems} - options.keys()
+    asked = {name: value for name, value in kept.items() if name not in refused}
+    return replace(scenario, strategy=strategy, options=kind.options(**asked), mesh=mesh)
+
+
+def dropped(before: Scenario, after: Scenario) -> tuple[str, ...]:
+    """The options that `before` sets and that `after` does not have, or has at their default again: ("offload = true", …)."""
+    defaults = {field.name: field.default for field in fields(before.options)}
+    there = {field.name: field.default for field in fields(after.options)}
+    left = _options(after)
+    return tuple(
+        f"{name} = {_toml(value)}"
+        for name, value in _options(before).items()
+        if value != defaults[name] and (name not in left or (left[name] == there[name] and left[name] != value))
+    )
+
+
+def _toml(value: object) -> str:
+    """`value` as a scenario file has it."""
+    return str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def _options(scenario: Scenario) -> dict[str, Any]:
+    return {field.name: getattr(scenario.options, field.name) for field in fields(scenario.options)}
+
+
+def _with_options(scenario: Scenario, **options: Any) -> Scenario:
+    return replace(scenario, options=replace(scenario.options, **options))

@@ -1,0 +1,210 @@
+"""The aten calls of the modules that transformers writes in Python: norms, rotary positions, SwiGLU, the loss.
+
+Seen with transformers 5 on torch 2.13. These are compositions in the modules' own code, so that a GPU runs the same calls. `drops`
+follow Python: a name that is assigned anew lets go at once, the locals of a function when it returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from zsim.aten_call import Call, Sizes
+from zsim.aten_forms import constant, view
+from zsim.operators import Operator
+from zsim.training import DTYPE_NBYTES
+
+WIDE_NBYTES = DTYPE_NBYTES["float32"]
+INDEX_NBYTES = DTYPE_NBYTES["int64"]
+
+
+def upcast_norm(op: Operator, sizes: Sizes) -> Iterator[Call]:
+    """LlamaRMSNorm: weight · (x·rsqrt(mean(x²) + ε)) with all in float32 but the last product."""
+    (x,), name, rows = op.inputs, op.output, WIDE_NBYTES * sizes.tokens
+    nbytes, wide = sizes.nbytes * sizes.tokens * op.out_features, rows * op.out_features
+    casts = sizes.nbytes < WIDE_NBYTES
+    source = f"{name}.float" if casts else x
+    square, mean, shifted, rstd, normalised = (f"{name}.{part}" for part in ("square", "mean", "shifted", "rstd", "normalised"))
+
+    def call(inputs: tuple[str, ...], output: str, size: int, **more: Any) -> Call:
+        moved = 2 * max(size, wide)
+        way: dict[str, Any] = {} if "passes" in more else {"gradients": inputs}
+        return Call(
+            operator="rms_norm", inputs=inputs, output=output, nbytes=size, moved=moved, backward_moved=2 * moved, **(way | more)
+        )
+
+    if casts:
+        yield call((x,), source, wide)
+    yield call((source,), square, wide, saves=(source,), backward_scratch=(wide, wide))
+    yield call((square,), mean, rows, drops=(square,))
+    yield call((mean,), shifted, rows, passes=(mean,))
+    yield call((shifted,), rstd, rows, saves=(rstd,), backward_scratch=(rows, rows), drops=(shifted,))
+    yield call(
+        (source, rstd),
+        normalised,
+        wide,
+        saves=(source, rstd),
+        summed=((rstd, (wide,)),),
+        drops=(rstd, source) if casts else (rstd,),
+    )
+    factor = f"{name}.factor" if casts else normalised
+    if casts:
+        yield call((normalised,), factor, nbytes)
+    yield call(
+        (factor,),
+        name,
+        nbytes,
+        saves=(factor,),
+        gradients=(op.weight, factor),
+        summed=((op.weight, (nbytes,)),),
+        parameters=(op.weight,),
+        drops=(factor, normalised, mean) if casts else (normalised, mean),
+    )
+
+
+def packed_check(op: Operator, sizes: Sizes) -> Iterator[Call]:
+    """create_causal_mask looks whether the places of tokens begin anew, as in packed sequences; nothing of it stays."""
+    name, tokens, sequences = op.output, sizes.tokens, sizes.batch.micro_batch
+    yield constant(f"{name}.first", INDEX_NBYTES * sequences)
+    yield constant(f"{name}.longer", INDEX_NBYTES * (tokens + sequences))
+    yield constant(f"{name}.steps", INDEX_NBYTES * tokens, drops=(f"{name}.longer",))
+    yield constant(f"{name}.breaks", tokens)
+    yield constant(f"{name}.packed", INDEX_NBYTES * tokens, drops=(f"{name}.breaks",))
+    yield constant(f"{name}.none", sequences)
+    ended = tuple(f"{name}.{part}" for part in ("none", "all", "first", "steps", "packed"))
+    yield constant(f"{name}.all", 1, drops=ended)
+
+
+def places(op: Operator, sizes: Sizes) -> Iterator[Call]:
+    """The places of tokens: a range, and the tokens seen before added to it."""
+    nbytes = INDEX_NBYTES * sizes.batch.sequence_length
+    yield constant(f"{op.output}.range", nbytes)
+    yield constant(f"{op.output}.places", nbytes, drops=(f"{op.output}.range",))
+
+
+def rotary_tables(op: Operator, sizes: Sizes) -> Iterator[Call]:
+    """cos and sin of every place, which all blocks read. The embedding itself is handed on."""
+    (x,), name, length = op.inputs, op.output, sizes.batch.sequence_length
+    table = WIDE_NBYTES * length * op.head_dim
+    yield from places(op, sizes)
+    yield from packed_check(op, sizes)
+    yield constant(f"{name}.floats", WIDE_NBYTES * length)
+    yield constant(f"{name}.angles", table // 2, drops=(f"{name}.floats",))
+    yield constant(f"{name}.both", table)
+    narrow = sizes.nbytes < WIDE_NBYTES
+    ended = [f"{name}.angles", f"{name}.both"]
+    for part in ("cos", "sin"):
+        made = f"{name}.{part}.float" if narrow else f"{name}.{part}"
+        yield constant(f"{made}.plain", table)
+        yield constant(made, table, drops=(f"{made}.plain",) if narrow or part == "cos" else (f"{made}.plain", *ended))
+        ended += [made] if narrow else []
+    if narrow:
+        yield constant(f"{name}.cos", table // WIDE_NBYTES * sizes.nbytes)
+        yield constant(f"{name}.sin", table // WIDE_NBYTES * sizes.nbytes, drops=tuple(ended))
+    yield view(x, name, sizes.nbytes * sizes.tokens * op.out_features)
+
+
+def heads(op: Operator, sizes: Sizes) -> Iterator[Call]:
+    """Features as heads, which then lie before the tokens: gradients that come in the new order are copied back."""
+    split = op.num_heads > 1 and sizes.batch.sequence_length > 1
+    yield view(op.inputs[0], op.output, sizes.nbytes * sizes.tokens * op.num_heads * op.head_dim, copies_gradient=split)
+
+
+def rotate(op: Operator, sizes: Sizes) -> Iterator[Call]:
+    """apply_rotary_pos_emb: x·cos + cat(−right, left)·sin, of queries and then of keys; both are let go of afterwards."""
+    (query, key), key_out = op.inputs, op.output
+    yield from _turned(query, f"{key_out}.query", op.num_heads, op, sizes)
+    yield from _turned(key, key_out, op.num_kv_heads, op, sizes)
+
+
+def _turned(source: str, name: str, num_heads: int, op: Operator, sizes: Sizes) -> Iterator[Call]:
+    nbytes = sizes.nbytes * sizes.tokens * num_heads * op.head_dim
+    left, right, minus, half, cosine, sine = (f"{name}.{part}" for part in ("left", "right", "minus", "half", "cosine", "sine"))
+    cos, sin = op.reads
+
+    def call(inputs: tuple[str, ...], output: str, size: int, **more: Any) -> Call:
+        return Call(operator="rotary", inputs=inputs, output=output, nbytes=size, moved=2 * size, backward_moved=2 * size, **more)
+
+    yield call((source,), cosine, nbytes, saves=(cos,), gradients=(source,))
+    yield view(source, left, nbytes // 2, copies_gradient=True)
+    yield view(source, right, nbytes // 2, copies_gradient=True)
+    yield call((right,), minus, nbytes // 2, gradients=(right,))
+    yield call((minus, left), half, nbytes, passes=(minus, left), drops=(minus,))
+    yield call((half,), sine, nbytes, saves=(sin,), gradients=(half,), drops=(half,))
+    yield call((cosine, sine), name, nbytes, passes=(cosine, sine), drops=(cosine, sine))
+
+
+def silu(op: Operator, sizes: Sizes) -> Iterator[Call]:
+    """x·sigmoid(x)."""
+    nbytes = sizes.nbytes * sizes.tokens * op.out_features
+    yield Call(
+        operator="silu",
+        inputs=op.inputs,
+        output=op.output,
+        nbytes=nbytes,
+        saves=op.inputs,
+        gradients=op.inputs,
+        moved=2 * nbytes,
+        backward_moved=3 * nbytes,
+    )
+
+
+def multiply(op: Operator, sizes: Sizes) -> Iterator[Call]:
+    """A product of two values, each of which is kept for the gradient of the other."""
+    nbytes = sizes.nbytes * sizes.tokens * op.out_features
+    yield Call(
+        operator="multiply",
+        inputs=op.inputs,
+        output=op.output,
+        nbytes=nbytes,
+        saves=op.inputs,
+        crossed=True,
+        gradients=op.inputs,
+        moved=3 * nbytes,
+        backward_moved=6 * nbytes,
+    )
+
+
+def causal_loss(op: Operator, sizes: Sizes) -> Iterator[Call]:
+    """ForCausalLMLoss: logits in float32, labels shifted by one place, mean cross-entropy."""
+    logits, name, tokens = op.inputs[0], op.output, sizes.tokens
+    nbytes, wide = (size * tokens * op.out_features for size in (sizes.nbytes, WIDE_NBYTES))
+    casts = sizes.nbytes < WIDE_NBYTES
+    source = f"{name}.logits" if casts else logits
+    if casts:
+        yield Call(
+            operator="cast",
+            inputs=(logits,),
+            output=source,
+            nbytes=wide,
+            gradients=(logits,),
+            moved=nbytes + wide,
+            backward_moved=nbytes + wide,
+        )
+    padded, shifted, log_softmax = (f"{name}.{part}" for part in ("padded", "shifted", "log_softmax"))
+    labels = (padded, shifted) if sizes.batch.micro_batch > 1 else (padded,)  # of one sequence they lie as they should already
+    yield constant(padded, INDEX_NBYTES * (tokens + sizes.batch.micro_batch))
+    if shifted in labels:
+        yield constant(shifted, INDEX_NBYTES * tokens)
+    yield Call(
+        operator="log_softmax",
+        inputs=(source,),
+        output=log_softmax,
+        nbytes=wide,
+        saves=(log_softmax,),
+        gradients=(source,),
+        moved=2 * wide,
+        backward_moved=3 * wide,
+    )
+    yield Call(
+        operator="nll_loss",
+        inputs=(log_softmax,),
+        output=name,
+        nbytes=WIDE_NBYTES,
+        saves=(log_softmax, labels[-1]),
+        keeps=((f"{name}.total_weight", WIDE_NBYTES),),
+        gradients=(log_softmax,),
+        drops=(log_softmax, *((source,) if casts else ()), *labels),
+        moved=2 * wide,
+        backward_moved=wide,
+    )
