@@ -157,5 +157,6 @@ def _gradients(
             del loss
     begin("optimizer")
     if scenario.optimizer.clip_norm:
-        clip_grad_norm_(subject.module.parameters(), scenario.optimizer.clip_norm)
+        clip = subject.clip or (lambda norm: clip_grad_norm_(subject.module.parameters(), norm))
+        clip(scenario.optimizer.clip_norm)
     return total / len(of_micro_batch)

@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.autograd.graph import _engine_run_backward
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed.distributed_c10d import _resolve_process_group
+from torch.distributed.fsdp import ShardingStrategy
 from torch.distributed.tensor import DTensor, debug
 from torch.nn.parallel import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -39,6 +40,11 @@ def fake_group(*, rank: int, world_size: int) -> Iterator[None]:
     finally:
         dist.destroy_process_group()
         debug._clear_sharding_prop_cache()
+
+
+def hybrid_shard_grad_op() -> ShardingStrategy:
+    """FSDP's strategy that shards over one axis of a mesh and keeps what forward gathered until backward."""
+    return ShardingStrategy._HYBRID_SHARD_ZERO2
 
 
 def ddp_bucket_caps() -> tuple[int, int]:
