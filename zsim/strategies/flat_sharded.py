@@ -116,7 +116,7 @@ class FlatShardedStep(Passes):
     def concatenate_gradients(self, flat: FlatParameter) -> None:
         """The backward of the split into views: all gradients are copied into one, beside zeros for padding.
 
-        One that earlier micro-batches have left unreduced is added to in place.
+        One that earlier micro-batches have left unreduced is added to in place; the hook that follows holds the new one to its end.
         """
         dtype = self.training.precision.parameters
         nbytes, name = self.nbytes(flat.numel, dtype), f"{flat.fqn}.unsharded_gradient"
@@ -129,7 +129,6 @@ class FlatShardedStep(Passes):
         kernels = (copy_kernel(flat.numel, source=dtype, target=dtype),)
         if again:
             kernels += (Kernel("add", flat.numel, 3 * nbytes, dtype),)
-            memory += self.drop(result)
         self.issue("copy", flat.fqn, micro_batch=self.micro_batch, kernels=kernels, memory=memory)
 
     def reduce(self, flat: FlatParameter) -> None:
@@ -169,8 +168,14 @@ class FlatShardedStep(Passes):
             )
         kernels, memory = self._accumulated(flat, fresh=fresh)
         memory += self.drop_each([f"{flat.fqn}.{name}" for name in ("reduced", "cast_gradient", "padded_gradient")])
-        memory += self.drop(f"{flat.fqn}.unsharded_gradient")
+        memory += self.drop_each([f"{flat.fqn}.unsharded_gradient", f"{flat.fqn}.unsharded_gradient.added"])
         self._on(stream, flat, kernels, memory=memory)
+
+    def accumulate_without_sync(self, flat: FlatParameter) -> None:
+        """Keep the unsharded gradient, in the dtype of the parameters, for a later micro-batch (no_sync)."""
+        memory = self.drop(f"{flat.fqn}.unsharded_gradient.added")
+        if memory:
+            self.issue("free", flat.fqn, stream="host", micro_batch=self.micro_batch, memory=memory)
 
     def _reduce_input(self, flat: FlatParameter) -> tuple[tuple[Kernel, ...], list[MemoryEvent]]:
         """What makes the flat gradient fit for the reduce-scatter."""

@@ -275,3 +275,5 @@ class _Run:
             self._prefetch_before(flat)
         if self.sync:
             self.step.reduce(flat)
+        else:
+            self.step.accumulate_without_sync(flat)
