@@ -126,7 +126,7 @@ class FlatShardedStep(Passes):
         memory = self.alloc_each(pads, "temporaries") + self.alloc(result, "unsharded_gradients", nbytes)
         memory += self.drop_each([pad for pad, _ in pads])
         memory += self.drop_each([f"{fqn}.unsharded_gradient" for fqn in flat.names])
-        kernels = (copy_kernel(flat.numel, source=dtype, target=dtype),)
+        kernels: tuple[Kernel, ...] = (copy_kernel(flat.numel, source=dtype, target=dtype),)
         if again:
             kernels += (Kernel("add", flat.numel, 3 * nbytes, dtype),)
         self.issue("copy", flat.fqn, micro_batch=self.micro_batch, kernels=kernels, memory=memory)

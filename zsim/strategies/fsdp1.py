@@ -10,16 +10,15 @@ the block that runs, so that in backward it comes after that block too. Observed
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from zsim import optimizers
 from zsim.errors import ScenarioError
 from zsim.mesh import Mesh
 from zsim.model import ROOT, ModelSpec
-from zsim.ops import Alloc, Free, MemoryEvent
 from zsim.program import Program, RankProgram
-from zsim.strategies.building import Step, accumulated_after_sums, units_read
+from zsim.strategies.building import accumulated_after_sums, units_read
 from zsim.strategies.flat_construction import construction, lazy_init
 from zsim.strategies.flat_optimizer import optimizer
 from zsim.strategies.flat_parameters import FlatParameter, flat_parameters, stepped
@@ -67,8 +66,8 @@ def model_problems(options: Options, model: ModelSpec, accumulates: bool) -> Ite
     for unit in model.units:
         if len(unit.modules) > 1:
             yield (
-                f"wrapping.every: {unit.fqn} has {len(unit.modules)} modules, but FullyShardedDataParallel wraps one; "
-                "use every = 1 or \"all\", or fsdp2"
+                f"wrapping: {unit.fqn} has {len(unit.modules)} modules, but FullyShardedDataParallel wraps one; "
+                'use every = 1 or "all" with ends = "root", or fsdp2'
             )
             return
 
@@ -199,12 +198,12 @@ class _Run:
         if root is not None:
             self._pre_forward(root, 0)
         for place, module in enumerate(self.modules):
-            flat = self._block(module)
-            if flat is not None:
-                self._pre_forward(flat, place)
+            block = self._block(module)
+            if block is not None:
+                self._pre_forward(block, place)
             step.forward(module, reads_input=place == 0)
-            if flat is not None:
-                self._post_forward(flat, free=self.options.sharding == "full")
+            if block is not None:
+                self._post_forward(block, free=self.options.sharding == "full")
         if root is not None:
             self._post_forward(root, free=False)
 
@@ -242,9 +241,9 @@ class _Run:
         if root is not None:
             self._pre_backward(root)
         for back, module in enumerate(reversed(self.modules)):
-            flat = self._block(module)
-            if flat is not None:
-                self._pre_backward(flat)
+            block = self._block(module)
+            if block is not None:
+                self._pre_backward(block)
             step.backward(module)
             while self.splits and self.splits[-1][1] >= last - back:
                 self._post_backward(self.splits.pop()[0])
