@@ -19,7 +19,7 @@ ALIGNMENT_NBYTES = 16
 """Where use_orig_params puts parameters in the flat one (_get_aligned_numel)."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class FlatParameter:
     """The flat parameter of a unit on one rank, and what of it is alive. `pieces` are (fqn, elements); padding has no name."""
 

@@ -155,11 +155,12 @@ def _new_step(training: Training, *, mesh: Mesh, options: Options) -> FlatSharde
 
 def _passes(step: FlatShardedStep, flats: dict[str, FlatParameter], options: Options, *, known: bool) -> None:
     """Forward and backward of each micro-batch; `known`: whether an earlier step has shown the order of forward."""
-    training = step.training
+    training, wrapped_by = step.training, step.training.model.wrapped_by
     for micro_batch in range(training.batch.accumulation):
         step.micro_batch = micro_batch
         sync = training.sync == "every" or micro_batch == training.batch.accumulation - 1
-        run = _Run(step, flats, options, sync=sync, looks_ahead=options.forward_prefetch and (known or micro_batch > 0))
+        ahead = options.forward_prefetch and (known or micro_batch > 0)
+        run = _Run(step, flats, options, sync=sync, looks_ahead=ahead, wrapped_by=wrapped_by)
         run.forward()
         run.backward()
 
@@ -174,9 +175,13 @@ class _Run:
     options: Options
     sync: bool
     looks_ahead: bool
+    wrapped_by: dict[str, str]
+    """By module: its unit."""
     splits: list[tuple[FlatParameter, int]] = field(default_factory=list)
     order: list[FlatParameter] = field(default_factory=list)
     """The flat parameters in the order in which their forwards ended."""
+    ahead: list[FlatParameter] = field(default_factory=list)
+    """The flat parameters in the order in which forward gathers them."""
 
     @property
     def modules(self) -> tuple[LoweredModule, ...]:
@@ -185,12 +190,14 @@ class _Run:
 
     def _block(self, module: LoweredModule) -> FlatParameter | None:
         """The flat parameter of a module that is a unit of its own."""
-        unit = self.step.training.model.wrapped_by[module.fqn]
+        unit = self.wrapped_by[module.fqn]
         return self.flats.get(unit) if unit != ROOT else None
 
     def forward(self) -> None:
         """The root first, then each block just in time; with forward_prefetch, the one before gathers it."""
         step, root = self.step, self.flats.get(ROOT)
+        blocks = [block for module in self.modules if (block := self._block(module)) is not None]
+        self.ahead = [*([root] if root is not None else []), *blocks]
         for flat in self.flats.values():
             flat.awaits_forward, flat.prefetched = True, False
         step.begin_forward()
@@ -222,11 +229,8 @@ class _Run:
 
     def _following(self, flat: FlatParameter) -> FlatParameter | None:
         """The one that forward gathers after `flat`."""
-        blocks = [found for module in self.modules if (found := self._block(module)) is not None]
-        root = [self.flats[ROOT]] if ROOT in self.flats else []
-        everyone = [*root, *blocks]
-        place = everyone.index(flat) + 1
-        return everyone[place] if place < len(everyone) else None
+        place = self.ahead.index(flat) + 1
+        return self.ahead[place] if place < len(self.ahead) else None
 
     def _post_forward(self, flat: FlatParameter, *, free: bool) -> None:
         self.order.append(flat)
