@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from tests.agreement import differences
 from tests.quick import one_in
 from tests.scenarios import scenario_texts
-from zsim.ops import COLLECTIVES
 from zsim.plan import plan
 from zsim.scenario import Scenario, parse
 

@@ -167,9 +167,9 @@ def paces_only(op: Op, strategy: str) -> bool:
     """Waits that hold back without guarding data: they bound memory in use; golden Programs and the longest path hold them.
 
     fsdp2's compute stream waits for reductions before a free; DDP's copy back from buckets; zero3's next gather waits
-    for the last compute even where an earlier one freed its memory; fsdp1's limiter blocks the host, and its gather streams wait for
-    the compute stream when the forward of a later micro-batch begins, in which no parameter has changed. That ZeRO-1 adds only to gradients whose reduction
-    has ended is held by test_strategies.
+    for the last compute even where an earlier one freed its memory; fsdp1's limiter blocks the host, and its gather streams wait
+    for the compute stream when the forward of a later micro-batch begins, in which no parameter has changed. That ZeRO-1 adds
+    only to gradients whose reduction has ended is held by test_strategies.
     """
     gathers_ahead = op.kind == "all_gather" and "zero3" in strategy
     adds = op.kind == "backward" and "zero1" in strategy
