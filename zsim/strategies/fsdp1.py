@@ -125,17 +125,24 @@ def _rank(
 
 
 def _both_steps(training: Training, *, mesh: Mesh, options: Options) -> tuple[FlatShardedStep, FlatShardedStep]:
-    """The passes of the first step, in which nothing is known of the order of forward, and of later ones."""
+    """The passes of the first step, in which nothing is known of the order of forward, and of later ones.
+
+    The limiter's queue outlives a step, and after a few each leaves as many frees in it as it finds.
+    """
     first = _new_step(training, mesh=mesh, options=options)
     flats = _flats(training, mesh=mesh, options=options)
     lazy_init(first, list(flats.values()))
     _passes(first, flats, options, known=False)
-    steady = _new_step(training, mesh=mesh, options=options)
-    steady.frees = [EARLIER_STEP] * len(first.frees)
-    if options.use_orig_params:
-        steady.live = {f"{unit}.gradient" for unit in flats}
-    _passes(steady, _flats(training, mesh=mesh, options=options), options, known=True)
-    return first, steady
+    pending = len(first.frees)
+    while True:
+        steady = _new_step(training, mesh=mesh, options=options)
+        steady.frees = [EARLIER_STEP] * pending
+        if options.use_orig_params:
+            steady.live = {f"{unit}.gradient" for unit in flats}
+        _passes(steady, _flats(training, mesh=mesh, options=options), options, known=True)
+        if len(steady.frees) <= pending:
+            return first, steady
+        pending = len(steady.frees)
 
 
 def _new_step(training: Training, *, mesh: Mesh, options: Options) -> FlatShardedStep:
