@@ -13,11 +13,10 @@ from zsim.strategies.passes import ORIGINAL
 from zsim.training import DTYPE_NBYTES
 
 
-def construction(flats: list[FlatParameter], model: ModelSpec, *, kept: tuple[int, ...], original: bool) -> Step:
+def construction(flats: list[FlatParameter], model: ModelSpec, *, kept: tuple[int, ...]) -> Step:
     """The whole model is there; then every unit's parameters, the root's last, are concatenated, and a shard is copied out.
 
-    `kept` are the elements of each flat parameter, without padding, that this rank's shard has. `original`: the parameters wait for the
-    shard before they become views of it; either way they go once it is there.
+    `kept` are the elements of each flat parameter, without padding, that this rank's shard has.
     """
     step, element = Step(), DTYPE_NBYTES[ORIGINAL]
     sizes = {parameter.fqn: parameter.numel * element for parameter in model.parameters}

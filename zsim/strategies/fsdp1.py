@@ -120,7 +120,7 @@ def _rank(
         optimizer(passes.copy(), numels, of_step, first=first, keeps_gradients=options.use_orig_params)
         for passes, of_step, first in zip(both, memory, (True, False), strict=True)
     ]
-    made = construction(list(flats.values()), training.model, kept=kept, original=options.use_orig_params)
+    made = construction(list(flats.values()), training.model, kept=kept)
     return RankProgram(construction=tuple(made.ops), first=tuple(steps[0].ops), steady=tuple(steps[1].ops))
 
 
