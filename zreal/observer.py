@@ -131,7 +131,7 @@ def _train_step(
     loss = _gradients(scenario, subject, batches, begin=begin)
     settle()
     subject.optimizer.step()
-    parameters = list(subject.module.parameters())
+    parameters = [*subject.module.parameters(), *subject.flat()]
     gradients = [parameter.grad for parameter in parameters if subject.owns_gradients]
     holds = held(parameters=parameters, gradients=gradients, states=subject.states())
     del gradients

@@ -40,6 +40,7 @@ def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
         optimizer=optimizer,
         micro_batch=micro_batch,
         states=lambda: state_tensors(optimizer),
+        flat=lambda: torch_private.flat_parameters(root),
         clip=root.clip_grad_norm_,
         whole=lambda what: _whole(root, what),
     )
