@@ -30,6 +30,8 @@ class FlatShardedStep(Passes):
     """Whether the host waits when frees are pending (limit_all_gathers)."""
     units: tuple[str, ...] = ()
     """The units that have a flat parameter."""
+    hollow: frozenset[str] = frozenset()
+    """Those of which this rank's shard is padding between and after original parameters, and nothing else."""
     frees: list[int] = field(default_factory=list)
     """The events of frees that the limiter has not waited for, oldest first."""
     gather_waits: dict[Stream, list[int]] = field(default_factory=dict)
@@ -100,8 +102,11 @@ class FlatShardedStep(Passes):
             self.frees += [event] if self.limits else []
 
     def begin_forward(self) -> None:
-        """The root's forward begins: gradients that only the flat parameters still held go, and gathers wait for the compute stream."""
-        gone = [] if self.micro_batch else self.drop_each([f"{fqn}.gradient" for fqn in self.units])
+        """The root's forward begins: gradients that only flat parameters still hold go, and gathers wait for the compute stream.
+
+        In a later micro-batch these are of hollow shards, in which no original parameter has a gradient (_reset_flat_param_grad_info).
+        """
+        gone = self.drop_each([f"{fqn}.gradient" for fqn in (self.hollow if self.micro_batch else self.units)])
         if gone:
             self.issue("free", ROOT, stream="host", memory=gone)
         last = self.last_computed()

@@ -79,18 +79,22 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
         found += ("precision.autocast: not modelled with fsdp1, whose views autocast does not cache; use fsdp2 or parameters = \"bf16\"",)
     if found:
         raise ScenarioError(found)
-    both = _both_steps(training, mesh=mesh, options=options)
     flats = _flats(training, mesh=mesh, options=options)
-    programs: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
+    programs: dict[tuple[frozenset[str], tuple[int, ...], tuple[int, ...]], int] = {}
     ranks: list[RankProgram] = []
     by_shard: list[int] = []
+    both: dict[frozenset[str], tuple[FlatShardedStep, FlatShardedStep]] = {}
     for rank in range(mesh.dp_shard):
         numels = stepped(training.model, flats, rank=rank, original=options.use_orig_params)
         kept = tuple([flat.layout.local(rank).numel for flat in flats.values()])
-        if (kept, tuple(numels)) not in programs:
-            programs[kept, tuple(numels)] = len(ranks)
-            ranks.append(_rank(training, both, flats=flats, numels=numels, kept=kept, options=options))
-        by_shard.append(programs[kept, tuple(numels)])
+        hollow = frozenset([flat.fqn for flat in flats.values() if options.use_orig_params and not any(flat.held(rank))])
+        alike = (hollow, kept, tuple(numels))
+        if alike not in programs:
+            if hollow not in both:
+                both[hollow] = _both_steps(training, mesh=mesh, options=options, hollow=hollow)
+            programs[alike] = len(ranks)
+            ranks.append(_rank(training, both[hollow], flats=flats, numels=numels, kept=kept, options=options))
+        by_shard.append(programs[alike])
     return Program(mesh=mesh, ranks=tuple(ranks), assignment=tuple(by_shard) * mesh.dp_replicate)
 
 
@@ -124,18 +128,20 @@ def _rank(
     return RankProgram(construction=tuple(made.ops), first=tuple(steps[0].ops), steady=tuple(steps[1].ops))
 
 
-def _both_steps(training: Training, *, mesh: Mesh, options: Options) -> tuple[FlatShardedStep, FlatShardedStep]:
+def _both_steps(
+    training: Training, *, mesh: Mesh, options: Options, hollow: frozenset[str] = frozenset()
+) -> tuple[FlatShardedStep, FlatShardedStep]:
     """The passes of the first step, in which nothing is known of the order of forward, and of later ones.
 
     The limiter's queue outlives a step, and after a few each leaves as many frees in it as it finds.
     """
-    first = _new_step(training, mesh=mesh, options=options)
+    first = _new_step(training, mesh=mesh, options=options, hollow=hollow)
     flats = _flats(training, mesh=mesh, options=options)
     lazy_init(first, list(flats.values()))
     _passes(first, flats, options, known=False)
     pending = len(first.frees)
     while True:
-        steady = _new_step(training, mesh=mesh, options=options)
+        steady = _new_step(training, mesh=mesh, options=options, hollow=hollow)
         steady.frees = [EARLIER_STEP] * pending
         if options.use_orig_params:
             steady.live = {f"{unit}.gradient" for unit in flats}
@@ -145,7 +151,7 @@ def _both_steps(training: Training, *, mesh: Mesh, options: Options) -> tuple[Fl
         pending = len(steady.frees)
 
 
-def _new_step(training: Training, *, mesh: Mesh, options: Options) -> FlatShardedStep:
+def _new_step(training: Training, *, mesh: Mesh, options: Options, hollow: frozenset[str]) -> FlatShardedStep:
     element = DTYPE_NBYTES[training.precision.parameters]
     return FlatShardedStep(
         training=training,
@@ -157,6 +163,7 @@ def _new_step(training: Training, *, mesh: Mesh, options: Options) -> FlatSharde
         reads=units_read(training.model),
         limits=options.limit_all_gathers,
         units=tuple([unit.fqn for unit in training.model.units]),
+        hollow=hollow,
     )
 
 
