@@ -20,12 +20,13 @@ def optimizer(
     `keeps_gradients`: the flat parameters still hold theirs, until the next forward.
     """
     settings = step.training.optimizer
+    step.begin("optimizer")
     waits = clip(step, numels, first=first) if settings.clip_norm else []
     kernels = optimizers.kernels(numels, optimizer=settings, dtype=ORIGINAL)
     step.issue("optimizer", ROOT, waits=waits, kernels=kernels, memory=memory)
-    if not keeps_gradients:
-        gradients = step.drop_each([f"{unit}.gradient" for unit in step.units])
-        step.issue("free", ROOT, stream="host", memory=gradients)
+    step.begin("zero_grad")
+    gradients = [] if keeps_gradients else step.drop_each([f"{unit}.gradient" for unit in step.units])
+    step.issue("free", ROOT, stream="host", memory=gradients)
     return step
 
 

@@ -42,7 +42,7 @@ class FlatShardedStep(Passes):
 
     def copy(self) -> FlatShardedStep:
         """This step so far, to be ended in another way."""
-        return replace(self, ops=list(self.ops), live=set(self.live))
+        return replace(self, ops=list(self.ops), parts=list(self.parts), live=set(self.live))
 
     # -- unshard and reshard
 

@@ -18,7 +18,7 @@ from zsim.errors import ScenarioError
 from zsim.mesh import Mesh
 from zsim.model import ROOT, ModelSpec
 from zsim.program import Program, RankProgram
-from zsim.strategies.building import accumulated_after_sums, units_read
+from zsim.strategies.building import accumulated_after_sums, rank_program, units_read
 from zsim.strategies.flat_construction import construction, lazy_init
 from zsim.strategies.flat_optimizer import optimizer
 from zsim.strategies.flat_parameters import FlatParameter, flat_parameters, stepped
@@ -125,7 +125,7 @@ def _rank(
         for passes, of_step, first in zip(both, memory, (True, False), strict=True)
     ]
     made = construction(list(flats.values()), training.model, kept=kept)
-    return RankProgram(construction=tuple(made.ops), first=tuple(steps[0].ops), steady=tuple(steps[1].ops))
+    return rank_program(made.ops, first=steps[0], steady=steps[1])
 
 
 def _both_steps(
@@ -137,7 +137,6 @@ def _both_steps(
     """
     first = _new_step(training, mesh=mesh, options=options, hollow=hollow)
     flats = _flats(training, mesh=mesh, options=options)
-    lazy_init(first, list(flats.values()))
     _passes(first, flats, options, known=False)
     pending = len(first.frees)
     while True:
@@ -175,7 +174,11 @@ def _passes(step: FlatShardedStep, flats: dict[str, FlatParameter], options: Opt
         sync = training.sync == "every" or micro_batch == training.batch.accumulation - 1
         ahead = options.forward_prefetch and (known or micro_batch > 0)
         run = _Run(step, flats, options, sync=sync, looks_ahead=ahead, wrapped_by=wrapped_by)
+        step.begin("forward", micro_batch=micro_batch)
+        if not known and not micro_batch:
+            lazy_init(step, list(flats.values()))
         run.forward()
+        step.begin("backward", micro_batch=micro_batch)
         run.backward()
 
 
