@@ -17,7 +17,7 @@ WHOLE = settings(max_examples=40)
 """For tests that plan, replay or simulate a whole scenario: each draw takes a tenth of a second, not a microsecond."""
 
 FAMILIES = ("mlp", "gpt", "llama")
-STRATEGIES = ("ddp", "zero_redundancy", "zero1", "zero2", "zero3", "fsdp2", "hsdp")
+STRATEGIES = ("ddp", "zero_redundancy", "zero1", "zero2", "zero3", "fsdp2", "hsdp", "fsdp1")
 
 
 @st.composite
@@ -73,6 +73,10 @@ def strategy_tables(draw: st.DrawFn, ranks: int, strategies: tuple[str, ...]) ->
         "fsdp2": f'name = "fsdp2", reshard_after_forward = {reshard}{ahead}',
         "hsdp": f'name = "hsdp", dp_replicate = {replicas}, dp_shard = {shards}, reshard_after_forward = {part}{ahead}{when}',
     }
+    some = draw(st.sampled_from([n for n in divisors if n < ranks] or [1]))
+    asked = ["", ', sharding = "grad_op"', ', backward_prefetch = "post"', ', backward_prefetch = "none", limit_all_gathers = false']
+    flat_options = draw(st.sampled_from(asked)) + draw(st.sampled_from(["", ", forward_prefetch = true", ", use_orig_params = true"]))
+    tables["fsdp1"] = f'name = "fsdp1", dp_replicate = {some}, dp_shard = {ranks // some}{flat_options}'
     return tables[draw(st.sampled_from(strategies))]
 
 
@@ -99,6 +103,8 @@ FROZEN = {
 def frozen_parts(draw: st.DrawFn, model: str, *, strategy: str) -> str:
     """Nothing frozen, or some of what `model` has; DDP waits for what a block that never runs would have trained."""
     family = next(family for family in FROZEN if f'"{family}"' in model)
+    if '"fsdp1"' in strategy:
+        return ""
     unused = re.search(r'unused = \["(.*?)"\]', model)
     if unused and re.search(r'name = "(ddp|zero_redundancy)"', strategy):
         return f'frozen = ["{unused[1]}.*"]\n'
@@ -109,7 +115,9 @@ def frozen_parts(draw: st.DrawFn, model: str, *, strategy: str) -> str:
 
 @st.composite
 def wrapping(draw: st.DrawFn, model: str, *, strategy: str, again: str) -> str:
-    """No wrapping policy, or one that fits `model` and its activation checkpointing."""
+    """No wrapping policy, or one that fits `model` and its activation checkpointing; with fsdp1, no unit of several modules."""
+    if '"fsdp1"' in strategy:
+        return draw(st.sampled_from(["", 'wrapping = { every = 1, ends = "root" }\n', 'wrapping = { every = "all" }\n']))
     dims = re.search(r"dims = \[([^]]*)\]", model)
     layers = dims[1].count(",") if dims else int(re.findall(r"num_layers = (\d+)", model)[0])
     ends = "root" if "tied = true" in model else draw(st.sampled_from(["root", "apart"]))
@@ -143,7 +151,9 @@ def scenario_texts(
     model = draw(models(families))
     sync = "every" if "unused" in model and parameters != reduce else sync  # torch looks for gradients that never were
     autocast = draw(st.sampled_from(["", "", ', autocast = "bf16"'])) if parameters == "fp32" else ""
-    strategy = draw(strategy_tables(ranks, strategies))
+    once = "uses = 1 " in model and "forwards = 1 " in model and "unused" not in model
+    flat = ranks > 1 and once and not autocast  # what fsdp1 does not refuse
+    strategy = draw(strategy_tables(ranks, tuple(name for name in strategies if flat or name != "fsdp1")))
     again = draw(checkpointing(model))
     casts_again = autocast and "save" in again and not ("uses = 1 " in model and "forwards = 1 " in model)  # torch refuses it
     again = "" if casts_again else again

@@ -131,7 +131,7 @@ def _train_step(
     loss = _gradients(scenario, subject, batches, begin=begin)
     settle()
     subject.optimizer.step()
-    parameters = list(subject.module.parameters())
+    parameters = [*subject.module.parameters(), *subject.flat()]
     gradients = [parameter.grad for parameter in parameters if subject.owns_gradients]
     holds = held(parameters=parameters, gradients=gradients, states=subject.states())
     del gradients
@@ -157,5 +157,6 @@ def _gradients(
             del loss
     begin("optimizer")
     if scenario.optimizer.clip_norm:
-        clip_grad_norm_(subject.module.parameters(), scenario.optimizer.clip_norm)
+        clip = subject.clip or (lambda norm: clip_grad_norm_(subject.module.parameters(), norm))
+        clip(scenario.optimizer.clip_norm)
     return total / len(of_micro_batch)

@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.autograd.graph import _engine_run_backward
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed.distributed_c10d import _resolve_process_group
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.distributed.tensor import DTensor, debug
 from torch.nn.parallel import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -39,6 +40,17 @@ def fake_group(*, rank: int, world_size: int) -> Iterator[None]:
     finally:
         dist.destroy_process_group()
         debug._clear_sharding_prop_cache()
+
+
+def hybrid_shard_grad_op() -> ShardingStrategy:
+    """FSDP's strategy that shards over one axis of a mesh and keeps what forward gathered until backward."""
+    return ShardingStrategy._HYBRID_SHARD_ZERO2
+
+
+def flat_parameters(root: FullyShardedDataParallel) -> list[torch.Tensor]:
+    """The flat parameters of a module: a rank's shards as they are, of which its parameters may be views."""
+    found = (module._flat_param for module in FullyShardedDataParallel.fsdp_modules(root))
+    return [flat for flat in found if flat is not None]
 
 
 def ddp_bucket_caps() -> tuple[int, int]:

@@ -91,10 +91,7 @@ def run_rank(
         )
         run, losses = seen.run, seen.losses
         assert seen.subject is not None
-        parameters = _whole(_stepped(seen.subject)) if parity else {}
-        gradients = _whole(
-            {name: p.grad for name, p in seen.subject.module.named_parameters() if p.grad is not None} if parity else {}
-        )
+        parameters, gradients = _parameters_and_gradients(seen.subject) if parity else ({}, {})
     else:
         program = plan(scenario, device=device)
         done = execute(
@@ -124,6 +121,14 @@ def run_rank(
         reference_losses=reference.losses,
     )
     return replace(run, numerics=numbers)
+
+
+def _parameters_and_gradients(subject: Subject) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Every parameter and every gradient whole, on every rank."""
+    if subject.whole is not None:
+        return subject.whole("parameters"), subject.whole("gradients")
+    gradients = {name: p.grad for name, p in subject.module.named_parameters() if p.grad is not None}
+    return _whole(_stepped(subject)), _whole(gradients)
 
 
 def _stepped(subject: Subject) -> dict[str, Tensor]:

@@ -1,7 +1,8 @@
 """A Program in torch's caching allocator for CUDA: what is reserved on the device for what the Program allocates.
 
 The allocator acts when the host issues, so reserved bytes are a function of the Program alone, as allocated bytes are. A free
-returns its block at once, as where the subject keeps references instead of record_stream (FSDP2, DDP, our executor). It knows
+returns its block at once, as where the subject keeps references instead of record_stream (FSDP2, DDP, our executor). Where it does
+not (FSDP1), blocks come back once the device has come so far, and what is reserved here is the least that can be. It knows
 no strategy and no time; the rules of the allocator are in zsim.caching.
 """
 

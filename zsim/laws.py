@@ -159,7 +159,8 @@ def what_is_sent_is_freed_afterwards(program: Program, rank: RankProgram, phase:
 def gathers_overwrite_nothing_that_is_read(program: Program, rank: RankProgram, phase: PhaseName) -> Iterator[str]:
     """What a gather stream allocates may be memory that it has freed: whatever read that must have ended.
 
-    torch's allocator gives a stream its own freed blocks at once; torch/distributed/fsdp keeps this order by events.
+    torch's allocator gives a stream its own freed blocks at once; fully_shard keeps this order by events. A free that is an op of
+    the compute stream says what FSDP1 tells the allocator (record_stream): the block is free once that stream has come so far.
     Compute reads unsharded parameters, a copy what an all-gather has brought.
     """
     order = happened(rank.phase(phase))
@@ -177,6 +178,8 @@ def gathers_overwrite_nothing_that_is_read(program: Program, rank: RankProgram, 
         for event in op.memory:
             if not isinstance(event, Alloc):
                 kind, unit, stream = owners.pop(event.buffer, ("", "", op.stream))
+                if op.kind == "free" and op.stream == "compute":
+                    continue
                 read = event.buffer if kind == "communication" else unit
                 reused[stream] = max(reused.get(stream, -1), readers.get((kind, read), -1))
                 continue

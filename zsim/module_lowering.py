@@ -79,7 +79,7 @@ def lower_each(
         taken, later = _taken(module, called), _read_later(model.modules[place + 1 :], module, called)
         for step in steps if frozen else ():
             step.calls[:] = needed(step.calls, needs=needs, frozen=frozen)
-        if module.path in checkpointed:
+        if (module.within or module.path) in checkpointed:
             _cut_regions(steps, module, checkpointing)
         module_calls = [call for step in steps for call in step.calls]
         tape.framed = framed.union(drop for op in module.operators for drop in _qualified(op, module, entry).drops)

@@ -24,6 +24,8 @@ CASES = [
     ('name = "zero2"', 3),
     ('name = "zero3"', 3),
     ('name = "zero3"', 1),
+    ('name = "fsdp1", dp_shard = 3', 3),
+    ('name = "fsdp1", dp_replicate = 2, dp_shard = 2, use_orig_params = true', 4),
 ]
 
 

@@ -162,6 +162,7 @@ GROUPS = {
     "two replicas of one shard": ('name = "hsdp", dp_replicate = 2, dp_shard = 1', 2),
     "resharded to two": ('name = "fsdp2", reshard_after_forward = 2', 4),
     "replicas reduced last": ('name = "hsdp", dp_replicate = 2, dp_shard = 2, all_reduce = "last"', 4),
+    "flat": ('name = "fsdp1", dp_shard = 2', 2),
     "offloaded": ('name = "fsdp2", offload = true', 2),
     "offloaded, one shard": ('name = "fsdp2", offload = true', 1),
     "offloaded, resharded to two": ('name = "fsdp2", reshard_after_forward = 2, offload = true', 4),

@@ -139,7 +139,7 @@ def test_low_rank_adapters_are_allocated_and_freed_in_torchs_order(name: str, st
     assert of_program(case) == found
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "fsdp1"])  # which refuses frozen parts
 @pytest.mark.parametrize(
     ("name", "attention", "frozen"),
     [

@@ -27,7 +27,7 @@ BOTH = [(strategy, "executor") for strategy in RANKS] + [(strategy, "observer") 
 
 
 def scenario(strategy: str, *, model: str, optimizer: str, ranks: int = 3) -> Scenario:
-    replicas = ", dp_replicate = 1, dp_shard = 3" if strategy == "hsdp" else ""
+    replicas = ", dp_replicate = 1, dp_shard = 3" if strategy in ("hsdp", "fsdp1") else ""
     text = f"""
 model = {{ preset = "{model}" }}
 batch = {{ micro_batch = 1, sequence_length = {1 if "mlp" in model else 8} }}
@@ -70,6 +70,7 @@ def test_tied_weights_train_as_in_one_process(strategy, interpreter):
     [
         "fsdp2-uneven-4",
         "hsdp-gpt-2x2",
+        "fsdp1-gpt-2x2",
         "zero-redundancy-gpt-4",
         "ddp-llama-2-bf16",
         "zero3-uneven-4",

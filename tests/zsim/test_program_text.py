@@ -27,6 +27,7 @@ CASES = {
     "zero3_lookahead_2": 'name = "zero3", lookahead = 2',
     "fsdp2": 'name = "fsdp2"',
     "hsdp": 'name = "hsdp", dp_replicate = 2, dp_shard = 1',
+    "fsdp1": 'name = "fsdp1", dp_shard = 2',
     "zero_redundancy": 'name = "zero_redundancy"',
 }
 

@@ -34,6 +34,12 @@ class Subject:
     """The dtype in which a floating-point input is handed to the module."""
     masters: tuple[torch.Tensor, ...] = ()
     """Copies of the parameters, in their order, that the optimizer steps in their place; none where it steps the parameters."""
+    flat: Callable[[], list[torch.Tensor]] = list
+    """What its parameters are views of, where that has padding of its own."""
+    clip: Callable[[float], object] | None = None
+    """Its own way to clip gradients by their global norm; None for torch.nn.utils.clip_grad_norm_."""
+    whole: Callable[[str], dict[str, torch.Tensor]] | None = None
+    """Its own way to gather the "parameters" or "gradients" of the model, whole and by the model's fqns; a collective of all ranks."""
 
 
 Build = Callable[[Scenario, Model, DeviceMesh], Subject]

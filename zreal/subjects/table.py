@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from zreal.subjects import Build, ddp, fsdp2, zero_redundancy
+from zreal.subjects import Build, ddp, fsdp1, fsdp2, zero_redundancy
 
 SUBJECTS: dict[str, Build] = {
     "ddp": ddp.build,
     "fsdp2": fsdp2.build,
     "hsdp": fsdp2.build,
+    "fsdp1": fsdp1.build,
     "zero_redundancy": zero_redundancy.build,
 }

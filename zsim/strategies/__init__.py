@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from zsim.model import ModelSpec
 from zsim.program import Program
-from zsim.strategies import ddp, fsdp2, hsdp, zero1, zero2, zero3, zero_redundancy
+from zsim.strategies import ddp, fsdp1, fsdp2, hsdp, zero1, zero2, zero3, zero_redundancy
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +88,15 @@ STRATEGIES: dict[str, Strategy] = {
         nests=True,
         problems=fsdp2.problems,
         model_problems=fsdp2.model_problems,
+    ),
+    "fsdp1": Strategy(
+        plan=fsdp1.plan,
+        options=fsdp1.Options,
+        axes=("dp_replicate", "dp_shard"),
+        formula=Formula("zero3", keeps="float32 shards"),
+        casts_input=True,
+        problems=fsdp1.problems,
+        model_problems=fsdp1.model_problems,
     ),
     "zero_redundancy": Strategy(
         plan=zero_redundancy.plan,

@@ -20,10 +20,11 @@ from zsim.ops import Alloc, Free, MemoryEvent, Op, Stream
 from zsim.program import Program, RankProgram
 from zsim.sharding import shard_size
 from zsim.strategies.building import Step, accumulated_after_sums, rank_program, units_read
-from zsim.strategies.sharded import ORIGINAL, ShardedStep, is_model_input
+from zsim.strategies.passes import ORIGINAL
+from zsim.strategies.sharded import ShardedStep
 from zsim.strategies.sharded_gradients import Gradients
 from zsim.strategies.sharded_groups import Group, local_numels, sharded_groups
-from zsim.training import DTYPE_NBYTES, NOTHING, LoweredModule, Optimizer, Training, storage_events
+from zsim.training import DTYPE_NBYTES, NOTHING, LoweredModule, Optimizer, Training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +234,7 @@ def forward(
     root = groups.get(ROOT)
     order: list[Group] = []
     step.begin_forward()
-    _cast_input(step, modules)
+    step.cast_input(modules)
     wrapped_by = step.training.model.wrapped_by
     blocks = _blocks(wrapped_by, groups)
     first, last = _ends(step)
@@ -264,13 +265,6 @@ def forward(
     step.end_forward(held)
     step.sum_losses(modules[-1])
     return order
-
-
-def _cast_input(step: ShardedStep, modules: tuple[LoweredModule, ...]) -> None:
-    """The root casts a floating-point input before it gathers anything."""
-    cast = [event for event in modules[0].forward.memory if is_model_input(event)]
-    if cast:
-        step.issue("copy", ROOT, micro_batch=step.micro_batch, memory=storage_events(cast))
 
 
 def backward(

@@ -1,0 +1,132 @@
+"""fsdp1 as predicted against torch's own FullyShardedDataParallel on the fake process group: order, bytes and memory, all exact."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from tests.agreement import differences
+from tests.quick import one_in
+from zreal import modules, observer, torch_private
+from zreal.subjects.table import SUBJECTS
+from zsim.plan import plan
+from zsim.scenario import Scenario, parse
+
+PRECISIONS = (("fp32", "fp32"), ("bf16", "fp32"), ("bf16", "bf16"), ("fp32", "bf16"))
+ACCUMULATIONS = ((1, "every"), (2, "every"), (3, "last"))
+OPTIONS = (
+    "",
+    ", use_orig_params = true",
+    ', sharding = "grad_op"',
+    ', backward_prefetch = "post"',
+    ', backward_prefetch = "none", use_orig_params = true',
+    ", forward_prefetch = true",
+    ', sharding = "grad_op", forward_prefetch = true, backward_prefetch = "post", use_orig_params = true, limit_all_gathers = false',
+)
+OPTIMIZERS = (
+    'name = "adamw"',
+    'name = "adamw", implementation = "for-loop", clip_norm = 0.5',
+    'name = "adamw", implementation = "fused", clip_norm = 0.5',
+    'name = "sgd", momentum = 0.9',
+)
+
+
+def scenario(
+    model: str,
+    options: str = "",
+    *,
+    mesh: tuple[int, int] = (1, 4),
+    precision: tuple[str, str] = ("fp32", "fp32"),
+    accumulation: tuple[int, str] = (1, "every"),
+    optimizer: str = OPTIMIZERS[0],
+    more: str = "",
+) -> Scenario:
+    """A scenario of fsdp1 on `mesh`, replicas by shards."""
+    text = f"""
+model = {{ preset = "{model}" }}
+batch = {{ micro_batch = 2, sequence_length = {1 if "mlp" in model else 16}, accumulation = {accumulation[0]} }}
+cluster = {{ preset = "cpu-gloo", ranks = {mesh[0] * mesh[1]} }}
+strategy = {{ name = "fsdp1", dp_replicate = {mesh[0]}, dp_shard = {mesh[1]}, sync = "{accumulation[1]}"{options} }}
+precision = {{ parameters = "{precision[0]}", reduce = "{precision[1]}" }}
+optimizer = {{ {optimizer} }}
+{more}
+"""
+    return parse(text.encode(), where="fsdp1.toml")
+
+
+CASES = list(itertools.product(OPTIONS, PRECISIONS, ACCUMULATIONS))
+
+
+@pytest.mark.parametrize(("options", "precision", "accumulation"), one_in(17, CASES))
+def test_fsdp1_of_uneven_mlp_is_exact(options: str, precision: tuple[str, str], accumulation: tuple[int, str]) -> None:
+    """Each rank of four in turn, with each optimizer in turn; the last shard of each flat parameter is padded."""
+    place = CASES.index((options, precision, accumulation))
+    case = scenario(
+        "mlp-uneven", options, precision=precision, accumulation=accumulation, optimizer=OPTIMIZERS[place // 5 % 4]
+    )
+    assert differences(case, rank=place % 4) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "mesh", "options"),
+    [
+        ("gpt-tiny", (2, 2), ', sharding = "grad_op", use_orig_params = true'),
+        ("llama-tiny", (1, 3), ", forward_prefetch = true"),
+    ],
+)
+def test_fsdp1_of_transformers_is_exact(model: str, mesh: tuple[int, int], options: str) -> None:
+    """Tied weights of the root, blocks recomputed; replicas reduce shards that are divided before and after."""
+    more = 'activation_checkpointing = { mode = "full" }' if "llama" in model else ""
+    case = scenario(model, options, mesh=mesh, precision=("bf16", "fp32"), accumulation=(2, "every"), more=more)
+    assert differences(case, rank=case.world_size - 1) == []
+
+
+@pytest.mark.parametrize(("mesh", "options"), [((1, 64), ", use_orig_params = true"), ((8, 8), "")])
+def test_fsdp1_is_exact_on_the_last_rank_of_larger_worlds(mesh: tuple[int, int], options: str) -> None:
+    """Of 64 shards the root's last is nothing but padding: its gradient is forgotten between micro-batches."""
+    assert differences(scenario("mlp-tiny", options, mesh=mesh, accumulation=(2, "every")), rank=63) == []
+
+
+MARKS = {
+    "FullyShardedDataParallel.rate_limiter": "wait",
+    "c10d::allgather_": "all_gather",
+    "c10d::_reduce_scatter_base_": "reduce_scatter",
+}
+
+
+def seen(case: Scenario, *, steps: int) -> list[list[str]]:
+    """Collectives and waits of the limiter in torch's steps, in order, as the profiler has them."""
+    found = []
+    with torch_private.fake_group(rank=0, world_size=case.world_size):
+        mesh, _ = observer.device_mesh(case, device="cpu")
+        model = modules.build(case.model, seed=case.seed)
+        subject = SUBJECTS[case.strategy](case, model, mesh)
+        for step in range(steps):
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+                for place, (x, targets) in enumerate(modules.micro_batches(case, rank=0, step=step, dtype=subject.dtype)):
+                    with subject.micro_batch(place == case.batch.accumulation - 1):
+                        subject.module(x, targets).backward()
+            subject.optimizer.zero_grad(set_to_none=True)
+            events = sorted(profiler.events(), key=lambda event: event.time_range.start)
+            found.append([MARKS[event.name] for event in events if event.name in MARKS])
+    return found
+
+
+@pytest.mark.parametrize("options", [', backward_prefetch = "post"', ", forward_prefetch = true", ', sharding = "grad_op"'])
+def test_the_limiter_makes_the_host_wait_where_torchs_does(options: str) -> None:
+    """In the steady step all but the first waits, which are for frees of earlier steps and thus over."""
+    case = scenario("mlp-uneven", options)
+    program = plan(case, device="cpu").ranks[0]
+    first, steady = (
+        [kind for op in ops if (kind := op.kind.replace("host_wait", "wait")) in MARKS.values()]
+        for ops in (program.first, program.steady)
+    )
+    real = seen(case, steps=4)
+    for _ in range(real[-1].count("wait") - steady.count("wait")):
+        real[-1].remove("wait")
+
+    assert first == real[0]
+    assert steady == real[-1]
+    assert "wait" in first

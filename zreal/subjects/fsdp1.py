@@ -1,0 +1,89 @@
+"""torch's own FullyShardedDataParallel on a 1-D or 2-D mesh: one flat parameter per unit that is a module, then the root's."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import AbstractContextManager, nullcontext
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+
+from zreal import torch_private
+from zreal.held import state_tensors
+from zreal.modules import DTYPES, Model
+from zreal.optimizers import make_optimizer, trained
+from zreal.subjects import Subject
+from zsim.model import ROOT
+from zsim.scenario import Scenario
+
+PREFETCH = {"pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST, "none": None}
+
+
+def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
+    """`model` with each unit's module replaced by its wrapper, and then wrapped itself."""
+    for unit in scenario.model.units:
+        for fqn in unit.modules or (unit.fqn,):
+            if unit.fqn != ROOT:
+                model.set_submodule(fqn, _wrapped(scenario, model.stretch(fqn), mesh))
+    root = _wrapped(scenario, model, mesh)
+
+    def micro_batch(last: bool) -> AbstractContextManager[None]:
+        sync = last or scenario.sync == "every"
+        return nullcontext() if sync else cast(AbstractContextManager[None], root.no_sync())
+
+    optimizer: torch.optim.Optimizer = make_optimizer(scenario.optimizer, trained(root))
+    return Subject(
+        module=root,
+        optimizer=optimizer,
+        micro_batch=micro_batch,
+        states=lambda: state_tensors(optimizer),
+        flat=lambda: torch_private.flat_parameters(root),
+        clip=root.clip_grad_norm_,
+        whole=lambda what: _whole(root, what),
+    )
+
+
+def _wrapped(scenario: Scenario, module: torch.nn.Module, mesh: DeviceMesh) -> FullyShardedDataParallel:
+    options, device = scenario.options, torch.device(mesh.device_type)
+    if device.type != "cpu":
+        device = torch.device(device.type, torch.accelerator.current_device_index())
+    return FullyShardedDataParallel(
+        module,
+        device_mesh=mesh,
+        sharding_strategy=_sharding(options.sharding, hybrid=mesh.ndim > 1),
+        mixed_precision=_policy(scenario),
+        backward_prefetch=PREFETCH[options.backward_prefetch],
+        forward_prefetch=options.forward_prefetch,
+        limit_all_gathers=options.limit_all_gathers,
+        use_orig_params=options.use_orig_params,
+        device_id=device,
+    )
+
+
+def _sharding(asked: str, *, hybrid: bool) -> ShardingStrategy:
+    if hybrid:
+        return ShardingStrategy.HYBRID_SHARD if asked == "full" else torch_private.hybrid_shard_grad_op()
+    return ShardingStrategy.FULL_SHARD if asked == "full" else ShardingStrategy.SHARD_GRAD_OP
+
+
+def _policy(scenario: Scenario) -> MixedPrecision | None:
+    """What two bytes are asked for; buffers there are none."""
+    precision = scenario.precision
+    if precision.parameters == precision.reduce == "float32":
+        return None
+    narrow = None if precision.parameters == "float32" else DTYPES[precision.parameters]
+    return MixedPrecision(param_dtype=narrow, reduce_dtype=DTYPES[precision.reduce])
+
+
+def _whole(root: FullyShardedDataParallel, what: str) -> dict[str, Tensor]:
+    """Every parameter, or after that every gradient, which then takes its parameter's place: nothing trains any more."""
+    if what == "gradients":
+        with torch.no_grad():
+            for parameter in root.parameters():
+                parameter.copy_(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+    with warnings.catch_warnings(), FullyShardedDataParallel.summon_full_params(root, writeback=False):
+        named = root.named_parameters()
+        return {name.replace("_fsdp_wrapped_module.", ""): parameter.detach().cpu().clone() for name, parameter in named}

@@ -1,0 +1,67 @@
+"""How flat parameters come to be: in construction, and with the first forward, as torch's FSDP makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from zsim.model import ROOT, ModelSpec
+from zsim.ops import Alloc, Free, MemoryEvent
+from zsim.strategies.building import Step
+from zsim.strategies.flat_parameters import FlatParameter
+from zsim.strategies.flat_sharded import FlatShardedStep
+from zsim.strategies.passes import ORIGINAL
+from zsim.training import DTYPE_NBYTES
+
+
+def construction(flats: list[FlatParameter], model: ModelSpec, *, kept: tuple[int, ...]) -> Step:
+    """The whole model is there; then every unit's parameters, the root's last, are concatenated, and a shard is copied out.
+
+    `kept` are the elements of each flat parameter, without padding, that this rank's shard has.
+    """
+    step, element = Step(), DTYPE_NBYTES[ORIGINAL]
+    sizes = {parameter.fqn: parameter.numel * element for parameter in model.parameters}
+    for unit in model.units:
+        whole = [Alloc(f"{p.fqn}.whole", "parameters", sizes[p.fqn]) for p in unit.parameters]
+        step.issue("alloc", unit.fqn, stream="host", memory=whole)
+    of_rank = dict(zip([flat.fqn for flat in flats], kept, strict=True))
+    for flat in sorted(flats, key=lambda flat: flat.fqn == ROOT):
+        step.issue("alloc", flat.fqn, stream="host", memory=_flattened(flat, of_rank[flat.fqn]))
+    return step
+
+
+def _flattened(flat: FlatParameter, kept: int) -> Iterator[MemoryEvent]:
+    """Padding is made of ones; the shard is a copy of a chunk, and padded by another copy where the chunk is short or empty."""
+    element = DTYPE_NBYTES[ORIGINAL]
+    for place, numel in enumerate(flat.paddings):
+        yield Alloc(f"{flat.fqn}.ones", "temporaries", numel * element)
+        yield Alloc(f"{flat.fqn}.padding{place}", "temporaries", numel * element)
+        yield Free(f"{flat.fqn}.ones")
+    yield Alloc(f"{flat.fqn}.flat", "temporaries", flat.numel * element)
+    for place, _ in enumerate(flat.paddings):
+        yield Free(f"{flat.fqn}.padding{place}")
+    short = kept < flat.shard
+    chunk = f"{flat.fqn}.chunk" if short else f"{flat.fqn}.shard"
+    if kept:
+        yield Alloc(chunk, "temporaries" if short else "parameters", kept * element)
+    if short:
+        yield Alloc(f"{flat.fqn}.shard", "parameters", flat.shard * element)
+        if kept:
+            yield Free(chunk)
+    yield Free(f"{flat.fqn}.flat")
+    for fqn in flat.names:
+        yield Free(f"{fqn}.whole")
+
+
+def lazy_init(step: FlatShardedStep, flats: list[FlatParameter]) -> None:
+    """The first forward makes each storage that will be resized, the cast shard's first, and frees it at once."""
+    narrow = DTYPE_NBYTES[step.training.precision.parameters]
+    casts = step.training.precision.parameters != ORIGINAL
+    for flat in flats:
+        sizes = [flat.shard * narrow] if casts else []
+        sizes += [flat.padded * narrow]
+        sizes += [flat.padded * DTYPE_NBYTES[ORIGINAL]] if casts else []
+        memory: list[MemoryEvent] = []
+        for place, nbytes in enumerate(sizes):
+            name = f"{flat.fqn}.storage{place}"
+            memory += [Alloc(name, "temporaries", nbytes), Free(name)]
+        step.issue("alloc", flat.fqn, stream="host", memory=memory)

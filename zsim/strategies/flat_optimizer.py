@@ -1,0 +1,86 @@
+"""Clipping and the optimizer's step over shards of flat parameters: FullyShardedDataParallel.clip_grad_norm_, then torch.optim."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from zsim import clipping, optimizers
+from zsim.model import ROOT
+from zsim.ops import Alloc, Free, MemoryEvent
+from zsim.strategies.flat_sharded import FlatShardedStep
+from zsim.strategies.passes import ORIGINAL
+from zsim.training import DTYPE_NBYTES
+
+
+def optimizer(
+    step: FlatShardedStep, numels: list[int], memory: tuple[MemoryEvent, ...], *, first: bool, keeps_gradients: bool
+) -> FlatShardedStep:
+    """The optimizer steps this rank's shards; its states are made in the first step. Then gradients are dropped.
+
+    `keeps_gradients`: the flat parameters still hold theirs, until the next forward.
+    """
+    settings = step.training.optimizer
+    step.begin("optimizer")
+    waits = clip(step, numels, first=first) if settings.clip_norm else []
+    kernels = optimizers.kernels(numels, optimizer=settings, dtype=ORIGINAL)
+    step.issue("optimizer", ROOT, waits=waits, kernels=kernels, memory=memory)
+    step.begin("zero_grad")
+    gradients = [] if keeps_gradients else step.drop_each([f"{unit}.gradient" for unit in step.units])
+    step.issue("free", ROOT, stream="host", memory=gradients)
+    return step
+
+
+def clip(step: FlatShardedStep, numels: list[int], *, first: bool) -> list[int]:
+    """Clip by the norm over all ranks: this rank's, squared, is all-reduced. Returns what to wait for."""
+    norms = step.issue(
+        "optimizer",
+        clipping.NORMS,
+        kernels=clipping.norms_kernels(numels, dtype=ORIGINAL),
+        memory=_norms_memory(len(numels), first=first),
+    )
+    reduced = step.issue(
+        "all_reduce",
+        clipping.NORMS,
+        stream="all_reduce",
+        waits=(norms,),
+        group="dp_shard",
+        nbytes=DTYPE_NBYTES[ORIGINAL],
+        dtype=ORIGINAL,
+    )
+    clipped = step.issue(
+        "optimizer",
+        clipping.CLIP,
+        waits=(reduced,),
+        kernels=clipping.clip_kernels(numels, dtype=ORIGINAL),
+        memory=_clip_memory(held=bool(numels)),
+    )
+    return [clipped]
+
+
+def _norms_memory(count: int, *, first: bool) -> Iterator[MemoryEvent]:
+    """A zero for ranks without gradients, made once and kept; the norms, stacked, their norm, and its square, in this order."""
+    element = DTYPE_NBYTES[ORIGINAL]
+    if first:
+        yield Alloc("norm.zero", "temporaries", element)
+    if count:
+        yield from (Alloc(f"norm.{i}", "temporaries", element) for i in range(count))
+        yield Alloc("norm.stack", "temporaries", element * count)
+        yield from (Free(f"norm.{i}") for i in range(count))
+        yield Alloc("norm.own", "temporaries", element)
+        yield Free("norm.stack")
+    yield Alloc("norm.square", "temporaries", element)
+
+
+def _clip_memory(*, held: bool) -> Iterator[MemoryEvent]:
+    """The root of what was all-reduced, and the coefficient min(1, max_norm / (norm + ε)), by which gradients are scaled in place."""
+    element = DTYPE_NBYTES[ORIGINAL]
+    yield Alloc("norm.total", "temporaries", element)
+    yield Free("norm.square")
+    for name in ("sum", "reciprocal", "quotient"):
+        yield Alloc(f"norm.{name}", "temporaries", element)
+    yield Free("norm.reciprocal")
+    yield Free("norm.sum")
+    yield Alloc("norm.coefficient", "temporaries", element)
+    if held:
+        yield Free("norm.own")
+    yield from (Free(f"norm.{name}") for name in ("quotient", "coefficient", "total"))

@@ -1,0 +1,254 @@
+"""The words that fsdp1 is written in: unshard, reshard, post_backward, as torch's FSDP does each with a flat parameter.
+
+Lifetimes follow the host's order; streams and waits are those of torch/distributed/fsdp/_runtime_utils.py: the pre-unshard stream is
+called all_gather_copy_in, the unshard stream all_gather, the post-backward stream reduce_scatter. Memory of these streams that
+compute reads is freed by an op of the compute stream: torch tells the allocator so (record_stream), and it is that op's event for
+which the limiter blocks the host. Nothing here decides which unit comes next; see fsdp1.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from zsim.model import ROOT
+from zsim.ops import Kernel, MemoryEvent, Stream
+from zsim.strategies.building import copy_kernel
+from zsim.strategies.flat_parameters import FlatParameter
+from zsim.strategies.passes import ORIGINAL, Passes
+
+MAX_PENDING_FREES = 2
+"""At so many the limiter waits for the oldest before it gathers (_FreeEventQueue._max_num_inflight_all_gathers)."""
+EARLIER_STEP = -1
+"""The event of a free in an earlier step, which is over."""
+
+
+@dataclass(slots=True, kw_only=True)
+class FlatShardedStep(Passes):
+    """One training step of one rank."""
+
+    limits: bool = True
+    """Whether the host waits when frees are pending (limit_all_gathers)."""
+    units: tuple[str, ...] = ()
+    """The units that have a flat parameter."""
+    hollow: frozenset[str] = frozenset()
+    """Those of which this rank's shard is padding between and after original parameters, and nothing else."""
+    frees: list[int] = field(default_factory=list)
+    """The events of frees that the limiter has not waited for, oldest first."""
+    gather_waits: dict[Stream, list[int]] = field(default_factory=dict)
+    """What the first op of each gather stream waits for in this forward: the compute stream as it was."""
+    last_gather: list[int] = field(default_factory=list)
+    reduced: dict[Stream, int] = field(default_factory=dict)
+    """The last op of each of the streams that reduce."""
+
+    def copy(self) -> FlatShardedStep:
+        """This step so far, to be ended in another way."""
+        return replace(self, ops=list(self.ops), parts=list(self.parts), live=set(self.live))
+
+    # -- unshard and reshard
+
+    def unshard(self, flat: FlatParameter) -> None:
+        """Cast the shard, let the limiter wait, all-gather; of one that is unsharded already only the limiter's part."""
+        dtype, cast = self.training.precision.parameters, list[MemoryEvent]()
+        waits = self.gather_waits.pop("all_gather", []) if not flat.unsharded else []
+        if not flat.unsharded and dtype != ORIGINAL:
+            cast = self.alloc(f"{flat.fqn}.cast", "communication", self.nbytes(flat.shard, dtype))
+            copied = self.issue(
+                "copy",
+                flat.fqn,
+                stream="all_gather_copy_in",
+                waits=self.gather_waits.pop("all_gather_copy_in", []),
+                micro_batch=self.micro_batch,
+                kernels=(copy_kernel(flat.shard, source=ORIGINAL, target=dtype),),
+                memory=cast,
+            )
+            waits = [*waits, copied]
+        self._limit(flat)
+        if flat.unsharded:
+            return
+        flat.unsharded = True
+        nbytes = self.nbytes(flat.padded, dtype)
+        made = self.alloc(f"{flat.fqn}.unsharded", "unsharded_parameters", nbytes)
+        gathered = self.issue(
+            "all_gather",
+            flat.fqn,
+            stream="all_gather",
+            waits=waits,
+            group="dp_shard",
+            nbytes=nbytes,
+            dtype=dtype,
+            micro_batch=self.micro_batch,
+            memory=(*made, *self.drop(f"{flat.fqn}.cast")),
+        )
+        self.last_gather = [gathered]
+
+    def _limit(self, flat: FlatParameter) -> None:
+        """Block the host until the compute stream has come to the oldest of too many pending frees."""
+        if self.limits and len(self.frees) >= MAX_PENDING_FREES:
+            event = self.frees.pop(0)
+            if event != EARLIER_STEP:
+                self.issue("host_wait", flat.fqn, stream="host", waits=(event,), micro_batch=self.micro_batch)
+
+    def wait_for_unshard(self) -> None:
+        """The compute stream waits for all that the unshard stream has been given."""
+        self.waits = [*self.waits, *self.last_gather]
+
+    def reshard(self, flat: FlatParameter, *, free: bool) -> None:
+        """The unit is over, and its unsharded storage is freed, or kept."""
+        flat.prefetched = False
+        if free:
+            flat.unsharded = False
+            memory = self.drop(f"{flat.fqn}.unsharded")
+            event = self.issue("free", flat.fqn, micro_batch=self.micro_batch, memory=memory)
+            self.frees += [event] if self.limits else []
+
+    def begin_forward(self) -> None:
+        """The root's forward begins: gradients that only flat parameters still hold go, and gathers wait for the compute stream.
+
+        In a later micro-batch these are of hollow shards, in which no original parameter has a gradient (_reset_flat_param_grad_info).
+        """
+        gone = self.drop_each([f"{fqn}.gradient" for fqn in (self.hollow if self.micro_batch else self.units)])
+        if gone:
+            self.issue("free", ROOT, stream="host", memory=gone)
+        last = self.last_computed()
+        self.gather_waits = {"all_gather": [*last], "all_gather_copy_in": [*last]}
+
+    def last_computed(self) -> list[int]:
+        """The last op of the compute stream."""
+        return next(([op.index] for op in reversed(self.ops) if op.stream == "compute"), [])
+
+    # -- reduce
+
+    def concatenate_gradients(self, flat: FlatParameter) -> None:
+        """The backward of the split into views: all gradients are copied into one, beside zeros for padding.
+
+        One that earlier micro-batches have left unreduced is added to in place; the hook that follows holds the new one to its end.
+        """
+        dtype = self.training.precision.parameters
+        nbytes, name = self.nbytes(flat.numel, dtype), f"{flat.fqn}.unsharded_gradient"
+        again = name in self.live
+        pads = [(f"{flat.fqn}.zeros{place}", self.nbytes(numel, dtype)) for place, numel in enumerate(flat.paddings)]
+        result = f"{name}.added" if again else name
+        memory = self.alloc_each(pads, "temporaries") + self.alloc(result, "unsharded_gradients", nbytes)
+        memory += self.drop_each([pad for pad, _ in pads])
+        memory += self.drop_each([f"{fqn}.unsharded_gradient" for fqn in flat.names])
+        kernels: tuple[Kernel, ...] = (copy_kernel(flat.numel, source=dtype, target=dtype),)
+        if again:
+            kernels += (Kernel("add", flat.numel, 3 * nbytes, dtype),)
+        self.issue("copy", flat.fqn, micro_batch=self.micro_batch, kernels=kernels, memory=memory)
+
+    def reduce(self, flat: FlatParameter) -> None:
+        """Cast, pad and divide the flat gradient, reduce-scatter, over replicas all-reduce, divide, cast and add the shard."""
+        dtype = self.training.precision.reduce
+        kernels, memory = self._reduce_input(flat)
+        fresh = f"{flat.fqn}.gradient" not in self.live
+        output = f"{flat.fqn}.gradient" if fresh and dtype == ORIGINAL else f"{flat.fqn}.reduced"
+        memory += self.alloc(output, "gradients", self.nbytes(flat.shard, dtype))
+        after = self.last_computed()
+        if kernels:
+            after = [self._on("reduce_scatter", flat, kernels, waits=after, memory=memory)]
+            memory = []
+        self.reduced["reduce_scatter"] = self.issue(
+            "reduce_scatter",
+            flat.fqn,
+            stream="reduce_scatter",
+            waits=after,
+            group="dp_shard",
+            nbytes=self.nbytes(flat.padded, dtype),
+            dtype=dtype,
+            micro_batch=self.micro_batch,
+            memory=memory,
+        )
+        stream: Stream = "reduce_scatter"
+        if self.mesh.dp_replicate > 1:
+            stream = "all_reduce"
+            self.reduced[stream] = self.issue(
+                "all_reduce",
+                flat.fqn,
+                stream=stream,
+                waits=(self.reduced["reduce_scatter"],),
+                group="dp_replicate",
+                nbytes=self.nbytes(flat.shard, dtype),
+                dtype=dtype,
+                micro_batch=self.micro_batch,
+            )
+        kernels, memory = self._accumulated(flat, fresh=fresh)
+        memory += self.drop_each([f"{flat.fqn}.{name}" for name in ("reduced", "cast_gradient", "padded_gradient")])
+        memory += self.drop_each([f"{flat.fqn}.unsharded_gradient", f"{flat.fqn}.unsharded_gradient.added"])
+        self._on(stream, flat, kernels, memory=memory)
+
+    def accumulate_without_sync(self, flat: FlatParameter) -> None:
+        """Keep the unsharded gradient, in the dtype of the parameters, for a later micro-batch (no_sync)."""
+        memory = self.drop(f"{flat.fqn}.unsharded_gradient.added")
+        if memory:
+            self.issue("free", flat.fqn, stream="host", micro_batch=self.micro_batch, memory=memory)
+
+    def _reduce_input(self, flat: FlatParameter) -> tuple[tuple[Kernel, ...], list[MemoryEvent]]:
+        """What makes the flat gradient fit for the reduce-scatter."""
+        source, dtype = self.training.precision.parameters, self.training.precision.reduce
+        kernels, memory = tuple[Kernel, ...](), list[MemoryEvent]()
+        if source != dtype:
+            kernels += (copy_kernel(flat.numel, source=source, target=dtype),)
+            memory += self.alloc(f"{flat.fqn}.cast_gradient", "communication", self.nbytes(flat.numel, dtype))
+        if flat.padded > flat.numel:
+            moved = self.nbytes(flat.padded + 2 * flat.numel, dtype)  # filled, then copied into
+            kernels += (Kernel("pad", 0, moved, dtype),)
+            memory += self.alloc(f"{flat.fqn}.padded_gradient", "communication", self.nbytes(flat.padded, dtype))
+        before, _ = division(self.mesh.world_size)
+        return kernels + self._division(flat.padded, before), memory
+
+    def _division(self, numel: int, by: float) -> tuple[Kernel, ...]:
+        """A division in place, in the reduce dtype; none by 1."""
+        dtype = self.training.precision.reduce
+        return (Kernel("divide", numel, 2 * self.nbytes(numel, dtype), dtype),) if by > 1 else ()
+
+    def _accumulated(self, flat: FlatParameter, *, fresh: bool) -> tuple[tuple[Kernel, ...], list[MemoryEvent]]:
+        """What makes the reduced shard the rank's gradient, or adds it to that of earlier micro-batches."""
+        dtype, name = self.training.precision.reduce, f"{flat.fqn}.gradient"
+        kernels, memory = self._division(flat.shard, division(self.mesh.world_size)[1]), list[MemoryEvent]()
+        if dtype != ORIGINAL:
+            kernels += (copy_kernel(flat.shard, source=dtype, target=ORIGINAL),)
+            memory += self.alloc(name if fresh else f"{flat.fqn}.new_gradient", "gradients", self.nbytes(flat.shard, ORIGINAL))
+            memory += self.drop(f"{flat.fqn}.reduced")
+        if not fresh:
+            kernels += (Kernel("add", flat.shard, 3 * self.nbytes(flat.shard, ORIGINAL), ORIGINAL),)
+            memory += self.drop(f"{flat.fqn}.new_gradient")
+        return kernels, memory
+
+    def _on(
+        self,
+        stream: Stream,
+        flat: FlatParameter,
+        kernels: tuple[Kernel, ...],
+        *,
+        waits: list[int] | None = None,
+        memory: list[MemoryEvent],
+    ) -> int:
+        """Kernels on one of the streams that reduce, or nothing but the frees of their memory."""
+        self.reduced[stream] = self.issue(
+            "copy" if kernels else "free",
+            flat.fqn,
+            stream=stream,
+            waits=waits or (),
+            micro_batch=self.micro_batch,
+            kernels=kernels,
+            memory=memory,
+        )
+        return self.reduced[stream]
+
+    def end_backward(self, *, sync: bool) -> None:
+        """The root's final callback, in which the compute stream waits for reductions; then backward returns, and the loss goes."""
+        if sync:
+            waits, self.reduced = self.reduced.values(), {}
+            self.issue("free", ROOT, waits=waits, micro_batch=self.micro_batch)
+        self.release_loss()
+
+
+def division(world_size: int) -> tuple[float, float]:
+    """By what gradients are divided before and after the reduction: powers of two near the root of `world_size`, and the rest.
+
+    Source: torch/distributed/algorithms/_comm_hooks/default_hooks.py, DefaultState._get_gradient_predivide_factor.
+    """
+    before = 1
+    while world_size % before == 0 and world_size / before > before:
+        before *= 2
+    return float(before), world_size / before

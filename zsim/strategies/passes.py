@@ -1,0 +1,153 @@
+"""Forward and backward of the modules of a step whose parameters torch shards, whichever of its two FSDPs does it.
+
+What a rank has alive is known by name; gradients of parameters are born unsharded. Nothing here gathers, reduces or decides an order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from zsim.lowering import loss_buffers
+from zsim.mesh import Mesh
+from zsim.model import ROOT, RUN
+from zsim.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind, OpKind
+from zsim.strategies.building import Step, until_recomputed
+from zsim.strategies.sharded_gradients import Gradients
+from zsim.tape import MODEL_INPUT
+from zsim.training import DTYPE_NBYTES, NOTHING, LoweredModule, TapeEvent, Training, storage_events
+
+ORIGINAL = "float32"
+"""The dtype of the sharded parameters, their gradients and optimizer states."""
+
+
+def is_model_input(event: TapeEvent) -> bool:
+    """Whether `event` makes the model's own input, cast by the root."""
+    return isinstance(event, Alloc) and event.buffer.partition(RUN)[0] == MODEL_INPUT
+
+
+@dataclass(slots=True, kw_only=True)
+class Passes(Step):
+    """The passes of one training step of one rank, and what of it is alive."""
+
+    training: Training
+    mesh: Mesh
+    gradients: Gradients
+    reads: dict[str, tuple[str, ...]]
+    """By module: the groups whose parameters it reads."""
+    micro_batch: int = 0
+    live: set[str] = field(default_factory=set)
+    waits: list[int] = field(default_factory=list)
+    """What the next module waits for besides what is issued before it on the compute stream."""
+    loss: list[MemoryEvent] = field(default_factory=list)
+    """The frees of the loss and its gradient, held back to the end of backward."""
+
+    def nbytes(self, numel: int, dtype: str) -> int:
+        """Bytes of `numel` elements."""
+        return numel * DTYPE_NBYTES[dtype]
+
+    def alloc(self, buffer: str, kind: MemoryKind, nbytes: int) -> list[MemoryEvent]:
+        """The allocation of a buffer, nothing for an empty one."""
+        if not nbytes:
+            return []
+        self.live.add(buffer)
+        return [Alloc(buffer, kind, nbytes)]
+
+    def alloc_each(self, buffers: Iterable[tuple[str, int]], kind: MemoryKind) -> list[MemoryEvent]:
+        """The allocations of buffers by name and size, nothing for empty ones."""
+        made = [Alloc(name, kind, nbytes) for name, nbytes in buffers if nbytes]
+        self.live.update([event.buffer for event in made])
+        return [*made]
+
+    def drop(self, buffer: str) -> list[MemoryEvent]:
+        """The freeing of a buffer if it lives."""
+        if buffer not in self.live:
+            return []
+        self.live.remove(buffer)
+        return [Free(buffer)]
+
+    def drop_each(self, buffers: Iterable[str]) -> list[MemoryEvent]:
+        """The freeing of those of different buffers that live."""
+        live = self.live
+        gone = [name for name in buffers if name in live]
+        live.difference_update(gone)
+        return [Free(name) for name in gone]
+
+    def forward(self, module: LoweredModule, *, reads_input: bool = False, holds: bool = False) -> list[MemoryEvent]:
+        """A module's forward; where it `reads_input`, the model's own, that was made by the root beforehand.
+
+        A module's call holds its inputs until its hooks have run. With `holds` the frees of those are left out, and returned.
+        """
+        memory = storage_events(module.forward.memory)
+        if reads_input:
+            memory = [event for event in memory if not is_model_input(event)]
+        held: list[MemoryEvent] = []
+        while holds and memory and isinstance(memory[-1], Free) and self._is_input(memory[-1].buffer, module):
+            held.insert(0, memory.pop())
+        if module.forward == NOTHING:  # of a block that does nothing before or after a unit in it
+            return held
+        self._compute("forward", module, kernels=module.forward.kernels, memory=memory)
+        return held
+
+    def _is_input(self, buffer: str, module: LoweredModule) -> bool:
+        """Whether the caller of `module` gave it `buffer`; that of the root's last part has only given what the model takes."""
+        if module.unit == ROOT:
+            return buffer.partition(RUN)[0] == MODEL_INPUT
+        return buffer == module.takes if module.takes else not buffer.startswith(f"{module.fqn}:")
+
+    def cast_input(self, modules: tuple[LoweredModule, ...]) -> None:
+        """The root casts a floating-point input before it gathers anything."""
+        cast = [event for event in modules[0].forward.memory if is_model_input(event)]
+        if cast:
+            self.issue("copy", ROOT, micro_batch=self.micro_batch, memory=storage_events(cast))
+
+    def sum_losses(self, module: LoweredModule) -> None:
+        """The caller adds the loss that `module` made to those of earlier forwards."""
+        if module.sums_losses:
+            self.issue("alloc", ROOT, micro_batch=self.micro_batch, memory=module.sums_losses)
+
+    def backward(self, module: LoweredModule) -> None:
+        """A module's backward: gradients of parameters are born unsharded, or added to what is there.
+
+        The loss and its gradient outlive it: torch reduces the last groups before `loss.backward()` returns.
+        """
+        tape: Sequence[TapeEvent] = module.backward.memory
+        if module is self.training.modules[-1]:
+            seed, _ = loss_buffers(self.training.model)
+            tape = [event for event in tape if not (isinstance(event, Alloc) and event.buffer == seed)]
+        if module is self.training.last_of_backward:
+            kept = [Free(buffer) for buffer in loss_buffers(self.training.model)]
+            self.loss += [event for event in kept if event in tape]
+            tape = [event for event in tape if event not in kept]
+        recomputation, memory = until_recomputed(self.gradients.events(tape, self.live))
+        if module.recompute or recomputation:  # cheap ones are kernels of no weight, and make memory all the same
+            self._compute("recompute", module, kernels=module.recompute, memory=recomputation)
+        if module.forward != NOTHING:
+            self._compute("backward", module, kernels=module.backward.kernels, memory=memory)
+
+    def _compute(
+        self, kind: OpKind, module: LoweredModule, *, kernels: tuple[Kernel, ...], memory: list[MemoryEvent]
+    ) -> None:
+        waits, self.waits = self.waits, []
+        self.issue(
+            kind,
+            module.unit,
+            waits=waits,
+            micro_batch=self.micro_batch,
+            reads=self.reads[module.fqn],
+            kernels=kernels,
+            memory=memory,
+        )
+
+    def begin_backward(self) -> None:
+        """A backward begins, which will make every gradient of the model once more; the loss's own comes before any hook."""
+        self.gradients.begin(self.training.modules)
+        seed, _ = loss_buffers(self.training.model)
+        made = self.training.modules[-1].backward.memory
+        memory = [event for event in made if isinstance(event, Alloc) and event.buffer == seed]
+        self.issue("alloc", ROOT, micro_batch=self.micro_batch, memory=memory)
+
+    def release_loss(self) -> None:
+        """`loss.backward()` returns: the loss and its gradient go."""
+        memory, self.loss = self.loss, []
+        self.issue("free", ROOT, stream="host", micro_batch=self.micro_batch, memory=memory)
