@@ -118,7 +118,7 @@ def _scenario(record: Record, cluster: str, num_gpus: int) -> tuple[ScenarioText
             "accumulation": record.size("grad_accum"),
         },
         cluster={"preset": cluster, "nodes": -(-num_gpus // 8), "ranks": num_gpus},
-        strategy={"name": "fsdp2", "dp_shard": num_gpus},
+        strategy={"name": "fsdp1", "dp_shard": num_gpus, "sharding": sharding} if num_gpus > 1 else {"name": "ddp", "dp_replicate": 1},
         precision={"parameters": "bf16", "reduce": mode},
         optimizer={"name": "adamw", "implementation": "foreach", "clip_norm": 1.0},
         activation_checkpointing=checkpointing,
