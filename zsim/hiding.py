@@ -24,6 +24,8 @@ from zsim.wrapping import Wrapping
 
 HIDDEN = 0.01
 """Communication counts as hidden when less than this share of the step is exposed."""
+NOTHING = 0.005
+"""A gain of less is none."""
 LOOKAHEADS = (1, 2, 3, 4)
 FACTORS = (1.25, 1.5, 2.0, 4.0, 8.0)
 BATCHES = (2, 4, 8, 16)
@@ -102,13 +104,14 @@ def hiding(scenario: Scenario) -> Hiding:
 
 
 def _smallest(changes: Iterator[Change]) -> Change | None:
-    """The first that hides, else that with the least time per token."""
+    """The first that hides, else the first that is as good as any: more that gains nothing is not asked for."""
     seen: list[Change] = []
     for change in changes:
         seen.append(change)
         if change.hides:
             return change
-    return min(seen, key=lambda change: change.ns_per_token, default=None)
+    best = min((change.ns_per_token for change in seen), default=0.0)
+    return next((change for change in seen if change.ns_per_token <= best * (1 + NOTHING)), None)
 
 
 def _tried(words: str, scenario: Scenario) -> Change:

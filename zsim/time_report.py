@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from zsim import report
@@ -23,12 +24,19 @@ def why(scenario: Scenario, program: Program) -> Why:
     return explain(program, simulate_step(program, costs=costs))
 
 
+def interference_ns(scenario: Scenario, program: Program, step_ns: int) -> int:
+    """By how much the step is longer because collectives slow down the kernels beside them."""
+    alone = Costs(cluster=scenario.cluster, execution=replace(scenario.execution, interference=False))
+    return step_ns - simulate_step(program, costs=alone).step_time_ns
+
+
 def as_object(scenario: Scenario, program: Program) -> dict[str, Any]:
     """All of it for JSON; times in nanoseconds."""
     found, helps = why(scenario, program), hiding(scenario)
     return {
         "step_time_ns": found.step_ns,
         "rank": found.rank,
+        "interference_ns": interference_ns(scenario, program, found.step_ns),
         "host_bound": found.host_bound,
         "host_bound_ns": found.host_bound_ns,
         "exposed_by_reason_ns": found.by_reason,
@@ -59,13 +67,16 @@ def _change(change: Change) -> dict[str, Any]:
 
 def show(scenario: Scenario, program: Program) -> None:
     """The same in words."""
-    for line in _lines(why(scenario, program), hiding(scenario)):
+    found = why(scenario, program)
+    for line in _lines(found, hiding(scenario), slower_ns=interference_ns(scenario, program, found.step_ns)):
         report.say(line)
 
 
-def _lines(found: Why, helps: Hiding) -> Iterator[str]:
+def _lines(found: Why, helps: Hiding, *, slower_ns: int) -> Iterator[str]:
     waits = format_time(found.host_bound_ns)
     yield f"step of {format_time(found.step_ns)} on rank {found.rank}, of which {waits} the device waits for the host"
+    if slower_ns:
+        yield f"  {format_time(slower_ns)} of it because collectives slow down the kernels beside them"
     if found.host_bound:
         yield "  bound by the host: fewer and larger kernels (a larger micro-batch, execution.compile) help, faster devices do not"
     exposed = sum(one.exposed_ns for one in found.exposed)
