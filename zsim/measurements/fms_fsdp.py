@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from zsim.measurements.mapping import CLUSTERS, ScenarioText
+from zsim.measurements.mapping import ScenarioText, cluster_of
 from zsim.measurements.table import Record, RowError, Step
 from zsim.measurements.torchtitan import MODELS, checkpointing
 
@@ -30,13 +30,12 @@ def step(record: Record, *, source: str) -> Step:
     name, gpu = record.text("model").lower(), record.text("gpu").lower()
     if name not in MODELS:
         raise RowError(f"model: expected one of {', '.join(MODELS)}, found {name[:40]!r}")
-    if gpu not in CLUSTERS:
-        raise RowError(f"gpu: expected one of {', '.join(CLUSTERS)}, found {gpu[:40]!r}")
+    preset = cluster_of(gpu)
     num_gpus = record.size("n_gpus")
     cluster = (
         "p4de"
-        if "400 gbps" in record.text("interconnect", "").lower() and CLUSTERS[gpu] == "dgx-a100"
-        else CLUSTERS[gpu]
+        if "400 gbps" in record.text("interconnect", "").lower() and preset == "dgx-a100"
+        else preset
     )
     sharding = record.text("sharding").upper()
     batch, accumulation, length = (

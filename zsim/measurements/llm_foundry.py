@@ -12,7 +12,7 @@ What a row says is taken from it; what it leaves open is decided here and named 
 
 from __future__ import annotations
 
-from zsim.measurements.mapping import CLUSTERS, ScenarioText
+from zsim.measurements.mapping import ScenarioText, cluster_of
 from zsim.measurements.table import Record, RowError, Step, same
 
 COLUMNS = frozenset(
@@ -32,6 +32,8 @@ COLUMNS = frozenset(
     )
 )
 SHARDINGS = {"FULL_SHARD": "full", "SHARD_GRAD_OP": "grad_op"}
+ROCE = {"dgx-a100": "a100-80-roce", "dgx-a100-40": "a100-40-roce"}
+"""Its nodes of A100 have 1600 Gbit/s of RoCE."""
 STEP_OVERHEAD, MICRO_BATCH_OVERHEAD = "12 ms", "6 ms"
 
 
@@ -41,8 +43,9 @@ def step(record: Record, *, source: str) -> Step:
         if record.size(axis, 1) > 1:
             raise RowError(f"{axis} = {record.size(axis)}: only data parallelism is simulated")
     gpu = record.text("gpu").lower()
-    if gpu not in CLUSTERS:
-        raise RowError(f"gpu: expected one of {', '.join(CLUSTERS)}, found {gpu[:40]!r}")
+    preset = cluster_of(gpu)
+    if "roce" in record.text("interconnect", "").lower():
+        preset = ROCE.get(preset, preset)
     if record.truth("activation_cpu_offload", False):
         raise RowError("activation_cpu_offload: not simulated")
     num_gpus, per_node = record.size("n_gpus"), record.size("gpus_per_node", 8)
@@ -57,7 +60,7 @@ def step(record: Record, *, source: str) -> Step:
     rate = record.positive("tokens_per_s")
     if record.text("tokens_per_s_per_gpu", ""):
         same("tokens_per_s_per_gpu", record.positive("tokens_per_s_per_gpu"), rate / num_gpus)
-    scenario, assumed = _scenario(record, CLUSTERS[gpu], num_gpus)
+    scenario, assumed = _scenario(record, preset, num_gpus)
     return Step(
         source=source,
         line=record.line,
@@ -92,7 +95,7 @@ def _scenario(record: Record, cluster: str, num_gpus: int) -> tuple[ScenarioText
     sharding = record.one_of("sharding", SHARDINGS)
     eight_bits = "fp8" in record.text("precision", "bf16")
     again = record.truth("activation_checkpointing", False)
-    early_stop = not cluster.startswith("dgx-a100")
+    early_stop = "a100" not in cluster
     width = record.size("d_model")
     model = {
         "num_layers": record.size("n_layers"),

@@ -6,19 +6,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-CLUSTERS: Mapping[str, str] = {
-    "a100_40gb": "dgx-a100-40",
-    "a100-40gb": "dgx-a100-40",
-    "a100_80gb": "dgx-a100",
-    "a100-80gb": "dgx-a100",
-    "a100": "dgx-a100",
-    "h100_80gb": "dgx-h100",
-    "h100-80gb": "dgx-h100",
-    "h100": "dgx-h100",
-    "h200": "dgx-h200",
-    "b200": "dgx-b200",
-}
-"""The cluster preset of eight such GPUs in a node, by the source's word for the GPU in lower case."""
+from zsim.measurements.table import RowError
+
+CLUSTERS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("h100", "96"), "grand-teton-h100"),
+    (("h200",), "dgx-h200"),
+    (("h100",), "dgx-h100"),
+    (("b200",), "dgx-b200"),
+    (("a100", "40"), "dgx-a100-40"),
+    (("a100",), "dgx-a100"),
+)
+"""Words of a GPU's name in lower case, and the preset of eight such in a node; the first that fits. An A100 without a size has 80 GB."""
+NOT_SIMULATED = ("pcie", "mi300", "gaudi", "gb200", "gh200", "v100")
+
+
+def cluster_of(gpu: str) -> str:
+    """The cluster preset of the GPU as a source calls it; RowError for one that no preset has."""
+    text = gpu.lower()
+    known = "" if any(word in text for word in NOT_SIMULATED) else text
+    found = next((preset for words, preset in CLUSTERS if all(word in known for word in words)), "")
+    if not found:
+        raise RowError(f"gpu: expected an A100, H100, H200 or B200 of SXM form, found {gpu[:60]!r}")
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from zsim.measurements.mapping import CLUSTERS, ScenarioText
+from zsim.measurements.mapping import ScenarioText, cluster_of
 from zsim.measurements.table import Record, RowError, Step, same
 
 COLUMNS = frozenset(
@@ -45,8 +45,7 @@ def step(record: Record, *, source: str) -> Step:
     if record.text("global_batch_seqs", ""):
         same("global_batch_seqs", record.positive("global_batch_seqs"), micro_batch * accumulation * num_gpus)
     gpu = record.text("gpu").lower()
-    if gpu not in CLUSTERS:
-        raise RowError(f"gpu: expected one of {', '.join(CLUSTERS)}, found {gpu[:40]!r}")
+    preset = cluster_of(gpu)
     again = "full" in record.text("activation_checkpointing", "full").lower()
     text = ScenarioText(
         description=f"vTrain, {record.size('n_layers')} layers of {record.size('d_model')}, {num_gpus} × {record.text('gpu')}",
@@ -61,7 +60,7 @@ def step(record: Record, *, source: str) -> Step:
             },
         },
         batch={"micro_batch": micro_batch, "sequence_length": length, "accumulation": accumulation},
-        cluster={"preset": CLUSTERS[gpu], "nodes": -(-num_gpus // 8), "ranks": num_gpus},
+        cluster={"preset": preset, "nodes": -(-num_gpus // 8), "ranks": num_gpus},
         strategy={"name": "ddp", "dp_replicate": num_gpus, "sync": "last"},
         precision={"parameters": "fp16", "reduce": "fp16"},
         optimizer={"name": "adamw", "implementation": "fused"},

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from zsim.measurements.mapping import CLUSTERS, ScenarioText
+from zsim.measurements.mapping import ScenarioText, cluster_of
 from zsim.measurements.table import Record, RowError, Step, same
 
 COLUMNS = frozenset(
@@ -33,8 +33,7 @@ def step(record: Record, *, source: str) -> Step:
         if record.size(axis, 1) > 1:
             raise RowError(f"{axis} = {record.size(axis)}: only data parallelism is simulated")
     num_gpus, gpu = record.size("n_gpus"), record.text("gpu").lower()
-    if gpu not in CLUSTERS:
-        raise RowError(f"gpu: expected one of {', '.join(CLUSTERS)}, found {gpu[:40]!r}")
+    preset = cluster_of(gpu)
     same("dp", record.size("dp"), num_gpus)
     batch, accumulation, length = (
         record.size("micro_batch"),
@@ -45,8 +44,8 @@ def step(record: Record, *, source: str) -> Step:
         same("global_batch_seqs", record.positive("global_batch_seqs"), batch * accumulation * num_gpus)
     cluster = (
         "p5"
-        if "efa" in record.text("interconnect", "").lower() and CLUSTERS[gpu] == "dgx-h100"
-        else CLUSTERS[gpu]
+        if "efa" in record.text("interconnect", "").lower() and preset == "dgx-h100"
+        else preset
     )
     text = ScenarioText(
         description=f"nanotron, {record.text('model')} on {num_gpus} GPUs",

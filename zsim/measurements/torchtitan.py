@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from zsim.measurements.mapping import ScenarioText
+from zsim.measurements.mapping import ScenarioText, cluster_of
 from zsim.measurements.table import Record, RowError, Step, same
 
 COLUMNS = frozenset(
@@ -33,21 +33,6 @@ MODELS = {
     "llama2-13b": "llama-2-13b",
     "llama2-70b": "llama-2-70b",
 }
-
-
-def cluster_of(gpu: str) -> str:
-    """The preset of the GPU as the source describes it; RowError for one that is not known."""
-    text = gpu.lower()
-    for words, preset in (
-        (("h100", "96gb"), "grand-teton-h100"),
-        (("h200",), "dgx-h200"),
-        (("h100",), "dgx-h100"),
-        (("b200",), "dgx-b200"),
-        (("a100",), "dgx-a100"),
-    ):
-        if all(word in text for word in words):
-            return preset
-    raise RowError(f"gpu: not known: {gpu[:60]!r}")
 
 
 def step(record: Record, *, source: str) -> Step:
