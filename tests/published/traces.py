@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,21 @@ def more_layers(text: str, *, num_layers: int) -> str:
         before, first, second, middle, last, *after = table[part]
         middles = [_shifted(middle, by) for by in range(more + 1)]
         table[part] = [before, first, second, *middles, *(_shifted(row, more) for row in (last, *after))]
+    table["registered"] = list(_registered(table["registered"], more))
     return json.dumps(table)
+
+
+def _registered(names: list[str], more: int) -> Iterator[str]:
+    """The parameters as the module registers them: those of the third layer once for each that it stands for, in their turn."""
+    layers = [re.match(r"layers\.(\d+)\.", name) for name in names]
+    middle = [name for name, layer in zip(names, layers, strict=True) if layer and layer[1] == str(FEW - 2)]
+    for name, layer in zip(names, layers, strict=True):
+        if layer is None or int(layer[1]) < FEW - 2:
+            yield name
+        elif layer[1] == str(FEW - 1):
+            yield _shifted(name, more)
+        elif name == middle[0]:
+            yield from (_shifted(each, by) for by in range(more + 1) for each in middle)
 
 
 def _shifted(row: Any, by: int) -> Any:
