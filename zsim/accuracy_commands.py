@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from zsim import accuracy, calibrate, cluster_file, measurements, plots
+from zsim import accuracy, calibrate, cluster_file, explanations, measurements, plots
 from zsim.accuracy import Accuracy, Predicted
 from zsim.errors import ZsimError
 from zsim.measurements import Skipped
@@ -68,11 +68,11 @@ def as_json(found: Accuracy) -> dict[str, Any]:
 
 def _table(found: Accuracy) -> Iterator[str]:
     shares = " ".join(f"{name:>8}" for name in ("median", "mean", "p95", "max", "bias"))
-    yield f"{'source':<32} {'kind':<14} {'gpu':<16} {'nodes':>5} {'n':>5} {shares} {'order':>6}"
+    yield f"{'source':<30} {'kind':<28} {'gpu':<16} {'nodes':>5} {'n':>5} {shares} {'order':>6}"
     for group in found.groups:
         order = "-" if group.spearman is None else f"{group.spearman:.3f}"
         shares = " ".join(f"{100 * value:7.1f}%" for value in (group.median, group.mean, group.p95, group.max, group.bias))
-        yield f"{group.source[:32]:<32} {group.kind:<14} {group.gpu[:16]:<16} {group.nodes:>5} {group.n:>5} {shares} {order:>6}"
+        yield f"{group.source[:30]:<30} {_kind(group.kind):<28} {group.gpu[:16]:<16} {group.nodes:>5} {group.n:>5} {shares} {order:>6}"
     if found.rows:
         inside = sum(row.band[0] <= row.measured / row.predicted <= row.band[1] for row in found.rows)
         yield f"\n{inside} of {len(found.rows)} measurements lie within their band. The largest misses:"
@@ -87,6 +87,10 @@ def _table(found: Accuracy) -> Iterator[str]:
         yield f"\nskipped, {len(found.skipped)} rows:"
     for reason, rows in _by_reason(found.skipped).items():
         yield f"  {len(rows):>5} × {reason}  ({rows[0].source} line {rows[0].line}{', …' if len(rows) > 1 else ''})"
+
+
+def _kind(kind: str) -> str:
+    return kind.removeprefix("collective ").replace("shared network", "shared")
 
 
 def _by_reason(skipped: tuple[Skipped, ...]) -> dict[str, list[Skipped]]:
@@ -105,31 +109,20 @@ def _said(row: Predicted) -> str:
 
 
 def _explain(folder: Path, asked: str, *, as_json: bool) -> int:
-    """`--explain FILE:LINE`: the scenario of one row, and what its mapping assumed."""
+    """`--explain FILE:LINE`: the scenario of one row, or what a collective or a product was taken for, and what was assumed."""
     name, _, line = asked.rpartition(":")
     for path in measurements.files(folder):
         if path.name not in (name, f"{name}.csv") or not line.isdecimal():
             continue
-        columns, records = measurements.read(path)
-        source = measurements.source_of(columns)
-        found = [row for row in measurements.steps(source, records, file=path.name) if row.line == int(line)] if source else []
+        found = [row for row in measurements.rows(path) if row.line == int(line)]
         if found:
-            sys.stdout.write(_explained(found[0], as_json=as_json))
+            sys.stdout.write(explanations.text(found[0], as_json=as_json))
             return 0
     raise NoSuchRowError(
         where=f"--explain {asked[:60]}",
-        expected="FILE.csv:LINE of a training step in the folder, the line as an editor counts it",
+        expected="FILE.csv:LINE of a measurement in the folder, the line as an editor counts it",
         found="no such row",
     )
-
-
-def _explained(row: measurements.Step | Skipped, *, as_json: bool) -> str:
-    if isinstance(row, Skipped):
-        return json.dumps({"skipped": row.reason}) + "\n" if as_json else f"# skipped: {row.reason}\n"
-    if as_json:
-        return json.dumps({"scenario": row.scenario, "measured": row.seconds, "assumed": list(row.assumed)}) + "\n"
-    assumed = "".join(f"# assumed: {words}\n" for words in row.assumed)
-    return f"# {row.source} line {row.line}, measured {row.seconds:.6g} s\n{assumed}{row.scenario}"
 
 
 def calibrated(options: argparse.Namespace) -> int:
