@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from zsim.measurements import fms_fsdp, llm_foundry, megatron, nanotron, nccl_files, products, torchtitan
 from zsim.measurements.nccl_rows import NcclRow
@@ -17,14 +18,15 @@ from zsim.measurements.table import MeasurementError, Record, RowError, Skipped,
 
 MAX_FILES = 1000
 Row = Step | NcclRow | Product
+Made = TypeVar("Made", Step, Product)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A schema: the columns that tell it, and what makes a row of a record."""
+    """A schema of training steps: the columns that tell it, and what makes a step of a record."""
 
     columns: frozenset[str]
-    step: Callable[..., Step | Product]
+    step: Callable[..., Step]
 
 
 SOURCES: dict[str, Source] = {
@@ -33,7 +35,6 @@ SOURCES: dict[str, Source] = {
     "fms-fsdp": Source(columns=fms_fsdp.COLUMNS, step=fms_fsdp.step),
     "nanotron": Source(columns=nanotron.COLUMNS, step=nanotron.step),
     "megatron-deepspeed": Source(columns=megatron.COLUMNS, step=megatron.step),
-    "products": Source(columns=products.COLUMNS, step=products.product),
 }
 
 
@@ -60,10 +61,11 @@ def rows(path: Path) -> list[Row | Skipped]:
         return _collectives(text, path.name)
     columns, records = table_of(data, where=str(path))
     name = source_of(columns)
-    if not name:
-        reason = f"columns of no known source: {', '.join(columns)[:200]}"
-        return [Skipped(source=path.name, line=1, reason=reason)]
-    return list(_of_records(name, records, path.name))
+    if name:
+        return list(steps(name, records, file=path.name))
+    if products.COLUMNS.issubset(columns):
+        return list(_each(records, path.name, products.product))
+    return [Skipped(source=path.name, line=1, reason=f"columns of no known source: {', '.join(columns)[:200]}")]
 
 
 def _is_nccl_tests(text: str) -> bool:
@@ -88,17 +90,15 @@ def source_of(columns: tuple[str, ...]) -> str:
 
 def steps(name: str, records: list[Record], *, file: str) -> Iterator[Step | Skipped]:
     """Every row of a table as a training step, or why it is skipped."""
-    for row in _of_records(name, records, file):
-        if isinstance(row, (Step, Skipped)):
-            yield row
+    yield from _each(records, file, SOURCES[name].step)
 
 
-def _of_records(name: str, records: list[Record], file: str) -> Iterator[Step | Product | Skipped]:
+def _each(records: list[Record], file: str, make: Callable[..., Made]) -> Iterator[Made | Skipped]:
     for record in records:
         try:
             if not record.fields:
                 raise RowError("more fields than the table has columns")
-            yield SOURCES[name].step(record, source=file)
+            yield make(record, source=file)
         except RowError as error:
             yield Skipped(source=file, line=record.line, reason=str(error))
 
