@@ -158,7 +158,8 @@ def predict(step: Step) -> Predicted | Skipped:
     try:
         asked = scenario.parse(step.scenario.encode(), where=f"{step.source} line {step.line}")
         costs = Costs(cluster=asked.cluster, execution=asked.execution)
-        timeline = simulate_step(plan(asked, device=asked.cluster.kind), costs=costs)
+        program = plan(asked, device=asked.cluster.kind)
+        timeline = simulate_step(program, costs=costs)
     except ZsimError as error:
         return Skipped(source=step.source, line=step.line, reason=str(error))
     return Predicted(
@@ -169,7 +170,7 @@ def predict(step: Step) -> Predicted | Skipped:
         nodes=step.nodes,
         predicted=timeline.step_time_ns / 1e9,
         measured=step.seconds,
-        band=band(asked),
+        band=band(program, timeline, costs=costs),
         assumed=step.assumed,
         fields=step.fields,
         per=step.tokens,
