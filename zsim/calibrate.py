@@ -191,19 +191,24 @@ def _best(
     errors: Sequence[float], slopes: Sequence[Sequence[float]], places: Sequence[tuple[str, Knob]], *, start: Sequence[float]
 ) -> list[float]:
     """The logarithms that make the linear model's errors, and the distances from the priors, least."""
-    try:
-        from scipy.optimize import least_squares
-    except ImportError:
-        raise CalibrationError(
-            where="zsim calibrate", expected="scipy, which fits the constants", found="none", remedy="pip install 'zsim[calibrate]'"
-        ) from None
 
     def residuals(at: Any) -> list[float]:
         moves = [float(value) - begin for value, begin in zip(at, start, strict=True)]
         of_rows = [(error + sum(map(_product, row, moves))) / NOISE for error, row in zip(errors, slopes, strict=True)]
         return of_rows + [float(value) / knob.width for value, (_, knob) in zip(at, places, strict=True)]
 
-    return [float(value) for value in least_squares(residuals, list(start), loss="soft_l1").x]
+    return [float(value) for value in solver()(residuals, list(start), loss="soft_l1").x]
+
+
+def solver() -> Any:
+    """scipy's least_squares; CalibrationError where there is no scipy."""
+    try:
+        from scipy.optimize import least_squares
+    except ImportError:
+        raise CalibrationError(
+            where="zsim calibrate", expected="scipy, which fits the constants", found="none", remedy="pip install 'zsim[calibrate]'"
+        ) from None
+    return least_squares
 
 
 def _product(first: float, second: float) -> float:

@@ -117,13 +117,13 @@ def same(name: str, found: float, expected: float, *, within: float = 0.02) -> N
         raise RowError(f"{name}: {found:g} contradicts {expected:g}, which the other fields say")
 
 
-def content(path: Path) -> bytes:
-    """The bytes of a file; MeasurementError for one that is none, as a pipe, cannot be read, or is too large."""
+def content(path: Path, *, only: int | None = None) -> bytes:
+    """The bytes of a file, or `only` its first; MeasurementError for one that is none, as a pipe, cannot be read, or is too large."""
     try:
         if not path.is_file():
             raise MeasurementError(where=str(path), expected="a file of measurements", found="none, or not a plain file")
         with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
+            data = file.read(MAX_FILE_BYTES + 1 if only is None else only)
     except OSError as error:
         raise MeasurementError(
             where=str(path), expected="a file of measurements", found=str(error.strerror)
