@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import exp, log
+from math import exp, hypot, log
 from typing import Any
 
 from zsim import scenario
@@ -28,6 +28,8 @@ STEP = 0.02
 """Of a constant, for the slope of a prediction."""
 ROUNDS = 2
 """Predictions are nearly linear in the logarithms of constants: the second round moves little."""
+HALVINGS = 4
+"""Of a step that makes predictions worse."""
 
 
 class CalibrationError(ZsimError):
@@ -146,7 +148,7 @@ def fit(cases: Sequence[Case], *, say: Callable[[str], None] = lambda _: None) -
     at = [0.0] * len(places)
     for turn in range(ROUNDS):
         errors, slopes = _linear(cases, places, at, say=lambda text, turn=turn: say(f"round {turn + 1} of {ROUNDS}: {text}"))  # type: ignore[misc]
-        at = _best(errors, slopes, places, start=at)
+        at = _reached(cases, places, at, _best(errors, slopes, places, start=at), before=_cost(errors, at, places))
     factors = _factors(places, at)
     final = [log(predicted(case, factors) / case.step.seconds) for case in cases]
     left_out = list(final)
@@ -159,6 +161,24 @@ def fit(cases: Sequence[Case], *, say: Callable[[str], None] = lambda _: None) -
                 left_out[row] = final[row] + moved
     shares = [tuple(exp(value) - 1 for value in values) for values in (final, left_out)]
     return Fitted(factors=factors, errors=shares[0], left_out=shares[1], cases=tuple(cases))
+
+
+def _reached(
+    cases: Sequence[Case], places: Sequence[tuple[str, Knob]], here: list[float], there: list[float], *, before: float
+) -> list[float]:
+    """`there`, or as far on the way to it as predictions really get better: their slopes hold only near `here`."""
+    for _ in range(HALVINGS):
+        factors = _factors(places, there)
+        if _cost([log(predicted(case, factors) / case.step.seconds) for case in cases], there, places) <= before:
+            return there
+        there = [(first + second) / 2 for first, second in zip(here, there, strict=True)]
+    return here
+
+
+def _cost(errors: Sequence[float], at: Sequence[float], places: Sequence[tuple[str, Knob]]) -> float:
+    """What the solver makes least: soft L1 of errors in units of noise, and of constants in widths of their priors."""
+    parts = [error / NOISE for error in errors] + [value / knob.width for value, (_, knob) in zip(at, places, strict=True)]
+    return 2 * sum(hypot(1, part) - 1 for part in parts)
 
 
 def _places(cases: Sequence[Case]) -> list[tuple[str, Knob]]:
