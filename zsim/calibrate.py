@@ -139,15 +139,20 @@ def predicted(case: Case, factors: dict[tuple[str, str], float]) -> float:
     return simulate_step(case.program, costs=costs).step_time_ns / 1e9
 
 
-def fit(cases: Sequence[Case], *, say: Callable[[str], None] = lambda _: None) -> Fitted:
-    """The constants that meet `cases` best; CalibrationError for fewer than two groups."""
+def fit(
+    cases: Sequence[Case], *, wider: float = 1.0, rounds: int = ROUNDS, say: Callable[[str], None] = lambda _: None
+) -> Fitted:
+    """The constants that meet `cases` best; CalibrationError for fewer than two groups.
+
+    `wider` multiplies the widths of all priors: where presets have seen the very rows that are left out, theirs say too much.
+    """
     if len({case.group for case in cases}) < 2:
         expected = "rows of at least two groups (GPU and model), so that one can be left out"
         raise CalibrationError(where="calibration", expected=expected, found=f"{len(cases)} rows")
-    places = _places(cases)
+    places = _places(cases, wider)
     at = [0.0] * len(places)
-    for turn in range(ROUNDS):
-        errors, slopes = _linear(cases, places, at, say=lambda text, turn=turn: say(f"round {turn + 1} of {ROUNDS}: {text}"))  # type: ignore[misc]
+    for turn in range(rounds):
+        errors, slopes = _linear(cases, places, at, say=lambda text, turn=turn: say(f"round {turn + 1} of {rounds}: {text}"))  # type: ignore[misc]
         at = _reached(cases, places, at, _best(errors, slopes, places, start=at), before=_cost(errors, at, places))
     factors = _factors(places, at)
     final = [log(predicted(case, factors) / case.step.seconds) for case in cases]
@@ -181,10 +186,11 @@ def _cost(errors: Sequence[float], at: Sequence[float], places: Sequence[tuple[s
     return 2 * sum(hypot(1, part) - 1 for part in parts)
 
 
-def _places(cases: Sequence[Case]) -> list[tuple[str, Knob]]:
+def _places(cases: Sequence[Case], wider: float) -> list[tuple[str, Knob]]:
     generations = sorted({case.generation for case in cases})
-    own = [(generation, knob) for knob in KNOBS if not knob.shared for generation in generations]
-    return own + [("", knob) for knob in KNOBS if knob.shared]
+    knobs = [replace(knob, width=knob.width * wider) for knob in KNOBS]
+    own = [(generation, knob) for knob in knobs if not knob.shared for generation in generations]
+    return own + [("", knob) for knob in knobs if knob.shared]
 
 
 def _factors(places: Sequence[tuple[str, Knob]], at: Sequence[float]) -> dict[tuple[str, str], float]:

@@ -198,3 +198,8 @@ def test_an_nccl_log_that_was_cut_is_skipped_with_its_count(tmp_path: Path) -> N
     found = accuracy.accuracy(log)
     assert [one.reason for one in found.skipped] == ["log cut: no closing summary (2 rows)"]
     assert not found.rows
+
+
+def test_a_table_whose_notes_speak_of_nccl_tests_is_still_a_table(tmp_path: Path) -> None:
+    table(tmp_path / "g.csv", PRODUCT | {"notes": "as with nccl-tests, # nThread 1"})
+    assert [one.kind for one in accuracy.accuracy(tmp_path).rows] == ["product"]

@@ -6,6 +6,7 @@ folders and files may be called anything, and rows that nobody has seen of a kno
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,9 +70,9 @@ def rows(path: Path) -> list[Row | Skipped]:
 
 
 def _is_nccl_tests(text: str) -> bool:
-    """nccl-tests' own output: a JSON object, or text that begins with its comments."""
-    start = text.lstrip()
-    return start.startswith("{") or "nccl-tests" in start[:4096] or "nThread" in start[:4096] or start.startswith("# ")
+    """nccl-tests' own output: a JSON object, or text with its comments, perhaps behind a launcher's words."""
+    start = text.lstrip()[:65536]
+    return start.startswith("{") or re.search(r"^#\s+(nThread|Using devices|Collective test|nccl-tests)", start, re.MULTILINE) is not None
 
 
 def _collectives(text: str, name: str) -> list[Row | Skipped]:
