@@ -47,6 +47,10 @@ def _steps(found: Material, *, alone: bool) -> Fitted | None:
     cases, skipped = calibrate.prepared(found.steps, say=tell)
     found.skipped += skipped
     cases += found.cases
+    if alone and not cases:
+        reasons = "; ".join(by_reason(found.skipped))[:400] or "no rows"
+        expected = "measurements of the machine that --cluster names"
+        raise CalibrationError(where="calibration", expected=expected, found=reasons, remedy="`zsim list clusters` has the others")
     try:
         return calibrate.fit(cases, say=tell)
     except CalibrationError as error:

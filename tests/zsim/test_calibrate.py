@@ -166,6 +166,14 @@ def test_rows_of_other_machines_and_shared_networks_are_skipped_by_name(
     ]
 
 
+def test_measurements_of_another_machine_alone_are_refused_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "log.txt").write_text(nccl_text(slower(1.0)))
+    assert cli.main(["calibrate", "--from", str(tmp_path / "log.txt"), "--cluster", "dgx-a100"]) == 2
+    assert "found hopper on nvlink: another machine than the cluster's ampere on nvlink" in capsys.readouterr().err
+
+
 def test_an_unknown_cluster_is_refused_before_anything_is_fitted(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["calibrate", "--from", "none.csv", "--cluster", "dgx-h10"]) == 2
     assert "did you mean dgx-h100?" in capsys.readouterr().err
