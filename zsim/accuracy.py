@@ -7,7 +7,7 @@ ask the question that users have: is this change faster, and by how much? It kno
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import log
@@ -18,7 +18,11 @@ from zsim import measurements, scenario
 from zsim.bands import band
 from zsim.costs import Costs
 from zsim.errors import ZsimError
-from zsim.measurements import Skipped, Step
+from zsim.measurements import NcclRow, Product, Row, Skipped, Step
+from zsim.measurements.nccl_errors import size_of
+from zsim.measurements.nccl_rows import predict as predict_collective
+from zsim.measurements.nccl_rows import question
+from zsim.measurements.nccl_text import is_shared
 from zsim.plan import plan
 from zsim.slowdown import simulate_step
 
@@ -40,9 +44,11 @@ class Predicted:
     measured: float
     band: tuple[float, float]
     assumed: tuple[str, ...]
-    fields: dict[str, str]
+    fields: Mapping[str, str]
     per: float = 1.0
     """What a pair divides times by, so that more work is not taken for a slower machine: a step's tokens."""
+    of: str = ""
+    """What rows of its kind are grouped by besides: a collective and its size, a product's dtype."""
 
     @property
     def error(self) -> float:
@@ -92,21 +98,59 @@ def accuracy(folder: Path, *, say: Callable[[str], None] = lambda _: None) -> Ac
     rows: list[Predicted] = []
     skipped: list[Skipped] = []
     for path in measurements.files(folder):
-        for found in _file(path, say):
-            (rows if isinstance(found, Predicted) else skipped).append(found)  # type: ignore[arg-type]
+        found = measurements.rows(path)
+        for count, row in enumerate(found, start=1):
+            one = row if isinstance(row, Skipped) else predict_row(row)
+            if isinstance(one, Predicted):
+                rows.append(one)
+            else:
+                skipped.append(one)
+            if count % 20 == 0:
+                say(f"{path.name}: {count} of {len(found)} rows")
     return Accuracy(rows=tuple(rows), groups=tuple(groups(rows)), pairs=tuple(pairs(rows)), skipped=tuple(skipped))
 
 
-def _file(path: Path, say: Callable[[str], None]) -> Iterable[Predicted | Skipped]:
-    columns, records = measurements.read(path)
-    name = measurements.source_of(columns)
-    if not name:
-        yield Skipped(source=path.name, line=1, reason=f"columns of no known source: {', '.join(columns)[:200]}")
-        return
-    for count, found in enumerate(measurements.steps(name, records, file=path.name), start=1):
-        yield predict(found) if isinstance(found, Step) else found
-        if count % 20 == 0:
-            say(f"{path.name}: {count} of {len(records)} rows")
+def predict_row(row: Row) -> Predicted | Skipped:
+    """A row of any kind, predicted."""
+    if isinstance(row, Step):
+        return predict(row)
+    return predicted_collective(row) if isinstance(row, NcclRow) else predicted_product(row)
+
+
+def predicted_collective(row: NcclRow) -> Predicted:
+    """A collective as NCCL's model has it, which does not see the measured time; rows of shared networks are groups of their own."""
+    found = predict_collective(question(row))
+    shared = ", shared network" if is_shared(row.inter_node) else ""
+    return Predicted(
+        source=row.source,
+        line=row.line,
+        kind="collective",
+        of=f"{row.collective} {size_of(row.size_bytes)}{shared}",
+        gpu=row.gpu,
+        nodes=row.n_nodes,
+        predicted=found.microseconds / 1e6,
+        measured=(row.microseconds or 0) / 1e6,
+        band=(found.low / found.microseconds, found.high / found.microseconds),
+        assumed=found.assumed,
+        fields={"collective": row.collective, "gpu": row.gpu, "ranks": str(row.n_ranks), "bytes": str(row.size_bytes)},
+    )
+
+
+def predicted_product(row: Product) -> Predicted:
+    """One matrix product on a device that does nothing else."""
+    return Predicted(
+        source=row.source,
+        line=row.line,
+        kind="product",
+        of=row.dtype,
+        gpu=row.gpu,
+        nodes=1,
+        predicted=row.predicted_s,
+        measured=row.seconds,
+        band=row.band,
+        assumed=row.assumed,
+        fields=row.fields,
+    )
 
 
 def predict(step: Step) -> Predicted | Skipped:
@@ -114,7 +158,8 @@ def predict(step: Step) -> Predicted | Skipped:
     try:
         asked = scenario.parse(step.scenario.encode(), where=f"{step.source} line {step.line}")
         costs = Costs(cluster=asked.cluster, execution=asked.execution)
-        timeline = simulate_step(plan(asked, device=asked.cluster.kind), costs=costs)
+        program = plan(asked, device=asked.cluster.kind)
+        timeline = simulate_step(program, costs=costs)
     except ZsimError as error:
         return Skipped(source=step.source, line=step.line, reason=str(error))
     return Predicted(
@@ -125,18 +170,18 @@ def predict(step: Step) -> Predicted | Skipped:
         nodes=step.nodes,
         predicted=timeline.step_time_ns / 1e9,
         measured=step.seconds,
-        band=band(asked),
+        band=band(program, timeline, costs=costs),
         assumed=step.assumed,
-        fields=dict(step.fields),
+        fields=step.fields,
         per=step.tokens,
     )
 
 
 def groups(rows: Sequence[Predicted]) -> Iterable[Group]:
-    """By source, kind, GPU and number of nodes, in the order of first appearance."""
+    """By source, kind (with collective and size), GPU and number of nodes, in the order of first appearance."""
     found: dict[tuple[str, str, str, int], list[Predicted]] = defaultdict(list)
     for row in rows:
-        found[row.source, row.kind, row.gpu, row.nodes].append(row)
+        found[row.source, f"{row.kind} {row.of}".strip(), row.gpu, row.nodes].append(row)
     for (source, kind, gpu, nodes), members in found.items():
         errors = sorted(abs(row.error) for row in members)
         yield Group(
@@ -183,11 +228,12 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 
 def pairs(rows: Sequence[Predicted]) -> Iterable[Pairs]:
-    """By the one field in which two rows of a source differ; fields that follow from another do not count as a second one."""
+    """By the one field in which two steps of a source differ; a collective of another size says nothing that its group does not."""
     found: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    by_source: dict[tuple[str, str], list[Predicted]] = defaultdict(list)
+    by_source: dict[str, list[Predicted]] = defaultdict(list)
     for row in rows:
-        by_source[row.source, row.kind].append(row)
+        if row.kind == "step":
+            by_source[row.source].append(row)
     for members in by_source.values():
         for first, second in combinations(members[:MAX_PAIR_ROWS], 2):
             differing = [name for name, value in first.fields.items() if second.fields.get(name) != value]

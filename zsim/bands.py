@@ -1,15 +1,29 @@
 """How far off a predicted time may be, from where the constants that it used come from.
 
-A band is a pair of factors around the prediction in which we expect nine of ten measurements. Calibrated constants earn a narrow band by
-their error on rows that were left out of the fit; anything that is assumed widens it, and hardware that nobody has measured widens it most.
+A band is a pair of factors around the prediction in which we expect nine of ten measurements. A step is made of compute, of communication
+that is exposed, and of time in which the device waits for the host; each is as uncertain as the constants behind it, and counts with
+its share of the step. Calibrated constants earn a narrow band by their error on rows that were left out of the fit; whatever is
+assumed widens it.
 """
 
 from __future__ import annotations
 
-from zsim.devices import Figure
-from zsim.scenario import Scenario
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import hypot
 
-COMPUTE: dict[str, float] = {
+from zsim.collectives import estimated
+from zsim.compute import STREAMS
+from zsim.costs import Costs
+from zsim.devices import Figure
+from zsim.engine import Timeline, Times
+from zsim.hardware import ClusterSpec
+from zsim.ops import COLLECTIVES, Kernel, Op, is_attention
+from zsim.program import Program
+from zsim.slowdown import COMPUTE as COMPUTE_KINDS
+
+COMPUTE: Mapping[str, float] = {
     "measured": 0.05,
     "calibrated": 0.08,
     "published": 0.15,
@@ -17,29 +31,154 @@ COMPUTE: dict[str, float] = {
     "vendor sheet": 0.3,
     "assumed": 0.3,
 }
-"""Half-width by the weakest provenance among the device's constants that decide. Calibrated: the 95th percentile of errors on left-out
+"""Half-width of a kernel's time by the provenance of the constant behind it. Calibrated: the 95th percentile of errors on left-out
 groups of llm-foundry, 5 to 7 %, rounded up; published: what llm-foundry's steps miss by with published priors alone, 9 %, and a
 source's own software on top; assumed: carrying a fraction from one generation to the next was 18 % off, doubled for the 95th percentile."""
+CPU = 0.4
+"""Of compute and links of CPUs that are assumed: published steps run up to 65 % longer than a roofline of such figures says."""
+LINKS: Mapping[str, float] = {"measured": 0.3, "calibrated": 0.1}
+"""Of collectives that are not NCCL's, by the provenance of the link's bandwidth: gloo's floor moves with the host's load."""
+HOST = 0.5
+"""What the host spends, and a trainer's pauses: assumed, and other processors differ by a factor of two (gaps of 5 to 10 us a kernel)."""
+SOFTWARE = 0.05
+"""For compiled steps and for 8 bits: one row each to calibrate on. A generation of software moves steps by 5 to 15 %."""
+MOST = 0.9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A share of the step, and the half-width of the time that it takes."""
+
+    share: float
+    width: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a step's band is made of. `hidden` is what becomes exposed where collectives are as slow as their band allows."""
+
+    compute: Part
+    network: Part
+    host: Part
+    hidden: float
+    software: float
+
+    @property
+    def factors(self) -> tuple[float, float]:
+        """(low, high) around the predicted time. Parts are independent of one another, so their squares add up."""
+        compute = self.compute.share * (self.compute.width + self.software)
+        host = self.host.share * self.host.width
+        network = self.network.share * self.network.width
+        low = min(MOST, hypot(compute, network, host))
+        high = min(MOST, hypot(compute, network + self.hidden, host))
+        return 1 - low, 1 / (1 - high)
+
+
+def band(program: Program, timeline: Timeline, *, costs: Costs) -> tuple[float, float]:
+    """(low, high) as factors of the step time of `timeline`, which is that of `program` by `costs`."""
+    return parts(program, timeline, costs=costs).factors
+
+
+def parts(program: Program, timeline: Timeline, *, costs: Costs) -> Parts:
+    """The shares of the first simulated rank's step, and how uncertain each is."""
+    rank, times = min(timeline.ranks.items())
+    ops, step = program.of_rank(rank).steady, max(1, timeline.step_time_ns)
+    moving = [op for op in ops if op.kind in COLLECTIVES and program.mesh.size(op.group) > 1]
+    busy = _busy_ns(times, [op for op in ops if op.kind in COMPUTE_KINDS and op.stream == "compute"])
+    both = _busy_ns(times, [op for op in ops if op.kind in COLLECTIVES or (op.kind in COMPUTE_KINDS and op.stream == "compute")])
+    network = _network_width(moving, program, rank, costs)
+    communication = _busy_ns(times, moving)
+    compiled_or_narrow = costs.execution.compile or costs.execution.float8
+    return Parts(
+        compute=Part(share=busy / step, width=_compute_width(ops, costs)),
+        network=Part(share=(both - busy) / step, width=network),
+        host=Part(share=max(0, step - both) / step, width=HOST),
+        hidden=(max(0.0, communication * (1 + network) - busy) - max(0, communication - busy)) / step,
+        software=SOFTWARE if compiled_or_narrow else 0.0,
+    )
+
+
+def calibration(cluster: ClusterSpec) -> str:
+    """"calibrated" where all constants that most of a step follows from were measured or fitted on such a machine, else "assumed"."""
+    known = all(figure.provenance in ("measured", "calibrated") for figure in deciding(cluster.device.figures))
+    return "calibrated" if known else "assumed"
+
+
 DECIDING = ("device.matmul_efficiency", "device.elementwise_efficiency", "device.memory_efficiency")
-CPU = (0.6, 1.65)
-"""On CPUs everything is assumed: published steps run up to 65 % longer than a roofline of such figures says."""
-MANY_NODES = 0.05
-"""Wider for a step over several nodes: public fabrics differ by 30 % in bandwidth, of which a sixth is usually exposed."""
-
-
-def band(scenario: Scenario) -> tuple[float, float]:
-    """(low, high) as factors of the predicted step time."""
-    cluster = scenario.cluster
-    if cluster.kind == "cpu":
-        return CPU
-    width = max(COMPUTE[figure.provenance] for figure in deciding(cluster.device.figures))
-    if cluster.num_nodes > 1:
-        width += MANY_NODES
-    if scenario.execution.float8 or scenario.execution.compile:
-        width += 0.05  # one row each to calibrate on
-    return 1 - width, 1 / (1 - width)
 
 
 def deciding(figures: tuple[Figure, ...]) -> tuple[Figure, ...]:
     """The constants that most of a step's time follows from."""
     return tuple(figure for figure in figures if figure.key in DECIDING)
+
+
+def _busy_ns(times: Times, ops: list[Op]) -> int:
+    """Nanoseconds in which any of `ops` runs."""
+    found = end = 0
+    for start, stop in sorted((times.starts[op.index], times.ends[op.index]) for op in ops):
+        found += max(0, stop - max(start, end))
+        end = max(end, stop)
+    return found
+
+
+def _compute_width(ops: tuple[Op, ...], costs: Costs) -> float:
+    """The half-widths of kernels, each by the constant that decides it, weighted by their times."""
+    provenances = {figure.key: figure.provenance for figure in costs.cluster.device.figures}
+    times: dict[str, int] = {}
+    for kernels, count in _kernels(ops):
+        for kernel in kernels:
+            key = _decides(kernel, costs)
+            times[key] = times.get(key, 0) + count * costs.kernel_ns(kernel)
+    total = sum(times.values())
+    if not total:
+        return 0.0
+    return sum(ns * _width(provenances.get(key, "assumed"), costs.cluster) for key, ns in times.items()) / total
+
+
+def _width(provenance: str, cluster: ClusterSpec) -> float:
+    width = COMPUTE[provenance]
+    return CPU if cluster.kind == "cpu" and width >= COMPUTE["source code"] else width
+
+
+def _kernels(ops: tuple[Op, ...]) -> list[tuple[tuple[Kernel, ...], int]]:
+    """Each tuple of kernels once, and how often it runs."""
+    found: dict[int, tuple[tuple[Kernel, ...], int]] = {}
+    for op in ops:
+        if op.kernels:
+            found[id(op.kernels)] = op.kernels, found.get(id(op.kernels), ((), 0))[1] + 1
+    return list(found.values())
+
+
+def _decides(kernel: Kernel, costs: Costs) -> str:
+    """The constant that most of this kernel's time follows from."""
+    if kernel.place != "device":
+        return "links.host.bandwidth"
+    attention = costs.cluster.device.attention
+    if is_attention(kernel.operator) and kernel.shape and attention:
+        asked = costs.execution.attention_kernels
+        return f"device.attention.{asked if asked in attention else next(iter(attention))}.rate"
+    if kernel.shape:
+        return "device.float8_efficiency" if costs.execution.float8 else "device.matmul_efficiency"
+    return "device.memory_efficiency" if kernel.operator in STREAMS else "device.elementwise_efficiency"
+
+
+def _network_width(moving: list[Op], program: Program, rank: int, costs: Costs) -> float:
+    """The half-widths of collectives, weighted by their times alone on their links."""
+    total = wide = 0.0
+    for (kind, nbytes, group), count in Counter((op.kind, op.nbytes, op.group) for op in moving).items():
+        ranks = program.mesh.group(group, rank)
+        weight = count * costs.collective_ns(kind, nbytes, ranks)
+        total += weight
+        wide += weight * collective_width(kind, nbytes, costs.cluster, ranks)
+    return wide / total if total else 0.0
+
+
+def collective_width(kind: str, nbytes: int, cluster: ClusterSpec, ranks: tuple[int, ...]) -> float:
+    """The half-width of one collective's time, as a share of it."""
+    if cluster.collectives == "nccl" and cluster.nccl is not None:
+        found = estimated(kind, nbytes, cluster=cluster, ranks=ranks)
+        return (found.high - found.low) / 2 / found.microseconds
+    inside = cluster.path(ranks).num_nodes <= 1
+    key = "links.fabric.bandwidth" if inside else "links.rail.bandwidth"
+    provenance = next((figure.provenance for figure in cluster.figures if figure.key == key), "assumed")
+    return LINKS.get(provenance, CPU)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import exp, log
+from math import exp, hypot, log
 from typing import Any
 
 from zsim import scenario
@@ -28,6 +28,8 @@ STEP = 0.02
 """Of a constant, for the slope of a prediction."""
 ROUNDS = 2
 """Predictions are nearly linear in the logarithms of constants: the second round moves little."""
+HALVINGS = 4
+"""Of a step that makes predictions worse."""
 
 
 class CalibrationError(ZsimError):
@@ -137,16 +139,21 @@ def predicted(case: Case, factors: dict[tuple[str, str], float]) -> float:
     return simulate_step(case.program, costs=costs).step_time_ns / 1e9
 
 
-def fit(cases: Sequence[Case], *, say: Callable[[str], None] = lambda _: None) -> Fitted:
-    """The constants that meet `cases` best; CalibrationError for fewer than two groups."""
+def fit(
+    cases: Sequence[Case], *, wider: float = 1.0, rounds: int = ROUNDS, say: Callable[[str], None] = lambda _: None
+) -> Fitted:
+    """The constants that meet `cases` best; CalibrationError for fewer than two groups.
+
+    `wider` multiplies the widths of all priors: where presets have seen the very rows that are left out, theirs say too much.
+    """
     if len({case.group for case in cases}) < 2:
         expected = "rows of at least two groups (GPU and model), so that one can be left out"
         raise CalibrationError(where="calibration", expected=expected, found=f"{len(cases)} rows")
-    places = _places(cases)
+    places = _places(cases, wider)
     at = [0.0] * len(places)
-    for turn in range(ROUNDS):
-        errors, slopes = _linear(cases, places, at, say=lambda text, turn=turn: say(f"round {turn + 1} of {ROUNDS}: {text}"))  # type: ignore[misc]
-        at = _best(errors, slopes, places, start=at)
+    for turn in range(rounds):
+        errors, slopes = _linear(cases, places, at, say=lambda text, turn=turn: say(f"round {turn + 1} of {rounds}: {text}"))  # type: ignore[misc]
+        at = _reached(cases, places, at, _best(errors, slopes, places, start=at), before=_cost(errors, at, places))
     factors = _factors(places, at)
     final = [log(predicted(case, factors) / case.step.seconds) for case in cases]
     left_out = list(final)
@@ -161,10 +168,29 @@ def fit(cases: Sequence[Case], *, say: Callable[[str], None] = lambda _: None) -
     return Fitted(factors=factors, errors=shares[0], left_out=shares[1], cases=tuple(cases))
 
 
-def _places(cases: Sequence[Case]) -> list[tuple[str, Knob]]:
+def _reached(
+    cases: Sequence[Case], places: Sequence[tuple[str, Knob]], here: list[float], there: list[float], *, before: float
+) -> list[float]:
+    """`there`, or as far on the way to it as predictions really get better: their slopes hold only near `here`."""
+    for _ in range(HALVINGS):
+        factors = _factors(places, there)
+        if _cost([log(predicted(case, factors) / case.step.seconds) for case in cases], there, places) <= before:
+            return there
+        there = [(first + second) / 2 for first, second in zip(here, there, strict=True)]
+    return here
+
+
+def _cost(errors: Sequence[float], at: Sequence[float], places: Sequence[tuple[str, Knob]]) -> float:
+    """What the solver makes least: soft L1 of errors in units of noise, and of constants in widths of their priors."""
+    parts = [error / NOISE for error in errors] + [value / knob.width for value, (_, knob) in zip(at, places, strict=True)]
+    return 2 * sum(hypot(1, part) - 1 for part in parts)
+
+
+def _places(cases: Sequence[Case], wider: float) -> list[tuple[str, Knob]]:
     generations = sorted({case.generation for case in cases})
-    own = [(generation, knob) for knob in KNOBS if not knob.shared for generation in generations]
-    return own + [("", knob) for knob in KNOBS if knob.shared]
+    knobs = [replace(knob, width=knob.width * wider) for knob in KNOBS]
+    own = [(generation, knob) for knob in knobs if not knob.shared for generation in generations]
+    return own + [("", knob) for knob in knobs if knob.shared]
 
 
 def _factors(places: Sequence[tuple[str, Knob]], at: Sequence[float]) -> dict[tuple[str, str], float]:
@@ -191,19 +217,24 @@ def _best(
     errors: Sequence[float], slopes: Sequence[Sequence[float]], places: Sequence[tuple[str, Knob]], *, start: Sequence[float]
 ) -> list[float]:
     """The logarithms that make the linear model's errors, and the distances from the priors, least."""
-    try:
-        from scipy.optimize import least_squares
-    except ImportError:
-        raise CalibrationError(
-            where="zsim calibrate", expected="scipy, which fits the constants", found="none", remedy="pip install 'zsim[calibrate]'"
-        ) from None
 
     def residuals(at: Any) -> list[float]:
         moves = [float(value) - begin for value, begin in zip(at, start, strict=True)]
         of_rows = [(error + sum(map(_product, row, moves))) / NOISE for error, row in zip(errors, slopes, strict=True)]
         return of_rows + [float(value) / knob.width for value, (_, knob) in zip(at, places, strict=True)]
 
-    return [float(value) for value in least_squares(residuals, list(start), loss="soft_l1").x]
+    return [float(value) for value in solver()(residuals, list(start), loss="soft_l1").x]
+
+
+def solver() -> Any:
+    """scipy's least_squares; CalibrationError where there is no scipy."""
+    try:
+        from scipy.optimize import least_squares
+    except ImportError:
+        raise CalibrationError(
+            where="zsim calibrate", expected="scipy, which fits the constants", found="none", remedy="pip install 'zsim[calibrate]'"
+        ) from None
+    return least_squares
 
 
 def _product(first: float, second: float) -> float:

@@ -79,8 +79,11 @@ def parser() -> argparse.ArgumentParser:
     accuracy.add_argument("--plot", metavar="FILE.svg", type=_path, help="draw predicted against measured")
     accuracy.add_argument("--explain", metavar="FILE:LINE", help="the scenario that a row is, and what its mapping assumed")
     _json(accuracy)
-    calibrate = commands.add_parser("calibrate", help="fit constants to measured steps, and write a cluster's file", allow_abbrev=False)
-    calibrate.add_argument("--from", dest="files", nargs="+", required=True, type=_path, metavar="FILE", help="files of measurements")
+    calibrate = commands.add_parser("calibrate", help="fit constants to measurements, and write a cluster's file", allow_abbrev=False)
+    calibrate.add_argument(
+        "--from", dest="files", nargs="+", required=True, type=_path, metavar="FILE", help="tables, nccl-tests' text or JSON, saved Runs"
+    )
+    calibrate.add_argument("--scenarios", metavar="FOLDER", type=_path, help="where the scenarios of saved Runs are looked for")
     calibrate.add_argument("--cluster", default="dgx-h100", metavar="PRESET", help="the preset that --out begins with (dgx-h100)")
     calibrate.add_argument("--out", metavar="FILE.toml", type=_path, help="write the cluster with the fitted constants")
     _json(calibrate)

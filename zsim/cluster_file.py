@@ -4,56 +4,139 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
 from zsim.calibrate import Fitted
+from zsim.calibrate_collectives import FittedCurves
 
 
-def text(preset: str, fitted: Fitted, *, source: str) -> str:
-    """The whole file: the cluster `preset` and, as a table in it, its device with what was fitted."""
+def text(preset: str, fitted: Fitted | None, *, source: str, curves: FittedCurves | None = None, simulated: bool = False) -> str:
+    """The whole file: the cluster `preset`, as a table in it its device with what was fitted, and curves of its collectives.
+
+    What was fitted on simulated Runs alone is "assumed", since nobody has measured it.
+    """
     folder = files("zsim") / "presets"
     cluster = tomllib.loads((folder / "clusters" / f"{preset}.toml").read_text())
     device = tomllib.loads((folder / "devices" / f"{cluster['device']}.toml").read_text())
-    generation = device["name"].split()[0]
-    factors = {name: factor for (kind, name), factor in fitted.factors.items() if kind in ("", generation)}
-    whole = {**cluster, "device": _calibrated(device, factors, source)}
-    return "\n".join([*_head(fitted, source), *_table("", whole)]) + "\n"
+    provenance = "assumed" if simulated else "calibrated"
+    if fitted is not None:
+        generation = device["name"].split()[0]
+        factors = {name: factor for (kind, name), factor in fitted.factors.items() if kind in ("", generation)}
+        device = _calibrated(device, factors, source, provenance)
+    whole = {**cluster, "device": device, **({"curves": _curves(curves)} if curves else {})}
+    return "\n".join([*_head(fitted, curves, source), *_table("", whole)]) + "\n"
 
 
-def _head(fitted: Fitted, source: str) -> Iterator[str]:
-    yield f"# calibrated on {len(fitted.cases)} rows of {source}"
-    for words, errors in (("fitted", fitted.errors), ("left out with their group", fitted.left_out)):
-        ordered = sorted(abs(error) for error in errors)
-        middle, high = ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
-        yield f"# errors of rows {words}: median {_share(middle)}, 95th percentile {_share(high)}, largest {_share(ordered[-1])}"
+def _head(fitted: Fitted | None, curves: FittedCurves | None, source: str) -> Iterator[str]:
+    """Comments: on what it was fitted, how well, and how well each group is predicted by the others."""
+    for kind, groups in ("steps", step_errors(fitted)), ("collectives", curve_errors(curves)):
+        if not groups:
+            continue
+        yield f"# calibrated on {sum(group.n for group in groups)} {kind} of {_plain(source)}"
+        for words, errors in (("fitted", _all(groups, "fitted")), ("left out with their group", _all(groups, "left_out"))):
+            yield f"# errors of rows {words}: {_said(errors)}"
+        for group in groups:
+            yield f"#   {_plain(group.name)}: n {group.n}, fitted {_said(group.fitted)}; left out {_said(group.left_out)}"
     yield ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupErrors:
+    """Of the rows that are left out together: predicted over measured less 1, when fitted and when left out."""
+
+    name: str
+    fitted: tuple[float, ...]
+    left_out: tuple[float, ...]
+
+    @property
+    def n(self) -> int:
+        """How many rows."""
+        return len(self.fitted)
+
+
+def step_errors(fitted: Fitted | None) -> list[GroupErrors]:
+    """By GPU and model."""
+    if fitted is None:
+        return []
+    names = [" ".join(filter(None, case.group)) for case in fitted.cases]
+    return _groups(names, fitted.errors, fitted.left_out)
+
+
+def curve_errors(curves: FittedCurves | None) -> list[GroupErrors]:
+    """By curve, and by the system that was measured."""
+    if curves is None:
+        return []
+    names = [f"{scope} {op}, {group}" for (scope, op), group in zip(curves.keys, curves.groups, strict=True)]
+    return _groups(names, curves.errors, curves.left_out)
+
+
+def _groups(names: Sequence[str], errors: Sequence[float], left_out: Sequence[float]) -> list[GroupErrors]:
+    found: dict[str, list[int]] = {}
+    for place, name in enumerate(names):
+        found.setdefault(name, []).append(place)
+    return [
+        GroupErrors(name=name, fitted=tuple(errors[at] for at in places), left_out=tuple(left_out[at] for at in places))
+        for name, places in found.items()
+    ]
+
+
+def _all(groups: Sequence[GroupErrors], which: str) -> tuple[float, ...]:
+    return tuple(error for group in groups for error in getattr(group, which))
+
+
+def _said(errors: Sequence[float]) -> str:
+    ordered = sorted(map(abs, errors))
+    middle, high = ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
+    return f"median {_share(middle)}, 95th percentile {_share(high)}, largest {_share(ordered[-1])}"
+
+
+def _plain(words: str) -> str:
+    """Words of a stranger's file in one line of a comment."""
+    return "".join(c if c.isprintable() else " " for c in words)[:300]
+
+
+def _curves(fitted: FittedCurves) -> dict[str, Any]:
+    """The tables that `cluster_reader` reads: µs inside a node, multiples of the tuner's latencies on a network."""
+    found: dict[str, Any] = {}
+    for curve in fitted.curves:
+        unit = "" if curve.scope == "network" else " us"
+        values = {"floor": f"{curve.floor:.4g}{unit}", "share": f"{100 * curve.share:.4g} %", "band": f"{100 * curve.band:.3g} %"}
+        for place, (added, half) in enumerate(curve.added, start=1):
+            suffix = "" if place == 1 else f"_{place}"
+            values |= {f"added{suffix}": f"{added:.4g}{unit}", f"half{suffix}": f"{half} B"}
+        where = {"provenance": curve.provenance, "source": curve.source}
+        found.setdefault(curve.scope, {})[curve.collective] = {key: {"value": value, **where} for key, value in values.items()}
+    return found
 
 
 def _share(value: float) -> str:
     return f"{100 * value:.1f} %"
 
 
-def _calibrated(device: Mapping[str, Any], factors: Mapping[str, float], source: str) -> dict[str, Any]:
+def _calibrated(device: Mapping[str, Any], factors: Mapping[str, float], source: str, provenance: str) -> dict[str, Any]:
     found = dict(device)
     for name, factor in factors.items():
         if name.startswith("attention."):
             part = name.removeprefix("attention.")
+            known = found.get("attention", {})
             found["attention"] = {
-                kind: {**table, part: _scaled(table[part], factor, source)} for kind, table in found.get("attention", {}).items()
+                kind: {**table, part: _scaled(table[part], factor, source, provenance)} for kind, table in known.items()
             }
         else:
-            found[name] = _scaled(found[name], factor, source)
+            found[name] = _scaled(found[name], factor, source, provenance)
     return found
 
 
-def _scaled(entry: Mapping[str, str], factor: float, source: str) -> dict[str, str]:
+def _scaled(entry: Mapping[str, str], factor: float, source: str, provenance: str) -> dict[str, str]:
     """A number with its unit, multiplied."""
     number, _, unit = entry["value"].partition(" ")
-    value = f"{float(number) * factor:.4g}" if unit else str(round(float(number) * factor))
+    scaled = min(100.0, float(number) * factor) if unit == "%" else float(number) * factor
+    value = f"{scaled:.4g}" if unit else str(round(scaled))
     before = f"{source}; before: {entry['value']}, {entry['source']}"
-    return {"value": f"{value} {unit}".strip(), "provenance": "calibrated", "source": before}
+    return {"value": f"{value} {unit}".strip(), "provenance": provenance, "source": before}
 
 
 def _table(name: str, table: Mapping[str, Any]) -> Iterator[str]:

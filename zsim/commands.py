@@ -14,6 +14,7 @@ from zsim import (
     advice,
     answer,
     backends,
+    calibrate_commands,
     cautions,
     compare,
     fit,
@@ -409,5 +410,5 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "fit": least,
     "list": listing,
     "accuracy": accuracy_commands.show,
-    "calibrate": accuracy_commands.calibrated,
+    "calibrate": calibrate_commands.calibrated,
 }

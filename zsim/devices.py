@@ -83,7 +83,11 @@ def devices() -> tuple[str, ...]:
 @cache
 def load_device(name: str) -> Device:
     """The device of a preset file."""
-    table = tomllib.loads((files("zsim") / "presets" / "devices" / f"{name}.toml").read_text())
+    return device_of(tomllib.loads((files("zsim") / "presets" / "devices" / f"{name}.toml").read_text()))
+
+
+def device_of(table: Mapping[str, Any]) -> Device:
+    """The device of a preset's table, which is taken to be right."""
     attention = {kind: AttentionRate(**values(rate)) for kind, rate in table.get("attention", {}).items()}
     return Device(name=table["name"], **values(table), attention=attention, figures=tuple(figures_of("device.", table)))
 
@@ -116,9 +120,17 @@ _PARSERS: Mapping[str, Callable[[str], int | float]] = {
 }
 
 
+def parsed(key: str, text: str) -> int | float:
+    """The number that `text` says for the constant `key`: bytes, bytes/s, FLOP/s, nanoseconds, a count or a share.
+
+    KeyError for another key; UnitError or ValueError for a text that says none.
+    """
+    return _PARSERS[key](text)
+
+
 def values(table: Mapping[str, Any]) -> dict[str, Any]:
     """The numbers of one table of a preset; what has no source, such as a name, is left out."""
-    return {key: _PARSERS[key](entry["value"]) for key, entry in table.items() if isinstance(entry, dict) and "value" in entry}
+    return {key: parsed(key, entry["value"]) for key, entry in table.items() if isinstance(entry, dict) and "value" in entry}
 
 
 def figures_of(prefix: str, table: Mapping[str, Any]) -> list[Figure]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Literal
 
-from zsim.devices import Device, Figure, figures_of, load_device, values
+from zsim.devices import Device, Figure, Provenance, figures_of, load_device, values
 from zsim.errors import ScenarioError
 
 if TYPE_CHECKING:
@@ -66,6 +67,25 @@ class Nccl:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredCurve:
+    """What collectives were measured to take on this cluster, in place of what the preset's generation takes.
+
+    `scope`: rings inside a node, its switch's all-reduce, or the network. t = floor + wire/share + Σ added·B/(B + half), with floor and
+    added in microseconds inside a node, and in multiples of the tuner's latencies on a network; half in bytes. `band`: the half-width
+    as a share in which nine of ten measurements are expected.
+    """
+
+    scope: Literal["ring", "nvls", "network"]
+    collective: str
+    floor: float
+    share: float
+    added: tuple[tuple[float, int], ...]
+    band: float
+    provenance: Provenance
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SlowRail:
     """One NIC's link that carries only `bandwidth` bytes/s."""
 
@@ -104,6 +124,8 @@ class ClusterSpec:
     overheads: Overheads
     figures: tuple[Figure, ...] = field(repr=False)
     nccl: Nccl | None = None
+    curves: tuple[MeasuredCurve, ...] = ()
+    """Collectives that were measured here; none in a preset."""
     slow_rails: tuple[SlowRail, ...] = ()
     """Links that are slower than the preset's; none in a preset."""
 
@@ -189,6 +211,19 @@ def load_cluster(name: str, *, nodes: int = 1, ranks: int | None = None) -> Clus
         hint = f", did you mean {near[0]}?" if near else "; `zsim list clusters` names them"
         raise ScenarioError((f'cluster.preset: unknown cluster "{name[:60]}"{hint}',))
     table = _preset(name)
+    return cluster_of(table, name=name, device=load_device(table["device"]), nodes=nodes, ranks=ranks)
+
+
+def cluster_of(
+    table: Mapping[str, Any],
+    *,
+    name: str,
+    device: Device,
+    nodes: int,
+    ranks: int | None,
+    curves: tuple[MeasuredCurve, ...] = (),
+) -> ClusterSpec:
+    """The cluster of a preset's table, which is taken to be right; ScenarioError for more ranks than devices."""
     per_node = int(table["devices_per_node"])
     if table["kind"] == "cpu":
         per_node = -(-(ranks or nodes) // nodes)
@@ -197,7 +232,7 @@ def load_cluster(name: str, *, nodes: int = 1, ranks: int | None = None) -> Clus
         raise ScenarioError(
             (f"cluster.ranks: expected 1 to {nodes * per_node}, the devices of {nodes} × {name}, found {num_ranks}",)
         )
-    device = load_device(table["device"])
+    figures = figures_of("", {key: entry for key, entry in table.items() if key not in ("device", "curves")})
     return ClusterSpec(
         name=name,
         description=table["description"],
@@ -211,8 +246,9 @@ def load_cluster(name: str, *, nodes: int = 1, ranks: int | None = None) -> Clus
         links=Links(**{kind: Link(**values(link)) for kind, link in table["links"].items()}),
         host_memory_bandwidth=values(table["host"])["memory_bandwidth"],
         overheads=Overheads(**values(table["overheads"])),
-        figures=(*device.figures, *figures_of("", table)),
+        figures=(*device.figures, *figures),
         nccl=Nccl(**table["nccl"]) if "nccl" in table else None,
+        curves=curves,
     )
 
 

@@ -49,15 +49,14 @@ class Figures:
     """What the scenario's device has; None where the Run was on another kind of device."""
 
 
-ASSUMED_BAND = (0.6, 1.65)
-"""Around a time from assumed constants: published steps run up to 65 % longer than a roofline of vendor figures says, and efficiencies
-that are only assumed may also be beaten. Calibration is what narrows it."""
-
-
 def _band(run: Run, time: int) -> tuple[int, int]:
-    """Where the true step time is expected, by the provenance of the constants; a measured time is its own band."""
-    low, high = ASSUMED_BAND if run.provenance.get("calibration") == "assumed" else (1.0, 1.0)
-    return round(time * low), round(time * high)
+    """Where the true step time is expected, by the factors that the backend gave; a measured time is its own band."""
+    low, _, high = run.provenance.get("band", "1 1").partition(" ")
+    try:
+        factors = float(low), float(high)
+    except ValueError:  # a saved Run that somebody has edited
+        factors = 1.0, 1.0
+    return (round(time * factors[0]), round(time * factors[1])) if 0 < factors[0] <= 1 <= factors[1] < 1e3 else (time, time)
 
 
 def figures(run: Run, scenario: Scenario) -> Figures:

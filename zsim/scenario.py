@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from zsim import checkpointing, guards, traced, training_part, transformers_problems, wrapping
+from zsim import checkpointing, cluster_reader, guards, traced, training_part, transformers_problems, wrapping
 from zsim.checkpointing import Checkpointing
 from zsim.eager_sdpa import kernel_problem
 from zsim.errors import ScenarioError, ZsimError
@@ -173,7 +173,7 @@ class _Made:
         model = attempt(lambda table, batch: _model(table, batch, folder), tables["model"], tables["batch"])
         model = attempt(_wrapped, model, tables["wrapping"])
         model = attempt(_trained_part, model, tables["model"], tables["frozen"])
-        cluster = attempt(_cluster, tables["cluster"])
+        cluster = attempt(lambda table: _cluster(table, folder), tables["cluster"])
         mesh = attempt(_mesh, strategy, None if cluster is None else cluster.num_ranks)
         options = attempt(_options, strategy)
         expect = [attempt(expectation, key, value) for key, value in (tables["expect"] or {}).items()]
@@ -361,7 +361,12 @@ def _from_sizes(table: ModelTable, length: int) -> ModelSpec:
         raise ScenarioError((f"model.sizes: {str(error)[:200]}",)) from None
 
 
-def _cluster(table: ClusterTable) -> ClusterSpec:
+def _cluster(table: ClusterTable, folder: Path | None) -> ClusterSpec:
+    if table.file is not None and table.preset is None:
+        return cluster_reader.load(table.file, folder=folder, nodes=table.nodes, ranks=table.ranks)
+    if table.preset is None or table.file is not None:
+        found = "neither" if table.preset is None else "both"
+        raise ScenarioError((f"cluster: expected one of preset or file, found {found}; `zsim list clusters` names presets",))
     if table.preset not in clusters():
         hint = did_you_mean(table.preset, list(clusters()))
         raise ScenarioError((f'cluster.preset: unknown cluster "{table.preset[:60]}"{hint}',))

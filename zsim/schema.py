@@ -78,9 +78,10 @@ class BatchTable(_Table):
 
 
 class ClusterTable(_Table):
-    """A cluster preset; `nodes` of it, or for a CPU host that many `ranks`."""
+    """A cluster preset, or a file as `zsim calibrate --out` writes it; `nodes` of it, or for a CPU host that many `ranks`."""
 
-    preset: str
+    preset: str | None = None
+    file: str | None = None
     nodes: int = Field(default=1, ge=1, le=100_000)
     ranks: int | None = Field(default=None, ge=1, le=1_000_000)
 

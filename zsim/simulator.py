@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from zsim import __version__
+from zsim import __version__, bands
 from zsim.costs import Costs
 from zsim.engine import Timeline, Times
 from zsim.errors import ZsimError
@@ -80,7 +80,11 @@ class SimBackend:
             ranks=_ranks(program, _shown(timeline, options), costs=costs, timeline=timeline),
             step_time_ns=timeline.step_time_ns,
             stand_ins=() if options.all_ranks or options.ranks else timeline.stand_ins,
-            provenance=_provenance(scenario, cluster) | (observed_ranks(sorted(options.ranks)) if options.ranks else {}),
+            provenance={
+                **_provenance(scenario, cluster),
+                **_band(program, timeline, costs),
+                **(observed_ranks(sorted(options.ranks)) if options.ranks else {}),
+            },
         )
 
 
@@ -190,6 +194,12 @@ def _bytes_sent(payloads: Payloads, mesh: Mesh, rank: int, costs: Costs) -> int:
     )
 
 
+def _band(program: Program, timeline: Timeline, costs: Costs) -> dict[str, str]:
+    """The factors of the step time between which it is expected, as text."""
+    low, high = bands.band(program, timeline, costs=costs)
+    return {"band": f"{low:.4f} {high:.4f}"}
+
+
 def _provenance(scenario: Scenario, cluster: ClusterSpec) -> dict[str, str]:
     return {
         "zsim": __version__,
@@ -199,6 +209,6 @@ def _provenance(scenario: Scenario, cluster: ClusterSpec) -> dict[str, str]:
         "computes_in": scenario.precision.narrowest,
         "cluster": cluster.name,
         "device": cluster.kind,
-        "calibration": "assumed",
+        "calibration": bands.calibration(cluster),
         **({"allocator": "expandable_segments:True"} if scenario.expandable_segments and cluster.kind == "cuda" else {}),
     }

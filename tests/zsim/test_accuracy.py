@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.zsim.test_measurements import FOUNDRY, MEGATRON, table
-from zsim import accuracy, cli
+from zsim import accuracy, accuracy_commands, cli
 from zsim.accuracy import Predicted, groups, pairs, percentile, spearman
 
 
@@ -120,3 +120,86 @@ def test_progress_is_told_every_twenty_rows(tmp_path: Path) -> None:
     table(tmp_path / "a.csv", *([FOUNDRY | {"gpu": "x"}] * 41))
     accuracy.accuracy(tmp_path, say=told.append)
     assert told == ["a.csv: 20 of 41 rows", "a.csv: 40 of 41 rows"]
+
+
+SWEEP = {
+    "collective": "all_gather",
+    "gpu": "H100-80GB",
+    "n_ranks": "8",
+    "n_nodes": "1",
+    "size_bytes": "1048576",
+    "time_us": "24.6",
+}
+PRODUCT = {
+    "kind": "max achievable matmul",
+    "gpu": "NVIDIA A100 SXM",
+    "dtype": "bf16",
+    "tflops": "271.2",
+    "shape_mxnxk": "1024x10240x5120",
+}
+
+
+def test_collectives_are_predicted_in_seconds_by_collective_and_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    large = SWEEP | {"size_bytes": "268435456", "time_us": "729"}
+    table(tmp_path / "n.csv", SWEEP, large, SWEEP | {"gpu": "MI300X"}, SWEEP | {"time_us": ""})
+    assert cli.main(["accuracy", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    kinds = ["collective all_gather middle", "collective all_gather large"]
+    assert [(one["kind"], one["n"]) for one in found["groups"]] == [(kind, 1) for kind in kinds]
+    assert set(found["groups"][0]) == set(accuracy_commands.GROUP)
+    assert [one["measured"] for one in found["rows"]] == [pytest.approx(24.6e-6), pytest.approx(729e-6)]
+    assert all(abs(one["error"]) < 0.1 and one["band"][0] < one["measured"] < one["band"][1] for one in found["rows"])
+    assert [(one["line"], one["reason"]) for one in found["skipped"]] == [
+        (4, "no NCCL model of the GPU 'MI300X'"),
+        (5, "time_us missing or no number"),
+    ]
+    assert found["pairs"] == []
+
+
+def test_a_collective_is_explained_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    between = SWEEP | {"n_ranks": "16", "n_nodes": "2", "size_bytes": "268435456", "inter_node": "unknown", "time_us": "1000"}
+    table(tmp_path / "n.csv", SWEEP | {"inter_node": ""}, between)
+    assert cli.main(["accuracy", str(tmp_path), "--explain", "n.csv:3"]) == 0
+    assert capsys.readouterr().out == """\
+# n.csv line 3, measured 0.001 s
+# assumed: 400 GB/s of network per node
+collective: all_gather of 268,435,456 B over 16 ranks on 2 nodes
+machine: hopper, nvlink, network unknown
+algorithm: ring
+protocol: Simple
+channels: 8
+bus bandwidth: 360 GB/s
+provenance: assumed
+predicted: 775.975 us
+"""
+
+
+def test_products_are_predicted_and_accelerators_without_a_preset_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    others = ({"gpu": "NVIDIA A100 PCIe"}, {"gpu": "NVIDIA GH200 SXM"}, {"shape_mxnxk": ""}, {"dtype": "int4"}, {"shape_mxnxk": "0x1x1"})
+    table(tmp_path / "g.csv", PRODUCT, *(PRODUCT | other for other in others))
+    assert cli.main(["accuracy", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (one,) = found["rows"]
+    assert one["kind"] == "product"
+    assert one["measured"] == pytest.approx(2 * 1024 * 10240 * 5120 / 271.2e12)
+    assert one["band"][0] < one["measured"] < one["predicted"] < 1.2 * one["measured"]
+    assert [skipped["reason"].partition(":")[0] for skipped in found["skipped"]] == ["gpu", "gpu", "shape_mxnxk", "dtype", "shape_mxnxk"]
+    assert cli.main(["accuracy", str(tmp_path), "--explain", "g.csv:2"]) == 0
+    assert "device: preset a100-80" in capsys.readouterr().out
+
+
+def test_an_nccl_log_that_was_cut_is_skipped_with_its_count(tmp_path: Path) -> None:
+    log = tmp_path / "run.txt"
+    log.write_text("# nThread 1\n  1024  256  float  sum  -1  30.1  0.03  0.06  0\n  2048  512  float  sum  -1  30.2  0.06  0.1  0\n")
+    found = accuracy.accuracy(log)
+    assert [one.reason for one in found.skipped] == ["log cut: no closing summary (2 rows)"]
+    assert not found.rows
+
+
+def test_a_table_whose_notes_speak_of_nccl_tests_is_still_a_table(tmp_path: Path) -> None:
+    table(tmp_path / "g.csv", PRODUCT | {"notes": "as with nccl-tests, # nThread 1"})
+    assert [one.kind for one in accuracy.accuracy(tmp_path).rows] == ["product"]

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.zsim.test_measurements import FOUNDRY, table
-from zsim import calibrate, cli, cluster_file, measurements
+from zsim import calibrate, cli, cluster_file, cluster_reader, measurements, saved
 from zsim.calibrate import CalibrationError
+from zsim.collectives.nccl_curves import CURVES
 from zsim.devices import load_device
+from zsim.hardware import load_cluster
+from zsim.run import RunOptions
+from zsim.scenario import load
+from zsim.simulator import SimBackend
 
 SMALL = {"n_layers": "2", "tokens_per_s_per_gpu": "", "global_batch_seqs": "", "grad_accum": "1"}
 ROWS = [
@@ -75,7 +81,7 @@ def test_one_group_alone_cannot_be_calibrated_on(tmp_path: Path, capsys: pytest.
 def test_a_table_of_no_known_source_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = table(tmp_path / "t.csv", {"a": "1"})
     assert cli.main(["calibrate", "--from", str(path)]) == 2
-    assert "expected columns of a known source" in capsys.readouterr().err
+    assert "found columns of no known source: a" in capsys.readouterr().err
 
 
 def test_no_rows_are_no_calibration() -> None:
@@ -92,3 +98,109 @@ def test_a_clusters_file_holds_every_number_of_its_preset(preset: str) -> None:
         f"device.{key}" for key, value in table_of["device"].items() if isinstance(value, dict) and "value" in value
     } <= {f.key for f in device.figures}
     assert {"links", "overheads", "host", "collectives"} <= set(table_of)
+
+
+SIZES = (2**18, 2**20, 2**22, 2**24, 2**26, 2**28)
+
+
+def nccl_text(times: dict[int, float], *, ranks: int = 8) -> str:
+    """What nccl-tests prints for an all-gather in one node."""
+    devices = [f"#  Rank  {rank} Group  0 Pid  1 on  host device  {rank} [0x00] NVIDIA H100 80GB HBM3" for rank in range(ranks)]
+    rows = [f"{size} {size // 4} float none -1 {us:.2f} 0 {size / us / 1000 * (ranks - 1) / ranks:.2f} 0" for size, us in times.items()]
+    head = ["# nThread 1 nGpus 8 all_gather_perf", *devices, "#  size count type redop root time algbw busbw", "#  (B) (us) (GB/s)"]
+    return "\n".join([*head, *rows, "# Avg bus bandwidth    : 100", ""])
+
+
+def slower(times: float) -> dict[int, float]:
+    """All-gathers of 8 H100 whose floor, and what is added to it, are `times` the published curve's."""
+    curve = CURVES.rings["hopper", "all_gather"]
+    found = {}
+    for size in SIZES:
+        added = sum(one.microseconds * size / (size + one.half) for one in curve.added)
+        found[size] = times * (curve.floor_us + added) + size * 7 / 8 / (360e3 * curve.share)
+    return found
+
+
+def test_nccl_tests_output_moves_the_curve_of_its_collective_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log, out = tmp_path / "log.txt", tmp_path / "mine.toml"
+    log.write_text(nccl_text(slower(1.5)))
+    assert cli.main(["calibrate", "--from", str(log), "--cluster", "dgx-h100", "--out", str(out), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (curve,) = found["collectives"]["curves"]
+    published = CURVES.rings["hopper", "all_gather"]
+    assert (curve["scope"], curve["collective"]) == ("ring", "all_gather")
+    assert curve["floor"] == pytest.approx(1.5 * published.floor_us, rel=0.1)
+    assert curve["added"][0][0] == pytest.approx(1.5 * published.added[0].microseconds, rel=0.2)
+    assert found["collectives"]["fitted"]["max"] < 0.04
+    assert found["collectives"]["left_out"]["max"] > 0.2  # the one system, predicted by the published curve
+    (group,) = found["groups"]
+    assert (group["group"], group["n"]) == ("ring all_gather, log.txt, NVIDIA H100 80GB HBM3, 8 ranks on 1 nodes", 6)
+    text = out.read_text()
+    assert text.startswith("# calibrated on 6 collectives of log.txt\n# errors of rows fitted: median ")
+    (read,) = cluster_reader.parse(text.encode(), where="mine.toml").curves
+    assert (read.provenance, round(read.floor, 1)) == ("calibrated", round(curve["floor"], 1))
+    assert read.source.startswith("6 rows of log.txt; before: openxla/xla")
+
+
+def test_rows_of_other_machines_and_shared_networks_are_skipped_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = {"collective": "all_gather", "size_bytes": "1048576", "time_us": "50"}
+    rows = [
+        common | {"gpu": gpu, "n_ranks": ranks, "n_nodes": nodes, "inter_node": inter}
+        for gpu, ranks, nodes, inter in (
+            ("H100", "8", "1", ""),
+            ("A100", "8", "1", ""),
+            ("H100", "16", "2", "EFA 3200 Gbps/node"),
+            ("H100", "16", "2", "NDR400 x 8, shared"),
+        )
+    ]
+    path = table(tmp_path / "n.csv", *rows)
+    assert cli.main(["calibrate", "--from", str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["collectives"]["fitted"]["n"] == 1
+    assert [one["reason"] for one in found["skipped"]] == [
+        "ampere on nvlink: another machine than the cluster's hopper on nvlink",
+        "network efa: another than the cluster's ib",
+        "others used the network: congestion, not the cluster",
+    ]
+
+
+def test_measurements_of_another_machine_alone_are_refused_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "log.txt").write_text(nccl_text(slower(1.0)))
+    assert cli.main(["calibrate", "--from", str(tmp_path / "log.txt"), "--cluster", "dgx-a100"]) == 2
+    assert "found hopper on nvlink: another machine than the cluster's ampere on nvlink" in capsys.readouterr().err
+
+
+def test_an_unknown_cluster_is_refused_before_anything_is_fitted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["calibrate", "--from", "none.csv", "--cluster", "dgx-h10"]) == 2
+    assert "did you mean dgx-h100?" in capsys.readouterr().err
+
+
+def test_saved_runs_are_measurements_of_their_scenarios(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A Run whose steps took 8 % longer than predicted; that of another scenario, and one nobody measured, are named."""
+    whole = (Path(__file__).parents[2] / "scenarios" / "published" / "llama-3-8b-8-h100.toml").read_text().partition("[expect]")[0]
+    paths = []
+    for name, layers in (("two", 2), ("four", 4)):
+        place = tmp_path / "scenarios" / f"{name}.toml"
+        place.parent.mkdir(exist_ok=True)
+        place.write_text(whole.replace('preset = "llama-3-8b"', f'preset = "llama-3-8b", num_layers = {layers}'))
+        run = SimBackend().run(load(place), options=RunOptions())
+        longer = replace(run, backend="nccl", step_time_ns=round(1.08 * (run.step_time_ns or 0)))
+        paths.append(tmp_path / f"{name}.json")
+        saved.save(longer, paths[-1])
+    saved.save(replace(longer, provenance={**longer.provenance, "fingerprint": "0"}), tmp_path / "other.json")
+    names = list(map(str, paths))
+    assert cli.main(["calibrate", "--from", *names, "--scenarios", str(tmp_path / "scenarios"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {row["source"] for row in found["rows"]} == {"two.json", "four.json"}
+    assert found["fitted"]["max"] < 0.04
+    factors = {one["name"]: one["factor"] for one in found["constants"]}
+    assert factors["matmul_efficiency"] < 0.98
+    assert cli.main(["calibrate", "--from", *names]) == 2
+    assert "--scenarios FOLDER" in capsys.readouterr().err
+    assert cli.main(["calibrate", "--from", str(tmp_path / "other.json"), "--scenarios", str(tmp_path)]) == 2
+    assert "no scenario four with the Run's fingerprint below --scenarios" in capsys.readouterr().err
+    assert load_cluster("dgx-h100").curves == ()

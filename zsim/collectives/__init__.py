@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from zsim.collectives import gloo, nccl, ring
+from zsim.collectives import gloo, nccl, nccl_measured, ring
 from zsim.collectives.ring import Step
 from zsim.errors import ScenarioError
 from zsim.hardware import ClusterSpec, Path
@@ -83,11 +83,11 @@ def communicator(cluster: ClusterSpec, path: Path) -> nccl.Communicator:
 
 def estimated(op: str, nbytes: int, *, cluster: ClusterSpec, ranks: tuple[int, ...]) -> nccl.Estimate:
     """NCCL's time for `op` over `ranks` with its band and provenance, without what torch adds; at least two ranks."""
-    return nccl.estimate(op, nbytes, communicator(cluster, cluster.path(ranks)))
+    return nccl.estimate(op, nbytes, communicator(cluster, cluster.path(ranks)), nccl_measured.curves_of(cluster))
 
 
 def _by_nccl(op: str, nbytes: int, *, cluster: ClusterSpec, path: Path) -> int:
-    return nccl.time_ns(op, nbytes, communicator(cluster, path))
+    return nccl.time_ns(op, nbytes, communicator(cluster, path), nccl_measured.curves_of(cluster))
 
 
 ALGORITHMS: dict[str, Algorithms] = {

@@ -70,11 +70,11 @@ class Estimate:
     provenance: CurveProvenance
 
 
-def time_ns(op: str, nbytes: int, communicator: Communicator) -> int:
+def time_ns(op: str, nbytes: int, communicator: Communicator, curves: Curves = CURVES) -> int:
     """Nanoseconds of `op` over a message of `nbytes` (the full one) alone on its links, rounded up; 0 for one rank."""
     if communicator.num_ranks == 1:
         return 0
-    return max(1, ceil(estimate(op, nbytes, communicator).microseconds * 1000))
+    return max(1, ceil(estimate(op, nbytes, communicator, curves).microseconds * 1000))
 
 
 @lru_cache(maxsize=1 << 14)

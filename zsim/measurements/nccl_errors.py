@@ -17,6 +17,11 @@ TARGETS: dict[Size, float] = {"large": 0.05, "middle": 0.10, "small": 0.20}
 """Median errors asked for: from 64 MiB, from 1 MiB, and below."""
 
 
+def size_of(nbytes: int) -> Size:
+    """Which of the three sizes a message of `nbytes` is."""
+    return "large" if nbytes >= LARGE else "middle" if nbytes >= MIDDLE else "small"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
     """A row, what was predicted without looking at its time, and predicted over measured less 1."""
@@ -28,7 +33,7 @@ class Scored:
     @property
     def size(self) -> Size:
         """Which of the three sizes."""
-        return "large" if self.row.size_bytes >= LARGE else "middle" if self.row.size_bytes >= MIDDLE else "small"
+        return size_of(self.row.size_bytes)
 
     @property
     def group(self) -> str:

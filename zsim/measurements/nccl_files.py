@@ -65,13 +65,14 @@ class _RefusedError(ValueError):
 
 def read(path: Path) -> Rows:
     """The rows of `path`, by its first characters: JSON, a CSV with a header, or nccl-tests' text. OSError if it cannot be read."""
-    text = path.read_text(encoding="utf-8", errors="replace")
-    start = text.lstrip()
-    if start.startswith("{"):
-        return read_json(text, source=path.name)
-    if is_csv(text):
-        return read_csv(text, source=path.name)
-    return read_text(text, source=path.name)
+    return read_any(path.read_text(encoding="utf-8-sig", errors="replace"), source=path.name)
+
+
+def read_any(text: str, *, source: str) -> Rows:
+    """The rows of a file's text, whichever of the three it is."""
+    if text.lstrip().startswith("{"):
+        return read_json(text, source=source)
+    return read_csv(text, source=source) if is_csv(text) else read_text(text, source=source)
 
 
 def is_csv(text: str) -> bool:

@@ -117,26 +117,36 @@ def same(name: str, found: float, expected: float, *, within: float = 0.02) -> N
         raise RowError(f"{name}: {found:g} contradicts {expected:g}, which the other fields say")
 
 
-def read(path: Path) -> tuple[tuple[str, ...], list[Record]]:
-    """The columns and the rows of a CSV file; MeasurementError for a file that is none."""
+def content(path: Path, *, only: int | None = None) -> bytes:
+    """The bytes of a file, or `only` its first; MeasurementError for one that is none, as a pipe, cannot be read, or is too large."""
     try:
+        if not path.is_file():
+            raise MeasurementError(where=str(path), expected="a file of measurements", found="none, or not a plain file")
         with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
+            data = file.read(MAX_FILE_BYTES + 1 if only is None else only)
     except OSError as error:
         raise MeasurementError(
             where=str(path), expected="a file of measurements", found=str(error.strerror)
         ) from None
     if len(data) > MAX_FILE_BYTES:
         raise MeasurementError(where=str(path), expected=f"at most {MAX_FILE_BYTES:,} bytes", found="more")
+    return data
+
+
+def read(path: Path) -> tuple[tuple[str, ...], list[Record]]:
+    """The columns and the rows of a CSV file; MeasurementError for a file that is none."""
+    return table_of(content(path), where=str(path))
+
+
+def table_of(data: bytes, *, where: str) -> tuple[tuple[str, ...], list[Record]]:
+    """The columns and the rows of a CSV table in UTF-8; MeasurementError, naming `where`, for anything else."""
     try:
         text = data.decode("utf-8-sig")
         reader = csv.DictReader(io.StringIO(text, newline=""), strict=True, restkey="", restval="")
         columns = tuple(reader.fieldnames or ())
         rows = list(_records(reader))
     except (UnicodeDecodeError, csv.Error) as error:
-        raise MeasurementError(
-            where=str(path), expected="a CSV table in UTF-8", found=str(error)[:200]
-        ) from None
+        raise MeasurementError(where=where, expected="a CSV table in UTF-8", found=str(error)[:200]) from None
     return columns, rows
 
 

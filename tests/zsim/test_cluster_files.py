@@ -1,0 +1,159 @@
+"""Clusters from files: what calibration writes is read back, changes times and narrows bands; whatever is odd is refused by its key."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from zsim import calibrate, cli, cluster_file, cluster_reader, scenario
+from zsim.bands import calibration
+from zsim.calibrate_collectives import FittedCurves
+from zsim.collectives import estimated
+from zsim.errors import ScenarioError
+from zsim.hardware import MeasuredCurve, load_cluster
+
+SCENARIO = """
+model = { preset = "gpt-small", num_layers = 2 }
+batch = { micro_batch = 8, sequence_length = 1024 }
+cluster = { CLUSTER }
+strategy = { name = "fsdp2", dp_shard = 8 }
+precision = { parameters = "bf16", reduce = "fp32" }
+"""
+KNOBS = {("", knob.name): 0.9 for knob in calibrate.KNOBS if knob.name.endswith("efficiency")}
+
+
+def fitted(factors: dict[tuple[str, str], float]) -> calibrate.Fitted:
+    return calibrate.Fitted(factors=factors, errors=(), left_out=(), cases=())
+
+
+def curves(*found: MeasuredCurve, preset: str = "dgx-b200") -> FittedCurves:
+    node = load_cluster(preset).nccl
+    assert node is not None
+    return FittedCurves(node=node, curves=found, rows=(), keys=(), groups=(), errors=(), left_out=())
+
+
+def ring(op: str, scope: str = "ring") -> MeasuredCurve:
+    return MeasuredCurve(
+        scope=scope,  # type: ignore[arg-type]
+        collective=op,
+        floor=50,
+        share=0.5,
+        added=((100, 2**23),),
+        band=0.06,
+        provenance="calibrated",
+        source="mine",
+    )
+
+
+def written() -> str:
+    """A B200 whose efficiencies are a tenth less than the preset's, and whose all-gathers were measured."""
+    return cluster_file.text("dgx-b200", fitted(KNOBS), source="mine.csv", curves=curves(ring("all_gather"), ring("all_gather", "network")))
+
+
+def load(text: str) -> object:
+    return cluster_reader.parse(text.encode(), where="mine.toml")
+
+
+def run(folder: Path, cluster: str, capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+    (folder / "s.toml").write_text(SCENARIO.replace("CLUSTER", cluster))
+    assert cli.main(["run", str(folder / "s.toml"), "--json"]) == 0
+    found: dict[str, object] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def width(found: dict[str, object]) -> float:
+    low, high = found["step_time_band_ns"]  # type: ignore[misc]
+    return (high - low) / found["step_time_ns"]  # type: ignore[operator]
+
+
+def test_a_calibrated_file_beside_the_scenario_changes_step_time_and_narrows_its_band(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.toml").write_text(written())
+    before = run(tmp_path, 'preset = "dgx-b200"', capsys)
+    after = run(tmp_path, 'file = "mine.toml"', capsys)
+    assert after["step_time_ns"] > before["step_time_ns"]  # type: ignore[operator]
+    assert width(after) < 0.8 * width(before)
+    assert (before["provenance"]["calibration"], after["provenance"]["calibration"]) == ("assumed", "calibrated")  # type: ignore[index]
+    assert after["provenance"]["cluster"] == "mine"  # type: ignore[index]
+
+
+def test_measured_curves_are_what_collectives_take() -> None:
+    """50 µs + 7/8 of 8 MiB at half of 720 GB/s + half of 100 µs."""
+    mine, preset = cluster_reader.parse(written().encode(), where="mine.toml", nodes=2), load_cluster("dgx-b200", nodes=2)
+    found = estimated("all_gather", 2**23, cluster=mine, ranks=tuple(range(8)))
+    assert found.microseconds == pytest.approx(50 + 7 / 8 * 2**23 / 360e3 + 50, rel=1e-3)
+    assert (found.high / found.microseconds, found.provenance) == (pytest.approx(1.06), "calibrated")
+    elsewhere = [estimated("all_gather", 2**23, cluster=one, ranks=tuple(range(16))) for one in (mine, preset)]
+    assert elsewhere[0] != elsewhere[1]
+    same = [estimated("reduce_scatter", 2**20, cluster=one, ranks=tuple(range(8))) for one in (mine, preset)]
+    assert same[0] == same[1]
+
+
+@pytest.mark.parametrize("preset", ["dgx-h100", "p4d", "cpu-gloo"])
+def test_a_file_with_nothing_fitted_is_its_preset(preset: str) -> None:
+    text = cluster_file.text(preset, fitted({}), source="none")
+    found, known = cluster_reader.parse(text.encode(), where=f"{preset}.toml", ranks=1), load_cluster(preset, ranks=1)
+    assert found == known
+
+
+def test_what_is_fitted_to_simulated_runs_is_assumed() -> None:
+    text = cluster_file.text("dgx-h100", fitted(KNOBS), source="sim.json", simulated=True)
+    assert calibration(cluster_reader.parse(text.encode(), where="m.toml")) == "assumed"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("nics_per_node = 8", "nics_per_node = 0", "nics_per_node: expected a whole number from 1 to 1024, found '0'"),
+        ("nics_per_node", "nics_pre_node", "nics_pre_node: unknown key, did you mean nics_per_node?"),
+        ('collectives = "nccl"', 'collectives = "mpi"', "collectives: expected one of ring, gloo, nccl, found 'mpi'"),
+        ("[links.rail]", "[links.rial]", "links.rial: unknown key, did you mean rail?"),
+        ('num_sms = { value = "148"', 'num_sms = { value = "-3"', "device.num_sms: expected at most 100000"),
+        ('num_sms = { value = "148"', 'num_sms = { value = "many"', "device.num_sms: expected a number with its unit"),
+        ('value = "8000 GB/s"', 'value = "8000 GB"', "device.memory_bandwidth: expected a number with its unit"),
+        ('value = "8000 GB/s"', 'value = "0 GB/s"', "device.memory_bandwidth: expected at most 1e+18, and more than nothing"),
+        ('value = "8000 GB/s"', "value = 8", "device.memory_bandwidth.value: expected a text"),
+        ('"80 TFLOP/s", provenance = "vendor sheet"', '"80 TFLOP/s", provenance = "heard"', "float32.provenance: expected one"),
+        ('generation = "blackwell"', 'generation = "rubin"', "nccl.generation: expected one of volta, ampere"),
+        ("[curves.ring.all_gather]", "[curves.ring.all_to_all]", "curves.ring.all_to_all: unknown key"),
+        ("[curves.network.all_gather]", "[curves.nvls.all_gather]", "curves.nvls.all_gather: unknown key"),
+        ('share = { value = "50 %"', 'share = { value = "0 %"', "curves.ring.all_gather.share: expected 0.01 to 2, found '0 %'"),
+        ('floor = { value = "50 us"', 'floor = { value = "nan us"', "curves.ring.all_gather.floor: expected a number"),
+        ('floor = { value = "50"', 'floor = { value = "nan"', "curves.network.all_gather.floor: expected 0 to 1e+06"),
+        ('kind = "cuda"', 'kind = "tpu"', "kind: expected one of cpu, cuda"),
+    ],
+)
+def test_what_is_odd_in_a_file_is_refused_with_its_key(old: str, new: str, said: str) -> None:
+    text = written()
+    assert old in text
+    with pytest.raises(ScenarioError) as error:
+        load(text.replace(old, new, 1))
+    assert error.value.problems[0].startswith("cluster.file: mine.toml: ")
+    assert said in error.value.problems[0]
+
+
+def test_files_that_are_none_are_refused_and_pipes_never_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.toml")
+    (tmp_path / "large.toml").write_bytes(b"#" * (300 * 1024))
+    (tmp_path / "broken.toml").write_bytes(b"[[[")
+    for name, said in (
+        ("pipe.toml", "no such file, or not a plain one"),
+        ("none.toml", "it is looked for beside the scenario"),
+        ("large.toml", "expected at most 262,144 bytes"),
+        ("broken.toml", "not TOML"),
+        ("a\\u0000b", "no such file, or not a plain one"),
+    ):
+        text = SCENARIO.replace("CLUSTER", f'file = "{name}"')
+        with pytest.raises(ScenarioError) as error:
+            scenario.parse(text.encode(), where="x.toml", folder=tmp_path)
+        assert any(problem.startswith("x.toml: cluster.file: ") and said in problem for problem in error.value.problems)
+
+
+def test_a_scenario_has_one_of_preset_and_file() -> None:
+    for words, found in (("ranks = 8", "neither"), ('preset = "dgx-h100", file = "m.toml"', "both")):
+        with pytest.raises(ScenarioError, match=f"cluster: expected one of preset or file, found {found}"):
+            scenario.parse(SCENARIO.replace("CLUSTER", words).encode(), where="x.toml")

@@ -1,0 +1,142 @@
+"""Curves of collectives from measurements: floor, share of the bandwidth, what middle sizes add and from which size on.
+
+Each curve, one collective on rings of a node, in its switch or over its network, begins at the published one, with a width of what
+systems of one generation differ by, so few rows move it little. Errors count by their logarithm, and outliers count less (soft L1).
+Each system of each file is left out in turn, and predicted by what the others and the published curve say; for rows that the published
+curve was itself fitted on that is less than unseen (`zsim.measurements.nccl_left_out` has those). It needs scipy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import exp, log
+from typing import Any
+
+from zsim.calibrate import solver
+from zsim.collectives.nccl_curves import CURVES, Curves
+from zsim.collectives.nccl_measured import as_it_is, with_curve
+from zsim.hardware import MeasuredCurve, Nccl
+from zsim.measurements import NcclRow, Skipped
+from zsim.measurements.nccl_rows import mapped, predict, question
+from zsim.measurements.nccl_text import is_shared
+
+NOISE = 0.03
+"""What repeated nccl-tests runs of one system differ by at middle sizes; below 1 MiB 10 % and more, which soft L1 bears."""
+WIDTHS = {"floor": 0.3, "share": 0.04, "added": 0.5, "half": 0.7}
+"""Of the priors, as logarithms: floors of one fabric are 46 to 68 µs, large messages of one generation within 4 %, middle sizes of
+three sources of A100 up to 40 % apart, half sizes from 16 to 32 MiB on one machine."""
+STEP = 0.01
+"""Of a constant, for the slope of a prediction."""
+NARROWEST = 0.05
+"""Of a curve's band: what a system is from one day to the next."""
+Key = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedCurves:
+    """The curves, and of each row used its curve, its system, and its error: fitted, and with its system left out."""
+
+    node: Nccl
+    curves: tuple[MeasuredCurve, ...]
+    rows: tuple[NcclRow, ...]
+    keys: tuple[Key, ...]
+    groups: tuple[str, ...]
+    errors: tuple[float, ...]
+    left_out: tuple[float, ...]
+
+
+def usable(rows: Iterable[NcclRow], node: Nccl) -> tuple[list[NcclRow], list[Skipped]]:
+    """The rows that say something of a cluster of such nodes; the others are skipped by name."""
+    kept: list[NcclRow] = []
+    skipped: list[Skipped] = []
+    for row in rows:
+        reason = _other(row, node)
+        if reason:
+            skipped.append(Skipped(source=row.source, line=row.line, reason=reason))
+        else:
+            kept.append(row)
+    return kept, skipped
+
+
+def _other(row: NcclRow, node: Nccl) -> str:
+    found = mapped(row).communicator
+    if is_shared(row.inter_node):
+        return "others used the network: congestion, not the cluster"
+    if found.generation != node.generation or found.links != node.links:
+        return f"{found.generation} on {found.links}: another machine than the cluster's {node.generation} on {node.links}"
+    if found.num_nodes > 1 and found.fabric != node.fabric:
+        return f"network {found.fabric}: another than the cluster's {node.fabric}"
+    if found.links == "pcie":
+        return "rings over PCIe have no curve"
+    return ""
+
+
+def fit(rows: Sequence[NcclRow], node: Nccl, *, source: str) -> FittedCurves:
+    """The curves that meet `rows` best, one for each that some row runs on."""
+    keys = [_key(row) for row in rows]
+    groups = [f"{row.source}, {row.gpu}, {row.n_ranks} ranks on {row.n_nodes} nodes" for row in rows]
+    curves, errors, left_out = CURVES, [0.0] * len(rows), [0.0] * len(rows)
+    found: list[MeasuredCurve] = []
+    for key in sorted(set(keys)):
+        places = [place for place, own in enumerate(keys) if own == key]
+        curve = _fitted([rows[place] for place in places], key, node)
+        for group in sorted({groups[place] for place in places}):
+            others = _fitted([rows[place] for place in places if groups[place] != group], key, node)
+            for place in places:
+                if groups[place] == group:
+                    left_out[place] = exp(_error(rows[place], with_curve(CURVES, others, node))) - 1
+        far = sorted(abs(left_out[place]) for place in places)
+        band = min(0.9, max(NARROWEST, far[min(len(far) - 1, int(0.95 * len(far)))]))
+        found.append(replace(curve, band=band, provenance="calibrated", source=f"{len(places)} rows of {source}; before: {curve.source}"))
+        curves = with_curve(curves, found[-1], node)
+    for place, row in enumerate(rows):
+        errors[place] = exp(_error(row, curves)) - 1
+    return FittedCurves(
+        node=node,
+        curves=tuple(found),
+        rows=tuple(rows),
+        keys=tuple(keys),
+        groups=tuple(groups),
+        errors=tuple(errors),
+        left_out=tuple(left_out),
+    )
+
+
+def _key(row: NcclRow) -> Key:
+    """The curve that the row's time is on."""
+    found = predict(question(row))
+    if mapped(row).communicator.num_nodes > 1:
+        return "network", "all_reduce" if row.collective == "all_reduce" else "all_gather"
+    return ("nvls" if found.algorithm == "nvls" else "ring"), "all_gather" if row.collective == "broadcast" else row.collective
+
+
+def _error(row: NcclRow, curves: Curves) -> float:
+    """The logarithm of predicted over measured."""
+    return log(predict(question(row), curves=curves).microseconds / (row.microseconds or 1))
+
+
+def _fitted(rows: Sequence[NcclRow], key: Key, node: Nccl) -> MeasuredCurve:
+    """The curve at `key` moved to meet `rows`; as it was for none."""
+    start = as_it_is(CURVES, *key, node)
+    assert start is not None  # some row was predicted on it
+    if not rows:
+        return start
+    widths = list(WIDTHS.values()) if start.added else [WIDTHS["floor"], WIDTHS["share"]]
+
+    def residuals(at: Any) -> list[float]:
+        moved = with_curve(CURVES, _moved(start, at), node)
+        return [_error(row, moved) / NOISE for row in rows] + [(float(value) - 1) / width for value, width in zip(at, widths, strict=True)]
+
+    return _moved(start, solver()(residuals, [1.0] * len(widths), loss="soft_l1", diff_step=STEP).x)
+
+
+def _moved(start: MeasuredCurve, at: Any) -> MeasuredCurve:
+    """`start` with floor, share, what is added and its half sizes multiplied by the exponentials of `at` less 1.
+
+    Less 1 because the solver's steps are in proportion to where it stands, and bytes are whole: from 0 it would see no slope.
+    """
+    factors = [exp(max(-5.0, min(5.0, float(value) - 1))) for value in at] + [1.0, 1.0]
+    floor, share, added, half = factors[:4]
+    terms = tuple((times * added, max(1, round(size * half))) for times, size in start.added)
+    return replace(start, floor=start.floor * floor, share=start.share * share, added=terms)

@@ -1,0 +1,155 @@
+"""`zsim calibrate`: from measured steps, collectives and saved Runs to a cluster's constants, how good they are, and a cluster's file."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from zsim import accuracy, calibrate, calibrate_collectives, calibration_files, cluster_file
+from zsim.accuracy_commands import by_reason
+from zsim.calibrate import CalibrationError, Fitted
+from zsim.calibrate_collectives import FittedCurves
+from zsim.calibration_files import Material
+from zsim.cluster_file import GroupErrors
+from zsim.hardware import load_cluster
+from zsim.measurements import Skipped
+from zsim.report import progress, say, tell, write_json
+
+
+def calibrated(options: argparse.Namespace) -> int:
+    """`zsim calibrate --from FILE…`: constants fitted to measurements, their errors, and with --out a cluster's file."""
+    node = load_cluster(options.cluster).nccl
+    names = ", ".join(dict.fromkeys(Path(name).name for name in options.files))
+    found = calibration_files.read(list(map(Path, options.files)), scenarios=Path(options.scenarios) if options.scenarios else None)
+    curves: FittedCurves | None = None
+    with progress("calibration"):
+        if found.collectives and node:
+            rows, others = calibrate_collectives.usable(found.collectives, node)
+            found.skipped += others
+            curves = calibrate_collectives.fit(rows, node, source=names) if rows else None
+        fitted = _steps(found, alone=curves is None)
+    for name in found.simulated:
+        tell(f"{name} is simulated: nobody has measured it, and what is fitted to it counts as assumed")
+    if options.out:
+        text = cluster_file.text(options.cluster, fitted, source=names, curves=curves, simulated=bool(found.simulated))
+        _write(Path(options.out), text)
+    if options.json:
+        write_json(_as_json(fitted, curves, found))
+    for line in () if options.json else _table(fitted, curves, found.skipped):
+        say(line)
+    return 0
+
+
+def _steps(found: Material, *, alone: bool) -> Fitted | None:
+    """What the steps say; where there are curves as well, steps of one group alone are skipped by name."""
+    cases, skipped = calibrate.prepared(found.steps, say=tell)
+    found.skipped += skipped
+    cases += found.cases
+    if alone and not cases:
+        reasons = "; ".join(by_reason(found.skipped))[:400] or "no rows"
+        expected = "measurements of the machine that --cluster names"
+        raise CalibrationError(where="calibration", expected=expected, found=reasons, remedy="`zsim list clusters` has the others")
+    try:
+        return calibrate.fit(cases, say=tell)
+    except CalibrationError as error:
+        if alone:
+            raise
+        found.skipped += [Skipped(source=case.step.source, line=case.step.line, reason=str(error)) for case in cases]
+        return None
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CalibrationError(where=str(path), expected="a file that can be written", found=str(error.strerror)) from None
+
+
+def _as_json(fitted: Fitted | None, curves: FittedCurves | None, found: Material) -> dict[str, Any]:
+    """What `--json` prints: times in microseconds, errors as shares of the measurement."""
+    steps: dict[str, Any] = {"constants": [], "rows": []}
+    if fitted:
+        steps = {
+            "constants": [{"generation": kind, "name": name, "factor": factor} for (kind, name), factor in fitted.factors.items()],
+            "rows": [
+                {"source": case.step.source, "line": case.step.line, "group": list(case.group), "error": error, "left_out": left_out}
+                for case, error, left_out in zip(fitted.cases, fitted.errors, fitted.left_out, strict=True)
+            ],
+            "fitted": _summary(fitted.errors),
+            "left_out": _summary(fitted.left_out),
+        }
+    groups = cluster_file.step_errors(fitted) + cluster_file.curve_errors(curves)
+    return {
+        **steps,
+        "collectives": _curves_as_json(curves),
+        "groups": [
+            {"group": one.name, "n": one.n, "fitted": _summary(one.fitted), "left_out": _summary(one.left_out)} for one in groups
+        ],
+        "simulated": found.simulated,
+        "skipped": [{"source": row.source, "line": row.line, "reason": row.reason} for row in found.skipped],
+    }
+
+
+def _curves_as_json(curves: FittedCurves | None) -> dict[str, Any]:
+    if curves is None:
+        return {}
+    return {
+        "curves": [
+            {
+                "scope": one.scope,
+                "collective": one.collective,
+                "floor": one.floor,
+                "share": one.share,
+                "added": [list(term) for term in one.added],
+                "band": one.band,
+            }
+            for one in curves.curves
+        ],
+        "rows": [
+            {"source": row.source, "line": row.line, "group": group, "error": error, "left_out": left_out}
+            for row, group, error, left_out in zip(curves.rows, curves.groups, curves.errors, curves.left_out, strict=True)
+        ],
+        "fitted": _summary(curves.errors),
+        "left_out": _summary(curves.left_out),
+    }
+
+
+def _summary(errors: tuple[float, ...]) -> dict[str, float]:
+    ordered = sorted(map(abs, errors))
+    return {
+        "n": len(ordered),
+        "median": accuracy.percentile(ordered, 0.5),
+        "mean": sum(ordered) / len(ordered),
+        "p95": accuracy.percentile(ordered, 0.95),
+        "max": ordered[-1],
+    }
+
+
+def _table(fitted: Fitted | None, curves: FittedCurves | None, skipped: list[Skipped]) -> Iterator[str]:
+    if fitted:
+        yield f"{'constant':<32} {'of':<8} factor on its preset"
+        for (kind, name), factor in fitted.factors.items():
+            yield f"{name:<32} {kind or 'all':<8} {factor:.3f}"
+        yield from _errors(fitted.errors, fitted.left_out, cluster_file.step_errors(fitted))
+    if curves:
+        yield f"{'curve':<32} {'floor':>8} {'share':>8}  added up to, half of it at"
+        for one in curves.curves:
+            unit = "x" if one.scope == "network" else "us"
+            added = ", ".join(f"{times:.4g} {unit} at {half / 2**20:.3g} MiB" for times, half in one.added) or "nothing"
+            yield f"{one.scope + ' ' + one.collective:<32} {one.floor:6.4g} {unit:<2} {100 * one.share:5.1f} %  {added}"
+        yield from _errors(curves.errors, curves.left_out, cluster_file.curve_errors(curves))
+    for reason, rows in by_reason(skipped).items():
+        yield f"skipped: {len(rows)} × {reason}"
+
+
+def _errors(fitted: tuple[float, ...], left_out: tuple[float, ...], groups: list[GroupErrors]) -> Iterator[str]:
+    for words, errors in (("rows fitted", fitted), ("rows left out with their group", left_out)):
+        found = _summary(errors)
+        shares = ", ".join(f"{name} {100 * found[name]:.2f} %" for name in ("median", "mean", "p95", "max"))
+        yield f"{words}: n {found['n']}, {shares}"
+    for group in groups:
+        both = [_summary(one) for one in (group.fitted, group.left_out)]
+        medians = [f"{100 * one['median']:.1f} % (most {100 * one['max']:.1f} %)" for one in both]
+        yield f"  {group.name[:70]:<70} n {group.n:>3}  fitted {medians[0]}, left out {medians[1]}"

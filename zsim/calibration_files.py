@@ -1,0 +1,117 @@
+"""Files to calibrate on: tables of steps or of collectives, nccl-tests' text and JSON, and saved Runs. What is not used is named.
+
+A saved Run names its scenario and has its fingerprint, and the scenario's file says all that was run; its step time is the measurement.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from zsim import measurements, saved, scenario
+from zsim.calibrate import CalibrationError, Case
+from zsim.errors import ZsimError
+from zsim.measurements import NcclRow, Product, Skipped, Step
+from zsim.measurements.table import content
+from zsim.plan import plan
+from zsim.run import Run
+from zsim.scenario import Scenario
+
+MAX_SCENARIOS = 2000
+
+
+@dataclass(slots=True, kw_only=True)
+class Material:
+    """What the files hold: steps as rows, steps of saved Runs planned already, collectives; `simulated` names Runs that nobody measured."""
+
+    steps: list[Step] = field(default_factory=list)
+    cases: list[Case] = field(default_factory=list)
+    collectives: list[NcclRow] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+    simulated: list[str] = field(default_factory=list)
+
+
+def read(files: Sequence[Path], *, scenarios: Path | None) -> Material:
+    """Everything in `files`; CalibrationError for a file without a single usable row, and for a Run without a folder of scenarios."""
+    found = Material()
+    for path in files:
+        before = len(found.steps) + len(found.cases) + len(found.collectives)
+        _read(path, scenarios, found)
+        if before == len(found.steps) + len(found.cases) + len(found.collectives):
+            reason = found.skipped[-1].reason if found.skipped else "no rows"
+            expected = "measured steps or collectives: columns of a known source, nccl-tests' text or JSON, or a saved Run"
+            raise CalibrationError(where=str(path), expected=expected, found=reason)
+    return found
+
+
+def _read(path: Path, scenarios: Path | None, found: Material) -> None:
+    if is_run(path):
+        made = _case(path, scenarios, found)
+        (found.cases if isinstance(made, Case) else found.skipped).append(made)  # type: ignore[arg-type]
+        return
+    for row in measurements.rows(path):
+        if isinstance(row, Step):
+            found.steps.append(row)
+        elif isinstance(row, NcclRow):
+            found.collectives.append(row)
+        elif isinstance(row, Product):
+            reason = "a product alone: what training reaches is fitted on steps"
+            found.skipped.append(Skipped(source=row.source, line=row.line, reason=reason))
+        else:
+            found.skipped.append(row)
+
+
+def is_run(path: Path) -> bool:
+    """Whether the file begins as a saved Run does."""
+    return re.match(rb'\s*\{\s*"(run|schema_version)"', content(path, only=256)) is not None
+
+
+def _case(path: Path, scenarios: Path | None, found: Material) -> Case | Skipped:
+    run = saved.load(path)
+    if scenarios is None:
+        expected = f"--scenarios FOLDER, in which {run.scenario[:60]}.toml says what the Run ran"
+        raise CalibrationError(where=str(path), expected=expected, found="no folder")
+    asked = _scenario_of(run, scenarios)
+    reason = _why_not(run, asked)
+    if reason or asked is None:
+        return Skipped(source=path.name, line=1, reason=reason)
+    if run.backend == "sim":
+        found.simulated.append(path.name)
+    step = Step(
+        source=path.name,
+        line=1,
+        scenario=asked.text,
+        seconds=(run.step_time_ns or 0) / 1e9,
+        tokens=asked.batch.micro_batch * asked.batch.sequence_length * asked.batch.accumulation,
+        gpu=asked.cluster.device.name,
+        nodes=asked.cluster.num_nodes,
+        fields={"model": asked.name},
+        assumed=(),
+    )
+    return Case(step=step, scenario=asked, program=plan(asked, device=asked.cluster.kind))
+
+
+def _scenario_of(run: Run, folder: Path) -> Scenario | None:
+    """The scenario of that name and fingerprint, anywhere below `folder`."""
+    for path in sorted(folder.rglob("*.toml"))[:MAX_SCENARIOS]:
+        if path.stem != run.scenario:
+            continue
+        try:
+            asked = scenario.load(path)
+        except ZsimError:
+            continue
+        if asked.fingerprint == run.provenance.get("fingerprint"):
+            return asked
+    return None
+
+
+def _why_not(run: Run, asked: Scenario | None) -> str:
+    if asked is None:
+        return f"no scenario {run.scenario[:60]} with the Run's fingerprint below --scenarios"
+    if not run.complete or not run.step_time_ns:
+        return "no step time: the Run is not complete, or its backend sees no time"
+    if run.provenance.get("device") != asked.cluster.kind:
+        return f"ran on {run.provenance.get('device', 'an unknown device')[:40]}, and the scenario's cluster is of {asked.cluster.kind}"
+    return ""

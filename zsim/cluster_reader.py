@@ -1,0 +1,225 @@
+"""Clusters from files that anybody may have written, as `zsim calibrate --out` writes them: every key and number is checked.
+
+A file holds what a cluster preset does, with its device as a table in it (or the name of a device preset) and perhaps what collectives
+were measured to take. It says where each number comes from, since bands follow from that.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Collection, Mapping
+from dataclasses import fields
+from math import isfinite
+from pathlib import Path
+from typing import Any, get_args
+
+from zsim import guards
+from zsim.collectives import ALGORITHMS
+from zsim.devices import AttentionRate, Device, Provenance, device_of, devices, load_device, parsed
+from zsim.errors import ScenarioError, ZsimError
+from zsim.execution import AttentionKernels
+from zsim.hardware import ClusterSpec, Fabric, Generation, Link, Links, MeasuredCurve, Overheads, Processor, cluster_of
+from zsim.units import parse_bytes, parse_fraction, parse_time
+
+REMEDY = "`zsim calibrate --from FILE… --out MINE.toml` writes a whole file"
+MOST_TEXT = 4000
+MOST_DEVICES = 1024
+MOST_TERMS = 4
+MOST: Mapping[str, float] = {"num_sms": 100_000, "matmul_prologue": 100_000, "half_length": 10_000_000}
+MOST_TIME_NS = 10**9
+MOST_RATE = 10**18
+TIMES = ("kernel", "latency", "collective", "issue_kernel", "issue_collective")
+MAY_BE_NONE = ("matmul_prologue", "interference", "straggler", "wave_cost", *TIMES)
+SHARES = ("_efficiency", "wave_cost", "backward", "interference", "straggler")
+TOP = ("description", "kind", "device", "collectives", "devices_per_node", "nics_per_node", "links", "host", "overheads")
+SCOPES: Mapping[str, tuple[str, ...]] = {
+    "ring": ("all_gather", "reduce_scatter", "all_reduce"),
+    "nvls": ("all_reduce",),
+    "network": ("all_gather", "all_reduce"),
+}
+"""Where curves hold. On a network a reduce-scatter goes by the all-gather's, a broadcast by the all-gather's everywhere."""
+
+
+def load(path: str, *, folder: Path | None, nodes: int, ranks: int | None) -> ClusterSpec:
+    """The cluster of the file at `path`, relative to the scenario's `folder`; ScenarioError, with the key, for anything odd in it."""
+    return parse(_read((folder or Path()) / path, path[:200]), where=path[:200], nodes=nodes, ranks=ranks)
+
+
+def parse(data: bytes, *, where: str, nodes: int = 1, ranks: int | None = None) -> ClusterSpec:
+    """The cluster in `data`; `where` names it in messages."""
+    place = f"cluster.file: {where}"
+    text = guards.check_text(data, where=place)
+    try:
+        table = tomllib.loads(text)
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise ScenarioError((f"{place}: not TOML: {str(error)[:200]}",)) from None
+    check = _Checked(place)
+    curves = _require_cluster(check, table)
+    device = load_device(table["device"]) if isinstance(table["device"], str) else device_of(table["device"])
+    return cluster_of(table, name=Path(where).stem, device=device, nodes=nodes, ranks=ranks, curves=curves)
+
+
+def _read(file: Path, path: str) -> bytes:
+    try:
+        if not file.is_file():
+            raise ScenarioError((f"cluster.file: {path}: no such file, or not a plain one; it is looked for beside the scenario",))
+        with file.open("rb") as stream:
+            return stream.read(guards.MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise ScenarioError((f"cluster.file: {path}: cannot be read: {getattr(error, 'strerror', None) or error}",)) from None
+
+
+class _Checked:
+    """Checks of one file's values, each named by its key in messages."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+
+    def wrong(self, key: str, expected: str, found: object) -> ScenarioError:
+        """The error for the value at `key`."""
+        return ScenarioError((f"{self.place}: {key[:100]}: expected {expected}, found {str(found)[:60]!r}; {REMEDY}",))
+
+    def table(self, key: str, value: object, needed: Collection[str], allowed: Collection[str] = ()) -> dict[str, Any]:
+        """A table with all keys that are needed, and no others than those allowed."""
+        if not isinstance(value, dict):
+            raise self.wrong(key or "file", "a table", type(value).__name__)
+        prefix = f"{key}." if key else ""
+        for name in value:
+            if name not in needed and name not in allowed:
+                near = difflib.get_close_matches(name, [*needed, *allowed], n=1)
+                hint = f", did you mean {near[0]}?" if near else f"; expected {', '.join([*needed, *allowed])}"
+                raise ScenarioError((f"{self.place}: {prefix}{name[:60]}: unknown key{hint}",))
+        for name in needed:
+            if name not in value:
+                raise ScenarioError((f"{self.place}: {prefix}{name}: missing; {REMEDY}",))
+        return value
+
+    def text(self, key: str, value: object) -> str:
+        """A text of at most `MOST_TEXT` characters."""
+        if not isinstance(value, str) or len(value) > MOST_TEXT:
+            raise self.wrong(key, f"a text of at most {MOST_TEXT:,} characters", value)
+        return value
+
+    def one_of(self, key: str, value: object, words: Collection[str]) -> str:
+        """One of `words`."""
+        if not isinstance(value, str) or value not in words:
+            raise self.wrong(key, f"one of {', '.join(words)}", value)
+        return value
+
+    def count(self, key: str, value: object) -> int:
+        """How many devices or NICs a node has."""
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_DEVICES:
+            raise self.wrong(key, f"a whole number from 1 to {MOST_DEVICES}", value)
+        return value
+
+    def entry(self, key: str, value: object) -> str:
+        """The text of a number that says what it is from."""
+        entry = self.table(key, value, ("value", "provenance", "source"))
+        self.one_of(f"{key}.provenance", entry["provenance"], get_args(Provenance))
+        self.text(f"{key}.source", entry["source"])
+        return self.text(f"{key}.value", entry["value"])
+
+    def constants(self, key: str, value: object, names: Collection[str], allowed: Collection[str] = ()) -> dict[str, Any]:
+        """A table of constants, each a number with its unit, within what a machine can have."""
+        table = self.table(key, value, names, allowed)
+        for name in names:
+            text = self.entry(f"{key}.{name}", table[name])
+            try:
+                number = parsed(name, text)
+            except (ZsimError, ValueError, ArithmeticError) as error:
+                raise self.wrong(f"{key}.{name}", "a number with its unit", f"{text}: {error}") from None
+            if not (0 if name in MAY_BE_NONE else 1e-9) <= number <= _most(name):
+                raise self.wrong(f"{key}.{name}", f"at most {_most(name):g}, and more than nothing", text)
+        return table
+
+
+def _most(name: str) -> float:
+    if name in TIMES:
+        return MOST_TIME_NS
+    return 1.0 if name.endswith(SHARES) else MOST.get(name, MOST_RATE)
+
+
+def _require_cluster(check: _Checked, table: dict[str, Any]) -> tuple[MeasuredCurve, ...]:
+    """Everything checked; what is returned are the curves, since nothing else makes them."""
+    check.table("", table, TOP, ("nccl", "curves"))
+    check.text("description", table["description"])
+    check.one_of("kind", table["kind"], ("cpu", "cuda"))
+    library = check.one_of("collectives", table["collectives"], tuple(ALGORITHMS))
+    for name in ("devices_per_node", "nics_per_node"):
+        check.count(name, table[name])
+    links = check.table("links", table["links"], [field.name for field in fields(Links)])
+    for name in links:
+        check.constants(f"links.{name}", links[name], [field.name for field in fields(Link)])
+    check.constants("host", table["host"], ("memory_bandwidth",))
+    check.constants("overheads", table["overheads"], [field.name for field in fields(Overheads)])
+    _require_device(check, table["device"])
+    if library == "nccl" or "nccl" in table:
+        _require_nccl(check, table.get("nccl"))
+    return tuple(_curves(check, table.get("curves", {})))
+
+
+def _require_device(check: _Checked, value: object) -> None:
+    if isinstance(value, str):
+        check.one_of("device", value, devices())
+        return
+    names = [field.name for field in fields(Device) if field.name not in ("name", "attention", "figures")]
+    table = check.constants("device", value, names, ("name", "attention"))
+    if not re.fullmatch(r"[\w .+-]{1,80}", check.text("device.name", table.get("name"))):
+        raise check.wrong("device.name", "letters, digits and blanks", table["name"])
+    attention = check.table("device.attention", table.get("attention", {}), (), get_args(AttentionKernels))
+    for kind in attention:
+        check.constants(f"device.attention.{kind}", attention[kind], [field.name for field in fields(AttentionRate)])
+
+
+def _require_nccl(check: _Checked, value: object) -> None:
+    table = check.table("nccl", value, ("generation", "fabric", "processor", "links"))
+    words = (("generation", Generation), ("fabric", Fabric), ("processor", Processor))
+    for name, literal in words:
+        check.one_of(f"nccl.{name}", table[name], get_args(literal))
+    check.one_of("nccl.links", table["links"], ("nvlink", "pcie"))
+
+
+def _curves(check: _Checked, value: object) -> list[MeasuredCurve]:
+    found = []
+    for scope, inside in check.table("curves", value, (), tuple(SCOPES)).items():
+        for op, table in check.table(f"curves.{scope}", inside, (), SCOPES[scope]).items():
+            found.append(_curve(check, f"curves.{scope}.{op}", table, scope, op))
+    return found
+
+
+def _curve(check: _Checked, key: str, value: object, scope: Any, op: str) -> MeasuredCurve:
+    terms = [suffix for suffix in ("", "_2", "_3", "_4")[:MOST_TERMS] if isinstance(value, dict) and f"added{suffix}" in value]
+    names = ("floor", "share", "band", *(f"{part}{suffix}" for suffix in terms for part in ("added", "half")))
+    table = check.table(key, value, names)
+    texts = {name: check.entry(f"{key}.{name}", table[name]) for name in names}
+
+    def number(name: str, least: float, most: float) -> float:
+        try:
+            found = _curve_number(name, texts[name], scope)
+        except (ZsimError, ValueError, ArithmeticError) as error:
+            raise check.wrong(f"{key}.{name}", "a number with its unit", f"{texts[name]}: {error}") from None
+        if not isfinite(found) or not least <= found <= most:
+            raise check.wrong(f"{key}.{name}", f"{least:g} to {most:g}", texts[name])
+        return found
+
+    return MeasuredCurve(
+        scope=scope,
+        collective=op,
+        floor=number("floor", 0, 1e6),
+        share=number("share", 0.01, 2),
+        added=tuple((number(f"added{suffix}", 0, 1e6), int(number(f"half{suffix}", 1, 2**44))) for suffix in terms),
+        band=number("band", 0.01, 0.9),
+        provenance=table["floor"]["provenance"],
+        source=table["floor"]["source"],
+    )
+
+
+def _curve_number(name: str, text: str, scope: str) -> float:
+    """Bytes, shares, and times: in µs inside a node, in multiples of the tuner's latency on a network."""
+    if name.startswith("half"):
+        return parse_bytes(text)
+    if name in ("share", "band"):
+        return parse_fraction(text)
+    return float(text) if scope == "network" else parse_time(text) / 1000

@@ -1,0 +1,82 @@
+"""A cluster's own measured curves in place of those of its generation and of its kind of network."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from zsim.collectives.nccl_curves import CURVES, Added, Band, Crossing, Curve, CurveProvenance, Curves
+from zsim.hardware import ClusterSpec, MeasuredCurve, Nccl
+
+PROVENANCES: dict[str, CurveProvenance] = {"measured": "calibrated", "calibrated": "calibrated", "published": "published"}
+
+
+def curves_of(cluster: ClusterSpec) -> Curves:
+    """The published curves, with those that were measured on `cluster`."""
+    return _curves(cluster.curves, cluster.nccl) if cluster.curves and cluster.nccl else CURVES
+
+
+@lru_cache(maxsize=64)
+def _curves(measured: tuple[MeasuredCurve, ...], node: Nccl) -> Curves:
+    found = CURVES
+    for one in measured:
+        found = with_curve(found, one, node)
+    return found
+
+
+def with_curve(curves: Curves, one: MeasuredCurve, node: Nccl) -> Curves:
+    """`curves` with `one` for the generation and the network of `node`."""
+    band = Band(large=one.band, middle=one.band, small=one.band)
+    provenance = PROVENANCES.get(one.provenance, "assumed")
+    if one.scope == "network":
+        reduces = one.collective == "all_reduce"
+        crossing = Crossing(
+            floor=one.floor,
+            added=one.added,
+            share=one.share,
+            band=band,
+            provenance=provenance,
+            source=one.source,
+            generations=(node.generation,),
+        )
+        return replace(curves, crossings={**curves.crossings, (node.fabric, reduces): crossing})
+    curve = Curve(
+        floor_us=one.floor,
+        share=one.share,
+        added=tuple(Added(microseconds=times, half=half) for times, half in one.added),
+        band=band,
+        provenance=provenance,
+        source=one.source,
+    )
+    if one.scope == "nvls":
+        return replace(curves, nvls={**curves.nvls, node.generation: curve})
+    return replace(curves, rings={**curves.rings, (node.generation, one.collective): curve})
+
+
+def as_it_is(curves: Curves, scope: str, collective: str, node: Nccl) -> MeasuredCurve | None:
+    """The curve that `curves` have, in the words of a measured one; None where the generation has none."""
+    if scope == "network":
+        crossing, band, provenance = curves.crossing(node.fabric, collective, node.generation)
+        return MeasuredCurve(
+            scope="network",
+            collective=collective,
+            floor=crossing.floor,
+            share=crossing.share,
+            added=crossing.added,
+            band=band.large,
+            provenance=provenance,
+            source=crossing.source,
+        )
+    curve = curves.nvls.get(node.generation) if scope == "nvls" else curves.rings.get((node.generation, collective))
+    if curve is None:
+        return None
+    return MeasuredCurve(
+        scope="nvls" if scope == "nvls" else "ring",
+        collective=collective,
+        floor=curve.floor_us,
+        share=curve.share,
+        added=tuple((each.microseconds, each.half) for each in curve.added),
+        band=curve.band.large,
+        provenance=curve.provenance,
+        source=curve.source,
+    )

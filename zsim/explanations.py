@@ -1,0 +1,81 @@
+"""What a row of measurements was taken for: a step's scenario, a collective's communicator, a product's device; and what was assumed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from zsim.collectives.nccl import Communicator
+from zsim.collectives.nccl_search import RINGS_IN_NODE, nvls_graph
+from zsim.collectives.nccl_tuning import Graph, System, choices
+from zsim.measurements import NcclRow, Product, Row, Skipped, Step
+from zsim.measurements.nccl_rows import mapped, predict, question
+from zsim.units import format_time
+
+
+def text(row: Row | Skipped, *, as_json: bool) -> str:
+    """The row in words, or one JSON object, ending with a newline."""
+    if isinstance(row, Skipped):
+        return json.dumps({"skipped": row.reason}) + "\n" if as_json else f"# skipped: {row.reason}\n"
+    found = of_row(row)
+    if as_json:
+        return json.dumps(found) + "\n"
+    assumed = "".join(f"# assumed: {words}\n" for words in found["assumed"])
+    said = found["scenario"] if "scenario" in found else "".join(f"{key}: {value}\n" for key, value in found["taken_for"].items())
+    return f"# {row.source} line {row.line}, measured {found['measured']:.6g} s\n{assumed}{said}"
+
+
+def of_row(row: Row) -> dict[str, Any]:
+    """`measured` in seconds, `assumed`, and either the `scenario` or, in words, what it was `taken_for`."""
+    if isinstance(row, Step):
+        return {"scenario": row.scenario, "measured": row.seconds, "assumed": list(row.assumed)}
+    if isinstance(row, Product):
+        return {"taken_for": _product(row), "measured": row.seconds, "assumed": list(row.assumed)}
+    return {"taken_for": _collective(row), "measured": (row.microseconds or 0) / 1e6, "assumed": list(mapped(row).assumed)}
+
+
+def _product(row: Product) -> dict[str, str]:
+    m, n, k = row.shape
+    return {
+        "product": f"{m} x {k} times {k} x {n} in {row.dtype}",
+        "device": f"preset {row.device}",
+        "predicted": f"{row.predicted_s * 1e6:.4g} us",
+    }
+
+
+def _collective(row: NcclRow) -> dict[str, str]:
+    found, apart = predict(question(row)), mapped(row)
+    group = apart.communicator
+    protocol, channels = _tuned(row, group, found.algorithm)
+    return {
+        "collective": f"{row.collective} of {row.size_bytes:,} B over {group.num_ranks} ranks on {group.num_nodes} nodes",
+        "machine": f"{group.generation}, {group.links}, network {group.fabric}",
+        "algorithm": found.algorithm,
+        "protocol": protocol,
+        "channels": str(channels),
+        "bus bandwidth": f"{group.bus_gb_s:.6g} GB/s",
+        "provenance": found.provenance,
+        "predicted": format_time(round(found.microseconds * 1000)),
+    }
+
+
+def _tuned(row: NcclRow, group: Communicator, algorithm: str) -> tuple[str, int]:
+    """The protocol that NCCL's tuner takes for this algorithm and size, and the channels of its search: one per NIC between nodes."""
+    inside, between = RINGS_IN_NODE[group.generation][0], group.num_nodes > 1
+    channels = group.per_node if between else inside
+    rate = group.bus_gb_s / channels
+    system = System(
+        generation=group.generation,
+        num_ranks=group.num_ranks,
+        num_nodes=group.num_nodes,
+        ring=Graph(channels=channels, intra=rate, inter=rate),
+        nvls=nvls_graph(group.generation, per_node=group.per_node, inter_gb_s=group.bus_gb_s if between else 0.0),
+        processor=group.processor,
+        links=group.links,
+    )
+    op = "all_gather" if row.collective == "broadcast" else row.collective
+    tried = [one for one in choices(op, row.size_bytes, system) if one.algorithm == algorithm]
+    best = min(tried, key=lambda one: one.time_us, default=None)
+    if algorithm.startswith("nvls") and system.nvls:
+        channels = system.nvls.channels
+    return (best.protocol if best else "Simple"), channels

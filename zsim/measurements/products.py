@@ -1,0 +1,114 @@
+"""Tables of the fastest single matrix products of accelerators: a shape, its dtype, and the rate that was reached.
+
+A product alone, repeated on a device that does nothing else and picked as the best of many shapes, is faster than the same product in a
+training step, whose clocks are lower for long; device presets hold what training reaches. The difference is in the band, and not fitted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from zsim.compute import product_s
+from zsim.devices import Device, load_device
+from zsim.measurements.table import Record, RowError
+
+COLUMNS = frozenset(("gpu", "dtype", "tflops", "shape_mxnxk"))
+DTYPES: Mapping[str, str] = {
+    "bf16": "bfloat16",
+    "bfloat16": "bfloat16",
+    "fp16": "float16",
+    "float16": "float16",
+    "fp32": "float32",
+    "float32": "float32",
+    "fp8": "float8",
+    "fp8_e4m3": "float8",
+    "float8": "float8",
+}
+NBYTES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4, "float8": 1}
+DEVICES: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("A100", "40GB"), "a100-40"),
+    (("A100",), "a100-80"),
+    (("H100", "96GB"), "h100-96"),
+    (("H100",), "h100-80"),
+    (("H200",), "h200-141"),
+    (("B200",), "b200-180"),
+    (("L40S",), "l40s-48"),
+)
+"""Device presets by the words of an accelerator's name, the first that has them all. A part on a PCIe card, or in one package with a
+processor, has other clocks and power, and is none of them."""
+ALONE = 0.83
+"""A training step's rate over that of the best product alone: 66.6 of 80.3 % of H100's peak (`presets/devices/h100-80.toml`)."""
+WIDTHS: Mapping[str, float] = {"measured": 0.05, "calibrated": 0.1, "published": 0.15}
+"""Half-width of a product's band by its efficiency's provenance; 0.3 for any other, as of a whole step from assumed constants."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """A measured product of an m × k and a k × n matrix, in seconds, and the preset of the device that it ran on."""
+
+    source: str
+    line: int
+    gpu: str
+    dtype: str
+    shape: tuple[int, int, int]
+    device: str
+    seconds: float
+    fields: Mapping[str, str]
+    assumed: tuple[str, ...]
+
+    @property
+    def predicted_s(self) -> float:
+        """Seconds by `zsim.compute`: the waves of the best tile, or the bytes of both factors and the result, and the kernel's start."""
+        device = load_device(self.device)
+        m, n, k = self.shape
+        nbytes = NBYTES[self.dtype] * (m * k + k * n) + max(2, NBYTES[self.dtype]) * m * n
+        by_bytes = nbytes / (device.memory_bandwidth * device.memory_efficiency)
+        return max(product_s((1, m, n, k), device, self.dtype), by_bytes) + device.kernel / 1e9
+
+    @property
+    def band(self) -> tuple[float, float]:
+        """Factors around the prediction: as wide as the efficiency's provenance, and longer below for a product alone."""
+        width = WIDTHS.get(_provenance(load_device(self.device), self.dtype), 0.3)
+        return ALONE * (1 - width), 1 / (1 - width)
+
+
+def _provenance(device: Device, dtype: str) -> str:
+    key = "device.float8_efficiency" if dtype == "float8" else "device.matmul_efficiency"
+    return next(figure.provenance for figure in device.figures if figure.key == key)
+
+
+def product(record: Record, *, source: str) -> Product:
+    """The product of one row; RowError for one without a shape, and for another accelerator or dtype than there are presets of."""
+    gpu = record.text("gpu")
+    text = record.text("shape_mxnxk", "")
+    if not text:
+        raise RowError("shape_mxnxk: none given, so there is no product to predict")
+    sizes = re.fullmatch(r"(\d{1,7})\s*[x×]\s*(\d{1,7})\s*[x×]\s*(\d{1,7})", text)
+    if sizes is None or not all(map(int, sizes.groups())):
+        raise RowError(f"shape_mxnxk: expected sizes as 1024x2048x4096, found {text[:40]!r}")
+    m, n, k = map(int, sizes.groups())
+    dtype = record.one_of("dtype", DTYPES)
+    seconds = 2 * m * n * k / (record.positive("tflops") * 1e12)
+    return Product(
+        source=source,
+        line=record.line,
+        gpu=gpu,
+        dtype=dtype,
+        shape=(m, n, k),
+        device=device_of(gpu),
+        seconds=seconds,
+        fields={"gpu": gpu, "dtype": record.text("dtype"), "shape_mxnxk": text},
+        assumed=("the rate that training steps reach: the best of many products alone is faster",),
+    )
+
+
+def device_of(gpu: str) -> str:
+    """The preset of the accelerator that `gpu` names; RowError where there is none."""
+    words = re.findall(r"[A-Z0-9]+", re.sub(r"(\d)\s*GB\b", r"\1GB", gpu.upper()))
+    if "PCIE" not in words:
+        for needed, preset in DEVICES:
+            if all(word in words for word in needed):
+                return preset
+    raise RowError(f"gpu: no preset of this accelerator: {gpu[:60]!r}")
