@@ -179,7 +179,10 @@ class ReplicatedRank:
 
     def _fill(self, op: Op) -> None:
         for parameter, part in self._parts(op.unit):
-            part.copy_(parameter.grad if parameter.grad is not None else torch.zeros_like(parameter))
+            if parameter.grad is None:  # unused: zeros, and no tensor made for them
+                part.zero_()
+            else:
+                part.copy_(parameter.grad)
         reduce = DTYPES[self.scenario.precision.reduce]
         if reduce != self._dtype:
             self.buffers[f"{op.unit}:cast"] = self._bucket(op.unit).to(reduce)
