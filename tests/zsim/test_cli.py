@@ -151,6 +151,7 @@ def test_validate_compares_and_exits_0_when_all_agrees(capsys):
         ("peak memory, construction", "ok"),
         ("peak memory, first", "ok"),
         ("peak memory, steady", "ok"),
+        ("memory at rest", "ok"),
         ("memory of parts", "ok"),
         ("memory by kind", "ok"),
         ("numerics", "ok"),
