@@ -115,7 +115,7 @@ def observe(
 
 
 def lower(before: PhaseRecord | None, now: PhaseRecord) -> PhaseRecord:
-    """The one with the lower peak, its ends and each of its parts as low as in either; where they did not issue the same collectives, the later."""
+    """The one with the lower peak, its ends and each of its parts as low as in either; the later if their collectives differ."""
     if before is None or before.collectives != now.collectives:
         return now
     lowest = min(before, now, key=lambda phase: phase.memory.peak_bytes)

@@ -78,7 +78,7 @@ def _other_experiment(predicted: Run, measured: Run) -> str:
 
 def _completeness(predicted: Run, measured: Run) -> Iterator[Check]:
     for word, run in (("predicted", predicted), ("measured", measured)):
-        if not run.complete:
+        if run.failure or not run.complete:
             why = f": {run.failure}" if run.failure else ""
             yield Check(name="complete", status="failed", detail=f"the {word} Run did not reach its end{why}")
             continue

@@ -407,7 +407,7 @@ def test_a_saved_run_that_makes_no_sense_is_refused_by_name(damage, found, tmp_p
 
 def test_control_characters_of_a_saved_run_do_not_reach_the_terminal(tmp_path):
     path = tmp_path / "run.json"
-    saved.save(replace(a_run(), failure="\x1b[2Jgone\n"), path)
+    saved.save(replace(a_run(), complete=False, failure="\x1b[2Jgone\n"), path)
     assert saved.load(path).failure == "?[2Jgone\n"
 
 
