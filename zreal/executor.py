@@ -20,6 +20,7 @@ from zreal import modules
 from zreal.flat import FlatRank
 from zreal.meters import MemoryMeter, as_record
 from zreal.observer import Begin, device_mesh, lower
+from zreal.optimizers import largest_difference
 from zreal.recorder import CollectiveRecorder
 from zreal.replicated import ReplicatedRank
 from zsim.errors import ProgramError
@@ -48,6 +49,10 @@ class Execution:
     parameters: dict[str, Tensor]
     gradients: dict[str, Tensor]
     """What the optimizer was handed in one step more, if that was asked for."""
+    initial: dict[str, Tensor]
+    """Every whole parameter before the first step, as the optimizer has it, if that was asked for."""
+    step_difference: float | None
+    """How far that step more took any element from where a new optimizer takes it from the same state, if that was asked for."""
 
 
 def execute(
@@ -66,7 +71,7 @@ def execute(
 
     The steady step is the one of the last `samples` whose peak is lowest.
     `progress` hears of each collective before it is entered, `keep` of the record so far after each phase.
-    With `gradients`, one more step is taken, which nothing measures, for what the optimizer is handed in it.
+    With `gradients`, one more step is taken, which nothing measures, for what the optimizer is handed in it and makes of it.
     """
     mesh, groups = device_mesh(scenario, device=device)
     recorder = CollectiveRecorder(groups, world_size=scenario.world_size, progress=progress)
@@ -81,6 +86,9 @@ def execute(
             meter.watch(*model.buffers())  # no strategy counts them
         with meter.span() as span:
             trainer = _construct(scenario, model, ops, mesh.get_group(), meter)
+            recorder.settle()
+        with meter.looking_away():
+            began = trainer.rank.stepped() if gradients else {}
         phases["construction"] = PhaseRecord(collectives=recorder.take(), memory=as_record(span))
         keep(RankRun(rank=rank, phases=dict(phases), groups=dict(recorder.group_ranks)))
         for step in range(steps):
@@ -90,6 +98,7 @@ def execute(
                 trainer.rank.begin(first=step == 0)
                 name: PhaseName = "first" if step == 0 else "steady"
                 losses.append(trainer.step(ops.phase(name), batches, parts=ops.parts(name), begin=meter.begin))
+                recorder.settle()
             phase = PhaseRecord(collectives=recorder.take(), memory=as_record(span, trainer.holds))
             if step == 0:
                 phases["first"] = phase
@@ -103,7 +112,14 @@ def execute(
         with recorder:
             trainer.rank.begin(first=False)
             trainer.step(ops.steady, batches)
-    return Execution(RankRun(rank=rank, phases=phases, groups=recorder.group_ranks), losses, parameters, trainer.gradients or {})
+    return Execution(
+        run=RankRun(rank=rank, phases=phases, groups=recorder.group_ranks),
+        losses=losses,
+        parameters=parameters,
+        gradients=trainer.gradients or {},
+        initial=trainer.rank.parameters(began) if gradients else {},
+        step_difference=trainer.step_difference,
+    )
 
 
 def _construct(
@@ -127,6 +143,8 @@ class Trainer:
     """What the rank held when the optimizer had stepped, by kind."""
     gradients: dict[str, Tensor] | None = None
     """Whole gradients as the optimizer is handed them, kept where this is not None."""
+    step_difference: float | None = None
+    """Where gradients are kept: how far the optimizer took any element from where a new one takes it from the same state."""
     _ops: tuple[Op, ...] = ()
     _cursor: int = 0
     _forwards: int = 0
@@ -176,8 +194,10 @@ class Trainer:
         steps = op.kind == "optimizer" and op.unit == ROOT  # not those of clipping, which come before
         with torch.no_grad():
             if steps and self.gradients is not None:
-                self.gradients = self.rank.gradients()
+                self.gradients, expected = self.rank.gradients(), self.rank.stepped_again()
             self.rank.perform(op, last_micro_batch=last)
+            if steps and self.gradients is not None:
+                self.step_difference = largest_difference(self.rank.stepped(), expected)
             if steps:
                 self.holds = self.rank.held()
 

@@ -18,7 +18,7 @@ from zreal import torch_private
 from zreal.clipping import Clipping
 from zreal.held import held, state_tensors
 from zreal.modules import DTYPES, Model
-from zreal.optimizers import make_optimizer
+from zreal.optimizers import make_optimizer, stepped_again
 from zsim import clipping
 from zsim.errors import ProgramError
 from zsim.model import Module
@@ -233,6 +233,16 @@ class FlatRank:
             if f"{unit}:master" in self.buffers:
                 self._shard(unit).copy_(tensor)
 
+    def stepped(self) -> dict[str, Tensor]:
+        """Copies of this rank's shards as the optimizer has them: master copies where there are some."""
+        return {unit: tensor.detach().clone() for unit, tensor in self._stepped.items()}
+
+    def stepped_again(self) -> dict[str, Tensor]:
+        """What the step that comes next must make of the shards: that of a new optimizer, from the same state and gradients."""
+        gradients = {unit: self._gradient(unit) for unit in self._stepped}
+        states = self._optimizer.state if self._optimizer is not None else {}
+        return stepped_again(self.scenario.optimizer, self._stepped, gradients, states=states)
+
     def held(self) -> Mapping[str, int]:
         """Bytes of this rank's parameters, gradients (whole ones in ZeRO-1, and where nothing is sharded) and optimizer states."""
         assert self._optimizer is not None
@@ -246,9 +256,13 @@ class FlatRank:
             states=[*masters, *state_tensors(self._optimizer)],
         )
 
-    def parameters(self) -> dict[str, Tensor]:
-        """Every parameter whole, in the dtype that is stepped if it is, gathered from the ranks; for parity."""
-        return self._gathered({unit: self._stepped.get(unit, self._shard(unit)) for unit in self._groups})
+    def parameters(self, stepped: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """Every parameter whole, in the dtype that is stepped if it is, gathered from the ranks; for parity.
+
+        With `stepped` those groups as they were when these copies were made of them.
+        """
+        shards = self._stepped if stepped is None else stepped
+        return self._gathered({unit: shards.get(unit, self._shard(unit)) for unit in self._groups})
 
     def gradients(self) -> dict[str, Tensor]:
         """Every gradient whole, gathered from the ranks before the optimizer's step; for parity."""

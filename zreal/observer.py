@@ -87,6 +87,7 @@ def observe(
         with meter.span() as span:
             meter.watch(*model.parameters())
             subject = SUBJECTS[scenario.strategy](scenario, model, mesh)
+            recorder.settle()
         phases["construction"] = PhaseRecord(collectives=recorder.take(), memory=as_record(span))
         keep(RankRun(rank=rank, phases=dict(phases), groups=dict(recorder.group_ranks)))
         for step in range(steps):
@@ -94,6 +95,7 @@ def observe(
                 batches = modules.micro_batches(scenario, rank=rank, step=step, dtype=subject.dtype, device=device)
             with meter.span() as span:
                 loss, holds = _train_step(scenario, subject, batches, settle=recorder.settle, begin=meter.begin)
+                recorder.settle()
             losses.append(loss)
             phase = PhaseRecord(collectives=recorder.take(), memory=as_record(span, holds))
             if step == 0:
@@ -113,7 +115,7 @@ def observe(
 
 
 def lower(before: PhaseRecord | None, now: PhaseRecord) -> PhaseRecord:
-    """The one with the lower peak, and each of its parts as low as in either; where they did not issue the same collectives, the later."""
+    """The one with the lower peak, its ends and each of its parts as low as in either; the later if their collectives differ."""
     if before is None or before.collectives != now.collectives:
         return now
     lowest = min(before, now, key=lambda phase: phase.memory.peak_bytes)
@@ -121,7 +123,9 @@ def lower(before: PhaseRecord | None, now: PhaseRecord) -> PhaseRecord:
         replace(one, start_bytes=min(one.start_bytes, other.start_bytes), peak_bytes=min(one.peak_bytes, other.peak_bytes))
         for one, other in zip(before.memory.parts, now.memory.parts, strict=True)
     )
-    return replace(lowest, memory=replace(lowest.memory, parts=parts))
+    start = min(before.memory.start_bytes, now.memory.start_bytes)
+    end = min(before.memory.end_bytes, now.memory.end_bytes)
+    return replace(lowest, memory=replace(lowest.memory, parts=parts, start_bytes=start, end_bytes=end))
 
 
 def _train_step(

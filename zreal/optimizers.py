@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from zsim.training import Optimizer
 
@@ -39,3 +41,32 @@ def make_optimizer(settings: Optimizer, parameters: Sequence[torch.Tensor]) -> t
         foreach=foreach,
         fused=fused,
     )
+
+
+def stepped_again(
+    settings: Optimizer,
+    tensors: Mapping[str, Tensor],
+    gradients: Mapping[str, Tensor | None],
+    *,
+    states: Mapping[Tensor, Mapping[str, Any]],
+) -> dict[str, Tensor]:
+    """What a new optimizer makes of copies of `tensors`, from copies of the same gradients and `states`, in one step."""
+    copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    again = make_optimizer(settings, list(copies.values()))
+    for name, copy in copies.items():
+        gradient = gradients[name]
+        copy.grad = None if gradient is None else gradient.detach().to(copy.dtype, copy=True)
+        state = states.get(tensors[name])
+        if state:
+            again.state[copy] = {key: value.clone() if isinstance(value, Tensor) else value for key, value in state.items()}
+    again.step()
+    return copies
+
+
+def largest_difference(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
+    """The largest absolute difference of any element; infinite where a tensor is missing or a difference is no number."""
+    if found.keys() != expected.keys():
+        return math.inf
+    apart = [(mine.detach().cpu().double() - expected[name].detach().cpu().double()).abs() for name, mine in found.items()]
+    largest = max((float(one.max()) for one in apart if one.numel()), default=0.0)
+    return largest if math.isfinite(largest) and not any(bool(one.isnan().any()) for one in apart) else math.inf

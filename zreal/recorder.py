@@ -89,7 +89,10 @@ class CollectiveRecorder(TorchDispatchMode):
         self._world = GroupName("world", world_size, tuple(range(world_size)))
 
     def settle(self) -> None:
-        """Wait until gloo's threads have let go of what they were given, as a GPU's stream would have long before the optimizer."""
+        """Wait until gloo's threads have let go of what they were given, as a GPU's stream would have long before the optimizer.
+
+        Where nothing is in flight any more, what is still counted afterwards is held by somebody else.
+        """
         time.sleep(10 * self._settle_s)
 
     def take(self) -> tuple[CollectiveRecord, ...]:

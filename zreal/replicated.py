@@ -14,7 +14,7 @@ from torch.nn.utils import clip_grad_norm_
 from zreal import torch_private
 from zreal.held import held, state_tensors
 from zreal.modules import DTYPES, Model
-from zreal.optimizers import make_optimizer
+from zreal.optimizers import make_optimizer, stepped_again
 from zsim import clipping, lowering
 from zsim.errors import ProgramError
 from zsim.model import Module
@@ -212,6 +212,16 @@ class ReplicatedRank:
             if tensor.dtype != parameter.dtype:
                 parameter.copy_(tensor)
 
+    def stepped(self) -> dict[str, Tensor]:
+        """Copies of the parameters as the optimizer has them: master copies where there are some."""
+        return {fqn: tensor.detach().clone() for fqn, tensor in self._stepped.items()}
+
+    def stepped_again(self) -> dict[str, Tensor]:
+        """What the step that comes next must make of the parameters: that of a new optimizer, from the same state and gradients."""
+        gradients = {fqn: self.model.get_parameter(fqn).grad for fqn in self._stepped}
+        states = self._optimizer.state if self._optimizer is not None else {}
+        return stepped_again(self.scenario.optimizer, self._stepped, gradients, states=states)
+
     def held(self) -> Mapping[str, int]:
         """Bytes of this rank's parameters, gradients and optimizer states, master copies among them."""
         assert self._optimizer is not None
@@ -225,7 +235,7 @@ class ReplicatedRank:
         named = self.model.named_parameters()
         return {fqn: p.grad.clone() for fqn, p in named if p.grad is not None}
 
-    def parameters(self) -> dict[str, Tensor]:
-        """Every parameter, in the dtype that is stepped if it is."""
+    def parameters(self, stepped: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """Every parameter, in the dtype that is stepped if it is; with `stepped` as it was when these copies were made of them."""
         kept = {fqn: p.detach() for fqn, p in self.model.named_parameters() if fqn not in self._stepped}
-        return {fqn: tensor.clone() for fqn, tensor in (*self._stepped.items(), *kept.items())}
+        return {fqn: tensor.clone() for fqn, tensor in (*(self._stepped if stepped is None else stepped).items(), *kept.items())}

@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from zreal import numerics, torch_private
 from zreal.executor import RANKS, execute
 from zreal.observer import observe
+from zreal.optimizers import largest_difference
 from zreal.subjects import Subject
 from zreal.subjects.table import SUBJECTS
 from zsim import saved
@@ -92,6 +93,7 @@ def run_rank(
         run, losses = seen.run, seen.losses
         assert seen.subject is not None
         parameters, gradients = _parameters_and_gradients(seen.subject) if parity else ({}, {})
+        initial, step_difference = dict[str, Tensor](), None
     else:
         program = plan(scenario, device=device)
         done = execute(
@@ -106,6 +108,7 @@ def run_rank(
             gradients=parity,
         )
         run, losses, parameters, gradients = done.run, done.losses, done.parameters, done.gradients
+        initial, step_difference = done.initial, done.step_difference
     if not parity:
         return run
     reference = numerics.reference(scenario, steps=steps, stepped_in=next(iter(parameters.values())).dtype)
@@ -119,8 +122,18 @@ def run_rank(
         steps=steps,
         dtype=scenario.precision.narrowest,
         reference_losses=reference.losses,
+        initial_difference=_initial_difference(initial, reference),
+        step_difference=step_difference,
     )
     return replace(run, numerics=numbers)
+
+
+def _initial_difference(found: dict[str, Tensor], reference: numerics.Reference) -> float | None:
+    """How far what is stepped began from the model that the reference began with; None where nobody kept it."""
+    if not found:
+        return None
+    began = {name: found[name].reshape(want.shape) for name, want in reference.initial.items() if name in found}
+    return largest_difference(began, reference.initial)
 
 
 def _parameters_and_gradients(subject: Subject) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -200,6 +213,7 @@ def provenance(scenario: Scenario, *, device: str) -> dict[str, str]:
         "python": sys.version.split()[0],
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "seed": str(scenario.seed),
+        "steps": str(scenario.steps),
         "strategy": scenario.strategy,
         "fingerprint": scenario.fingerprint,
         "computes_in": scenario.precision.narrowest,

@@ -219,10 +219,7 @@ def observed(backend: Backend, capabilities: Capabilities, scenario: Scenario, h
     found = _asked(backend, scenario, how)
     senses = (("memory", capabilities.memory), ("numerics", capabilities.numerics), ("time", capabilities.time))
     sees = " ".join(name for name, there in senses if there)
-    broken = laws.run_breaches(found)
-    if broken:
-        expected = "a run that obeys the laws of zsim.laws"
-        raise laws.LawError(where=scenario.name, expected=expected, found="; ".join(broken[:8]), remedy="this is a defect of the backend")
+    laws.require_lawful(found, where=scenario.name)
     return replace(found, provenance={**found.provenance, "sees": sees})
 
 
@@ -273,6 +270,8 @@ def _place(target: str, scenario: Scenario, several: bool, suffix: str) -> Path:
 def compare_saved(options: argparse.Namespace) -> int:
     """`zsim compare`: 0 when every check that can be made is fine."""
     predicted, measured = saved.load(Path(options.predicted)), saved.load(Path(options.measured))
+    for path, run in ((options.predicted, predicted), (options.measured, measured)):
+        laws.require_lawful(run, where=path, remedy="the file was changed, or the backend that wrote it has a defect")
     checks = compare.compare(predicted, measured)
     one = report.of_checks(checks, predicted, measured)
     if options.json:

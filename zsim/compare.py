@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from zsim import part_memory
+from zsim import part_memory, rest_memory
 from zsim.parity import numerics
 from zsim.program import PHASES
 from zsim.run import CollectiveRecord, PhaseRecord, RankRun, Run, sees
@@ -78,7 +78,7 @@ def _other_experiment(predicted: Run, measured: Run) -> str:
 
 def _completeness(predicted: Run, measured: Run) -> Iterator[Check]:
     for word, run in (("predicted", predicted), ("measured", measured)):
-        if not run.complete:
+        if run.failure or not run.complete:
             why = f": {run.failure}" if run.failure else ""
             yield Check(name="complete", status="failed", detail=f"the {word} Run did not reach its end{why}")
             continue
@@ -238,12 +238,26 @@ def _memory(pairs: tuple[_Pair, ...], predicted: Run, measured: Run, bound: floa
         found = [pair for pair in pairs if pair.phase == phase]
         if found:
             yield _phase_memory(f"peak memory, {phase}", found, _blind(predicted, measured, "memory"), bound)
+    yield _rest(pairs, predicted, measured)
     yield _parts([pair for pair in pairs if pair.phase != "construction"], predicted, measured, bound)
     if any(pair.measured.memory.held for pair in pairs):
         yield _memory_by_kind([pair for pair in pairs if pair.phase != "construction"])
     else:
         detail = "unsupported: the measured Run does not tell what its ranks hold"
         yield Check(name="memory by kind", status="unsupported", detail=detail)
+
+
+def _rest(pairs: tuple[_Pair, ...], predicted: Run, measured: Run) -> Check:
+    """Construction's end, and both ends of both steps."""
+    blind = _blind(predicted, measured, "memory")
+    if blind:
+        return Check(name=rest_memory.NAME, status="unsupported", detail=blind)
+    return rest_memory.compare_rest(
+        [
+            rest_memory.Phase(rank=pair.rank, name=pair.phase, predicted=pair.predicted.memory, found=pair.measured.memory)
+            for pair in pairs
+        ]
+    )
 
 
 def _parts(pairs: list[_Pair], predicted: Run, measured: Run, bound: float) -> Check:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from zsim.errors import ZsimError
-from zsim.memory import Ledger, label
-from zsim.ops import COLLECTIVES, Alloc, Op, Stream
+from zsim.memory import HELD, Ledger, label
+from zsim.ops import COLLECTIVES, MEMORY_KINDS, Alloc, Op, Stream
 from zsim.order import happened
 from zsim.program import PhaseName, Program, RankProgram
 from zsim.run import RankRun, Run
@@ -43,9 +43,16 @@ def breaches(program: Program) -> tuple[str, ...]:
     )
 
 
+def require_lawful(run: Run, *, where: str, remedy: str = "this is a defect of the backend") -> None:
+    """LawError, with the first breaches by name, for a Run that breaks a law."""
+    broken = run_breaches(run)
+    if broken:
+        raise LawError(where=where, expected="a run that obeys the laws of zsim.laws", found="; ".join(broken[:8]), remedy=remedy)
+
+
 def run_breaches(run: Run) -> tuple[str, ...]:
     """Every breach of a law in `run`, as "law: rank n: what"; ranks that share a record are asked once."""
-    distinct = {(id(rank.phases), id(rank.spans)): rank for rank in run.ranks}.values()
+    distinct = {(id(rank.phases), id(rank.spans), id(rank.numerics), rank.stands_for): rank for rank in run.ranks}.values()
     return tuple(
         f"{name}: rank {rank.rank}: {found}"
         for name, law in RUN_LAWS.items()
@@ -294,6 +301,39 @@ def peaks_are_the_highest_points(run: Run, rank: RankRun) -> Iterator[str]:
             yield f"{name}: kinds of {sum(memory.by_kind.values()):,} B at a peak of {memory.peak_bytes:,} B"
 
 
+def sizes_are_possible(run: Run, rank: RankRun) -> Iterator[str]:
+    """Memory has no kinds but the known ones, nothing is less than no bytes, and what a rank holds fits under its peak."""
+    for name, phase in rank.phases.items():
+        memory = phase.memory
+        unknown = [*(set(memory.by_kind) - set(MEMORY_KINDS)), *(set(memory.held) - set(HELD))]
+        if unknown:
+            yield f"{name}: memory of no known kind, {min(unknown)[:40]}"
+        least = min(memory.start_bytes, memory.end_bytes, *memory.by_kind.values(), *memory.held.values())
+        if least < 0:
+            yield f"{name}: {least:,} B of memory"
+        if sum(memory.held.values()) > memory.peak_bytes:
+            yield f"{name}: {sum(memory.held.values()):,} B held at a peak of {memory.peak_bytes:,} B"
+
+
+def real_ranks_stand_for_themselves(run: Run, rank: RankRun) -> Iterator[str]:
+    """Only what is simulated is folded: a rank that was run for real says nothing of another."""
+    if run.interpreter != "simulator" and (run.stand_ins or rank.stands_for != 1):
+        yield f"run for real by the {run.interpreter}, it stands for {rank.stands_for:,} ranks or has others stand for it"
+    if run.stand_ins and run.stand_ins.count(rank.rank) != rank.stands_for:
+        yield f"it stands for {rank.stands_for:,} ranks, and is named for {run.stand_ins.count(rank.rank):,}"
+
+
+def numerics_tell_every_step(run: Run, rank: RankRun) -> Iterator[str]:
+    """Who has a steady step has taken two at least, and tells a loss and the reference's of each."""
+    told = rank.numerics
+    if told is None:
+        return
+    if "steady" in rank.phases and told.steps < 2:
+        yield f"numerics of {told.steps} steps, though there is a steady one after the first"
+    if not len(told.losses) == len(told.reference_losses) == told.steps:
+        yield f"{len(told.losses)} losses and {len(told.reference_losses)} of the reference for {told.steps} steps"
+
+
 def parts_lie_in_their_phase(run: Run, rank: RankRun) -> Iterator[str]:
     """No part of a step starts or peaks above the step's peak, or starts above its own."""
     for name, phase in rank.phases.items():
@@ -322,6 +362,9 @@ RUN_LAWS: dict[str, RunLaw] = {
     "spans lie in the step": spans_lie_in_the_step,
     "peaks are the highest points": peaks_are_the_highest_points,
     "parts lie in their phase": parts_lie_in_their_phase,
+    "sizes are possible": sizes_are_possible,
+    "real ranks stand for themselves": real_ranks_stand_for_themselves,
+    "numerics tell every step": numerics_tell_every_step,
     "one rank is silent": one_rank_is_silent,
     "collectives are whole": collectives_are_whole,
 }

@@ -1,4 +1,9 @@
-"""Numerics of Runs: whether parameters, gradients and losses of real training are those of one process. It reads Runs and nothing else."""
+"""Numerics of Runs: whether parameters, gradients and losses of real training are those of one process. It reads Runs and nothing else.
+
+Where nothing rounds nothing is allowed: what training begins with, float32 master copies among it, and what one step of the optimizer
+makes of given state and gradients, are held to the bit where a Run tells them. That leaves to the wide bound of two bytes what rounding
+does from step to step, and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -35,29 +40,53 @@ def numerics(predicted: Run, measured: Run) -> Check:
         return Check(name="numerics", status="failed", detail=silent)
     found = [rank.numerics for run in seeing for rank in run.ranks if rank.numerics is not None]
     computes = {run.provenance["computes_in"] for run in (predicted, measured) if "computes_in" in run.provenance}
-    other = next((one.dtype for one in found for dtype in computes if one.dtype != dtype), "")
+    other = next(((one.dtype, dtype) for one in found for dtype in sorted(computes) if one.dtype != dtype), None)
     if other:
-        return Check(name="numerics", status="failed", detail=f"a rank computes in {other}, the scenario in {min(computes)}")
+        return Check(name="numerics", status="failed", detail=f"a rank computes in {other[0]}, the scenario in {other[1]}")
     if not found:
         blind = f"unsupported: {measured.backend} cannot see numerics"
         reason = blind if measured not in seeing else "unsupported: no side compared itself with the reference"
         return Check(name="numerics", status="unsupported", detail=reason)
     bound = min(NUMERICS_BOUND.get(numerics.dtype, 0.0) for numerics in found)
-    finite = all(math.isfinite(loss) for numerics in found for loss in numerics.losses)
+    finite = all(math.isfinite(loss) for one in found for loss in (*one.losses, *one.reference_losses))
     losses = _loss_difference(found, measured.world_size)
     worst = _worst(numerics.largest_relative_difference for numerics in found)
     gradients = _worst(numerics.largest_gradient_difference for numerics in found)
     gradients_bound = min(GRADIENT_BOUND.get(numerics.dtype, 0.0) for numerics in found)
-    good = finite and worst <= bound and gradients <= gradients_bound and losses <= LOSS_SHARE * bound
+    unequal, cut = _unequal(found), _cut(seeing, found)
+    close = worst <= bound and gradients <= gradients_bound and losses <= LOSS_SHARE * bound
+    good = finite and close and not unequal and not cut
     steps = found[0].steps
     detail = (
         f"parameters after {steps} steps: {worst:.2g} of their way apart from the reference, at most {bound:g} allowed"
         f"; gradients {gradients:.2g} of their size, at most {gradients_bound:g}"
     )
+    detail += "" if finite else "; a loss is not finite"
+    detail += "".join(f"; {words}" for words in (unequal, cut) if words)
     detail += f"; losses {losses:.1g} apart, at most {LOSS_SHARE * bound:g}" if losses > LOSS_SHARE * bound else ""
     if worst > bound and gradients <= gradients_bound:
         detail += "; gradients agree, so look at the optimizer, or at a learning rate that makes rounding grow from step to step"
     return Check(name="numerics", status="ok" if good else "failed", measured=worst, detail=detail)
+
+
+def _unequal(found: list[Numerics]) -> str:
+    """What is not to the bit what it must be, whatever the dtype: where training begins, and the optimizer's own step; or ""."""
+    begins = _worst([0.0, *(one.initial_difference for one in found if one.initial_difference is not None)])
+    if begins != 0:
+        return f"what the optimizer steps begins {begins:.2g} away from the model's own parameters"
+    apart = _worst([0.0, *(one.step_difference for one in found if one.step_difference is not None)])
+    if apart != 0:
+        return f"one step of the optimizer ends {apart:.2g} away from where torch's takes the same state and gradients"
+    return ""
+
+
+def _cut(runs: list[Run], found: list[Numerics]) -> str:
+    """What shows that not every step of training was compared, or ""."""
+    least = max([2, *(int(steps) for run in runs if (steps := run.provenance.get("steps", "")).isdecimal())])
+    short = min(one.steps for one in found)
+    if short < least:
+        return f"losses of {short} steps, of at least {least}"
+    return "" if len({one.steps for one in found}) == 1 else "ranks tell losses of different numbers of steps"
 
 
 def _worst(differences: Iterable[float]) -> float:
@@ -81,5 +110,5 @@ def _loss_difference(found: list[Numerics], world_size: int) -> float:
     if len(found) != world_size:
         return 0.0  # some ranks were observed, and a mean over all needs all
     means = [sum(step) / world_size for step in zip(*(one.losses for one in found), strict=True)]
-    pairs = zip(means, found[0].reference_losses, strict=True)
-    return max([abs(mean - wanted) / abs(wanted or 1.0) for mean, wanted in pairs], default=0.0)
+    pairs = [pair for one in found for pair in zip(means, one.reference_losses, strict=True)]
+    return _worst([0.0, *(abs(mean - wanted) / abs(wanted or 1.0) for mean, wanted in pairs)])

@@ -101,6 +101,10 @@ class Numerics:
     dtype: str = "float32"
     reference_losses: tuple[float, ...] = ()
     """The reference's, which are means over ranks."""
+    initial_difference: float | None = None
+    """How far any element of what the optimizer steps was from the model's own before the first step; None where nobody looked."""
+    step_difference: float | None = None
+    """How far one more step took any element from where a new optimizer takes it from the same state and gradients; None likewise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -114,6 +114,8 @@ def _require_sense(run: Run) -> None:
     told = [rank.numerics for rank in run.ranks if rank.numerics is not None]
     if any(one.steps < 1 or min(one.largest_relative_difference, one.largest_gradient_difference) < 0 for one in told):
         raise ValueError("numerics of no steps, or a negative difference")
+    if run.complete and run.failure:
+        raise ValueError("a failure in a Run that says it is complete")
     if run.stand_ins and (len(run.stand_ins) != run.world_size or not set(run.stand_ins) <= set(shown)):
         raise ValueError("stand_ins that are not among its ranks")
 

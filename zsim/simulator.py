@@ -204,6 +204,7 @@ def _provenance(scenario: Scenario, cluster: ClusterSpec) -> dict[str, str]:
     return {
         "zsim": __version__,
         "seed": str(scenario.seed),
+        "steps": str(scenario.steps),
         "strategy": scenario.strategy,
         "fingerprint": scenario.fingerprint,
         "computes_in": scenario.precision.narrowest,

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from zreal import torch_private, worker
+from zreal import flat, torch_private, worker
 from zreal.meters import MemoryMeter
 from zreal.replicated import ReplicatedRank
+from zsim.ops import Op
+from zsim.training import Optimizer
 
 Say = Callable[[str], None]
 Keep = Callable[[dict[str, Any]], None]
@@ -183,3 +186,65 @@ def raising_alone(arguments: dict[str, Any], *, rank: int, world_size: int, port
     if rank == 1:
         raise ValueError("alone")
     time.sleep(60)
+
+
+def with_defect(
+    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
+) -> dict[str, Any]:
+    """A real gloo rank of our own engine with the defect that is named."""
+    DEFECTS[arguments["defect"]](setattr)
+    return worker.gloo_rank(arguments, rank=rank, world_size=world_size, port=port, progress=progress, keep=keep)
+
+
+Seed = Callable[[Any, str, Any], None]
+
+
+def missing_free(seed: Seed) -> None:
+    """The parameters of blocks.1 stay gathered."""
+    free = flat.FlatRank._free
+
+    def some(self: flat.FlatRank, op: Op) -> None:
+        if not (op.unit.endswith(".1") and any(event.buffer.endswith(":unsharded") for event in op.memory)):
+            free(self, op)
+
+    seed(flat.FlatRank, "_free", some)
+
+
+def leak(seed: Seed) -> None:
+    """Every step of the optimizer leaves 2,400 bytes behind."""
+    step = flat.FlatRank._step
+
+    def leaving(self: flat.FlatRank) -> None:
+        step(self)
+        self.buffers[f"leak {len(self.buffers)}"] = torch.zeros(600)
+
+    seed(flat.FlatRank, "_step", leaving)
+
+
+def eager_optimizer(seed: Seed) -> None:
+    """The learning rate is 15 % too high."""
+    make = flat.make_optimizer
+
+    def faster(settings: Optimizer, parameters: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
+        return make(replace(settings, learning_rate=1.15 * settings.learning_rate), parameters)
+
+    seed(flat, "make_optimizer", faster)
+
+
+def rounded_master(seed: Seed) -> None:
+    """The master copy is taken from parameters that are rounded already."""
+    flatten = flat.FlatRank._flatten
+
+    def rounding(self: flat.FlatRank, op: Op) -> None:
+        flatten(self, op)
+        self._stepped[op.unit].copy_(self._shard(op.unit))
+
+    seed(flat.FlatRank, "_flatten", rounding)
+
+
+DEFECTS: dict[str, Callable[[Seed], None]] = {
+    "missing free": missing_free,
+    "leak": leak,
+    "eager optimizer": eager_optimizer,
+    "rounded master": rounded_master,
+}

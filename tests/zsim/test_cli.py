@@ -50,8 +50,8 @@ class Echo:
         return Capabilities(memory=True, numerics=True, time=False, device="cpu")
 
     def run(self, scenario: Scenario, *, options: RunOptions) -> Run:
-        run = backends.SimBackend("cpu").run(scenario, options=options)
-        return replace(run, backend=self.name, interpreter="observer", ranks=tuple(self.measured(rank, scenario) for rank in run.ranks))
+        run = backends.SimBackend("cpu").run(scenario, options=replace(options, all_ranks=options.ranks is None))
+        return replace(run, backend=self.name, interpreter="observer", stand_ins=(), ranks=tuple(self.measured(rank, scenario) for rank in run.ranks))
 
     def measured(self, rank: RankRun, scenario: Scenario) -> RankRun:
         steady = rank.phases["steady"]
@@ -151,6 +151,7 @@ def test_validate_compares_and_exits_0_when_all_agrees(capsys):
         ("peak memory, construction", "ok"),
         ("peak memory, first", "ok"),
         ("peak memory, steady", "ok"),
+        ("memory at rest", "ok"),
         ("memory of parts", "ok"),
         ("memory by kind", "ok"),
         ("numerics", "ok"),

@@ -58,6 +58,7 @@ def test_a_run_agrees_with_itself_in_every_check():
         "peak memory, construction": "ok",
         "peak memory, first": "ok",
         "peak memory, steady": "ok",
+        "memory at rest": "ok",
         "memory of parts": "unsupported",
         "memory by kind": "unsupported",
         "numerics": "ok",
@@ -406,7 +407,7 @@ def test_a_saved_run_that_makes_no_sense_is_refused_by_name(damage, found, tmp_p
 
 def test_control_characters_of_a_saved_run_do_not_reach_the_terminal(tmp_path):
     path = tmp_path / "run.json"
-    saved.save(replace(a_run(), failure="\x1b[2Jgone\n"), path)
+    saved.save(replace(a_run(), complete=False, failure="\x1b[2Jgone\n"), path)
     assert saved.load(path).failure == "?[2Jgone\n"
 
 
@@ -548,3 +549,64 @@ def test_a_run_that_says_it_sees_numerics_and_tells_none_is_a_failure():
     promised = replace(run, provenance={**run.provenance, "sees": "memory numerics"})
     assert named(compare(a_run("sim"), promised), "numerics").status == "failed"
     assert named(compare(a_run("sim"), run), "numerics").status == "unsupported"
+
+
+def resting(run, phase_name, **levels):
+    """`run` with other levels at the ends of one phase of every rank."""
+    old = run.ranks[0].phases[phase_name]
+    phases = {**run.ranks[0].phases, phase_name: replace(old, memory=replace(old.memory, **levels))}
+    return replace(run, ranks=tuple(replace(rank, phases=phases) for rank in run.ranks))
+
+
+@pytest.mark.quality
+@pytest.mark.parametrize(
+    ("phase_name", "levels", "words"),
+    [
+        ("construction", {"end_bytes": 9}, "8 of 10 exact; end of construction, rank 0: predicted 10 B, measured 9 B, +1 B"),
+        ("first", {"start_bytes": 11}, "8 of 10 exact; start of first, rank 0: predicted 10 B, measured 11 B, -1 B"),
+        (
+            "steady",
+            {"end_bytes": 12},
+            "rank 0, steady: a leak, the step ends 2 B higher than it began; "
+            "8 of 10 exact; end of steady, rank 0: predicted 10 B, measured 12 B, -2 B",
+        ),
+    ],
+)
+def test_one_byte_more_or_less_at_rest_is_a_difference_on_any_backend(phase_name, levels, words):
+    check = named(compare(a_run("sim"), resting(a_run(), phase_name, **levels)), "memory at rest")
+    assert (check.status, check.detail) == ("failed", words)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"initial_difference": 1e-9}, "what the optimizer steps begins 1e-09 away from the model's own parameters"),
+        ({"step_difference": float("nan")}, "one step of the optimizer ends nan away from where torch's takes"),
+        ({"reference_losses": (1.0, float("nan"))}, "a loss is not finite"),
+    ],
+)
+def test_what_has_no_rounding_in_it_has_no_bound(change, words):
+    check = named(compare(a_run("sim"), a_run(numerics=replace(PARITY, **change))), "numerics")
+    assert check.status == "failed"
+    assert words in check.detail
+
+
+def test_reference_losses_of_every_rank_are_held_to_the_losses():
+    run = a_run()
+    both = (PARITY, replace(PARITY, reference_losses=(1.0, 0.7)))
+    other = replace(run, ranks=tuple(replace(rank, numerics=one) for rank, one in zip(run.ranks, both, strict=True)))
+    assert named(compare(a_run("sim"), other), "numerics").status == "failed"
+
+
+def test_numerics_of_fewer_steps_than_the_scenario_has_do_not_agree():
+    short = a_run(numerics=PARITY)
+    check = named(compare(a_run("sim", provenance={"steps": "3"}), short), "numerics")
+    assert (check.status, check.detail.rpartition("; ")[2]) == ("failed", "losses of 2 steps, of at least 3")
+    cut = replace(PARITY, steps=1, losses=(1.0,), reference_losses=(1.0,))
+    assert named(compare(a_run("sim"), a_run(numerics=cut)), "numerics").status == "failed"
+
+
+def test_the_dtype_that_a_rank_does_not_compute_in_is_the_one_that_is_named():
+    narrow = a_run(numerics=replace(PARITY, dtype="bfloat16"), provenance={"computes_in": "bfloat16"})
+    check = named(compare(a_run("sim", provenance={"computes_in": "float32"}), narrow), "numerics")
+    assert check.detail == "a rank computes in bfloat16, the scenario in float32"

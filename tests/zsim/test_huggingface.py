@@ -196,3 +196,25 @@ def test_so_are_other_runs_of_its_blocks_and_a_single_token(tmp_path: Path, tabl
     text = text if table else text.replace("sequence_length = 16", "sequence_length = 1")
     with pytest.raises(ScenarioError, match=f"h.toml: {key}: expected"):
         scenario.parse(text.encode(), where="h.toml", folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        (LLAMA | {"architectures": ["LlamaModel"]}, "architectures"),
+        (LLAMA | {"architectures": ["LlamaForSequenceClassification"]}, "architectures"),
+        (GPT2 | {"architectures": ["LlamaForCausalLM"]}, "architectures"),
+        (MISTRAL | {"architectures": "MistralForCausalLM"}, "architectures"),
+        (MISTRAL | {"num_local_experts": 8}, "num_local_experts"),
+        (QWEN2 | {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantization_config"),
+    ],
+)
+def test_what_is_not_the_causal_language_model_that_is_simulated_is_refused_by_name(config: dict[str, Any], key: str) -> None:
+    with pytest.raises(ScenarioError, match=f"config.json: {key}: expected "):
+        huggingface.from_config(config, sequence_length=4)
+
+
+@pytest.mark.parametrize("config", [GPT2, LLAMA, MISTRAL, QWEN2])
+def test_the_causal_language_model_of_each_kind_is_taken_by_its_name(config: dict[str, Any]) -> None:
+    named = {"architectures": [huggingface.CAUSAL[config["model_type"]]], "num_local_experts": None}
+    assert huggingface.from_config(config | named, sequence_length=4).units == huggingface.from_config(config, sequence_length=4).units

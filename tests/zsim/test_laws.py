@@ -19,7 +19,7 @@ from zsim.ops import COLLECTIVES, Alloc, Free, Op
 from zsim.plan import plan
 from zsim.program import Program, RankProgram, parse
 from zsim.program_graph import Node, graph, longest_path, unused_waits
-from zsim.run import RankRun, Run, RunOptions
+from zsim.run import Numerics, RankRun, Run, RunOptions
 from zsim.scenario import Scenario
 from zsim.scenario import parse as parse_scenario
 from zsim.simulator import SimBackend
@@ -304,6 +304,7 @@ def broken_runs() -> dict[str, Run]:
     unlike = replace(steady.memory, by_kind={"parameters": steady.memory.peak_bytes - 1})
     parts = [replace(part, peak_bytes=part.peak_bytes + steady.memory.peak_bytes) for part in steady.memory.parts]
     beyond = replace(steady.memory, parts=tuple(parts))
+    told = Numerics(losses=(1.0,), largest_relative_difference=0.0, largest_gradient_difference=0.0, steps=2)
     lone = replace(steady.collectives[0], group_size=5)
     return {
         "one thing at a time": with_rank(replace(rank, spans=tuple(spans))),
@@ -311,6 +312,9 @@ def broken_runs() -> dict[str, Run]:
         "peaks are the highest points": with_phase(memory=low),
         "peaks are the highest points ": with_phase(memory=unlike),
         "parts lie in their phase": with_phase(memory=beyond),
+        "sizes are possible": with_phase(memory=replace(steady.memory, held={"gradients": -1})),
+        "real ranks stand for themselves": replace(run, interpreter="observer"),
+        "numerics tell every step": with_rank(replace(rank, numerics=told)),
         "one rank is silent": replace(run, world_size=1),
         "collectives are whole": with_phase(collectives=(lone, *steady.collectives[1:])),
     }

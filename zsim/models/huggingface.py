@@ -34,7 +34,9 @@ def from_config(config: Mapping[str, Any], *, where: str = "config.json", sequen
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in KINDS:
         raise _problem(where, "model_type", f"one of {', '.join(KINDS)}", kind)
-    return KINDS[kind](_Config(where, config), sequence_length)
+    checked = _Config(where, config)
+    checked.require_causal(CAUSAL[kind])
+    return KINDS[kind](checked, sequence_length)
 
 
 def _problem(path: str, key: str, expected: str, found: object) -> ScenarioError:
@@ -113,6 +115,16 @@ class _Config:
         if kind not in ROPES:
             raise _problem(self.path, "rope_scaling", f"one of {', '.join(ROPES)}", kind)
 
+    def require_causal(self, architecture: str) -> None:
+        """ScenarioError for another head than that of causal language models, for experts, and for weights that are quantized."""
+        named = self.values.get("architectures")
+        if named not in (None, [], [architecture]):
+            raise _problem(self.path, "architectures", f'["{architecture}"], the causal language model', named)
+        for key in FOREIGN:
+            value = self.values.get(key)
+            if value not in (None, False):
+                raise _problem(self.path, key, "nothing, as it is not modelled", value)
+
     def refuse_outputs(self) -> None:
         """ScenarioError when the module is to return, and so to hold, more than logits and loss."""
         for key in ("output_hidden_states", "output_attentions"):
@@ -181,3 +193,14 @@ KINDS: dict[str, Callable[[_Config, int], ModelSpec]] = {
     "mistral": _mistral,
     "qwen2": _qwen2,
 }
+
+CAUSAL = {
+    "gpt2": "GPT2LMHeadModel",
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+}
+"""The module of each kind that is simulated."""
+
+FOREIGN = ("num_local_experts", "num_experts", "n_routed_experts", "quantization_config")
+"""What other modules than those are made by: mixtures of experts, and weights of less than two bytes."""
