@@ -62,7 +62,7 @@ def measured(case: Case, dtype: Dtype, *, masters: bool) -> tuple[tuple[int, int
             wrapped.zero_grad()
             issued.append([(one.op, one.nbytes) for one in recorder.take()])
     del kept
-    return (span["start"], span["peak"], span["end"]), issued
+    return (span.start, span.peak, span.end), issued
 
 
 def predicted(model: TracedModel, strategy: Any) -> tuple[tuple[int, int, int], list[Collectives]]:
