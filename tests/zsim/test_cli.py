@@ -51,7 +51,8 @@ class Echo:
 
     def run(self, scenario: Scenario, *, options: RunOptions) -> Run:
         run = backends.SimBackend("cpu").run(scenario, options=replace(options, all_ranks=options.ranks is None))
-        return replace(run, backend=self.name, interpreter="observer", stand_ins=(), ranks=tuple(self.measured(rank, scenario) for rank in run.ranks))
+        ranks = tuple(self.measured(rank, scenario) for rank in run.ranks)
+        return replace(run, backend=self.name, interpreter="observer", stand_ins=(), ranks=ranks)
 
     def measured(self, rank: RankRun, scenario: Scenario) -> RankRun:
         steady = rank.phases["steady"]

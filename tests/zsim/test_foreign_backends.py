@@ -34,7 +34,7 @@ class Theirs:
         return self.sees or Capabilities(memory=True, numerics=False, time=False, device=self.device)
 
     def run(self, scenario: Scenario, *, options: RunOptions) -> Run:
-        print("loading …")
+        sys.stdout.write("loading …\n")
         os.write(1, b"and without Python\n")
         for error in self.change.values():
             if isinstance(error, BaseException):
