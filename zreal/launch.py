@@ -30,8 +30,14 @@ from zsim.errors import RankError
 PRELOAD = ["torch", "torch.distributed", "torch.distributed.fsdp", "zreal.worker"]
 PROGRESS_BYTES = 200
 READ_BYTES = 1 << 20
+UNTOLD = 255
+"""What Python gives as the exit code of a process whose fork server cannot tell any more how it ended."""
 PR_SET_PDEATHSIG = 1
 """Of Linux's <sys/prctl.h>: the signal that a process gets when its parent ends."""
+RECENT_S = 3.0
+"""A rank that has entered another collective within so many seconds of the timeout is slow and does not hang."""
+POLL_S = 0.25
+"""How often it is looked whether ranks get on."""
 GRACE_S = 0.5
 """How long siblings may still report after the first rank failed."""
 
@@ -50,12 +56,27 @@ class _Rank:
     error: str = ""
     ended_at: float = 0.0
     done: bool = False
+    moves: int = 0
+    """How often it was seen at another collective than before."""
+    moved_at: float = 0.0
+    _seen: str = ""
 
     @property
     def last(self) -> str:
         """The last collective that the rank said it was entering."""
         text = bytes(self.progress).split(b"\0", 1)[0].decode(errors="replace")
         return text or "no collective yet"
+
+    def look(self) -> None:
+        """Note whether the rank has entered another collective since the last look."""
+        last = self.last
+        if last != self._seen:
+            self._seen, self.moves, self.moved_at = last, self.moves + 1, time.monotonic()
+
+    @property
+    def gets_on(self) -> bool:
+        """Whether it went from one collective to another a moment ago; who has only begun says nothing yet."""
+        return self.moves > 2 and time.monotonic() - self.moved_at < RECENT_S
 
     def receive(self) -> None:
         """Take what the rank has sent: parts of its result, and at last the result or the error.
@@ -152,8 +173,9 @@ def _supervise(ranks: list[_Rank], *, deadline: float, timeout_s: float) -> None
         limit = min(deadline, failed_at + GRACE_S) if failed_at else deadline
         if now >= limit:
             break
-        wait([rank.process.sentinel for rank in waiting] + [rank.pipe for rank in waiting], timeout=limit - now)
+        wait([rank.process.sentinel for rank in waiting] + [rank.pipe for rank in waiting], timeout=min(POLL_S, limit - now))
         for rank in list(waiting):
+            rank.look()
             rank.receive()
             if rank.done or rank.error or rank.process.exitcode is not None:
                 rank.process.join(0.5 if rank.done or rank.error else 0)
@@ -172,6 +194,14 @@ def _verdict(ranks: list[_Rank], bad: list[_Rank], timeout_s: float) -> LaunchEr
     raised = [rank for rank in bad if rank.error and not _is_consequence(rank.error)]
     results = {rank.rank: rank.result for rank in ranks if rank.result is not None}
     roots = [*died, *raised] or [rank for rank in bad if rank.error]
+    if died and not raised and all(rank.process.exitcode == UNTOLD for rank in died) and not _server_lives():
+        return LaunchError(
+            where="the fork server",
+            expected="the process that ranks are forked from, and that tells how they end, to live until all are done",
+            found=f"it was ended, and ranks {[rank.rank for rank in died]} with it; {_roll(ranks)}",
+            remedy="look who killed it (often the system's out-of-memory killer)",
+            results=results,
+        )
     if not roots:
         return _hang(ranks, timeout_s, results)
     first = min(roots, key=lambda rank: rank.ended_at)
@@ -210,19 +240,21 @@ def _hang(ranks: list[_Rank], timeout_s: float, results: dict[int, Any]) -> Laun
     the system shows as stopped is named; where all that are left stand at the same place, nobody can tell which it was, and none is.
     """
     stopped = [rank for rank in ranks if not rank.done and _is_stopped(rank.process.pid)]
-    groups: dict[str, list[int]] = {}
-    for rank in ranks:
-        groups.setdefault("finished" if rank.done else rank.last, []).append(rank.rank)
-    stuck = sorted(
-        (item for item in groups.items() if item[0] != "finished"), key=lambda item: (_place(item[0]), len(item[1]))
-    )
-    roll = "; ".join(
-        f"ranks {members} at {last}" for last, members in [*stuck, *(i for i in groups.items() if i[0] == "finished")]
-    )
+    waiting, roll = [rank for rank in ranks if not rank.done], _roll(ranks)
+    if not stopped and all(rank.gets_on for rank in waiting):
+        return LaunchError(
+            where="ranks " + str([rank.rank for rank in waiting]),
+            expected=f"every rank to finish within {timeout_s:g} s",
+            found=f"a run that is slow and does not hang: each entered another collective within the last {RECENT_S:g} s; {roll}",
+            remedy="raise --timeout, or take fewer steps",
+            results=results,
+        )
+    stuck = _stuck(ranks)
     first = stuck[0][1]
-    where = f"rank {stopped[0].rank}" if stopped else f"rank {first[0]}" if len(stuck) > 1 or len(first) == 1 else f"ranks {first}"
-    cause = f"it is stopped (as by SIGSTOP or a debugger), last collective: {stopped[0].last}; " if stopped else ""
-    unknown = "; which of them did not arrive cannot be told" if where.startswith("ranks") else ""
+    named = [rank.rank for rank in stopped] or first
+    where = f"rank {named[0]}" if len(named) == 1 or (len(stuck) > 1 and not stopped) else f"ranks {named}"
+    cause = f"{_stopped_words(stopped)}; " if stopped else ""
+    unknown = "; which of them did not arrive cannot be told" if where.startswith("ranks") and not stopped else ""
     return LaunchError(
         where=where,
         expected=f"every rank to finish within {timeout_s:g} s",
@@ -230,6 +262,37 @@ def _hang(ranks: list[_Rank], timeout_s: float, results: dict[int, Any]) -> Laun
         remedy="raise --timeout if the run is only slow",
         results=results,
     )
+
+
+def _stopped_words(stopped: list[_Rank]) -> str:
+    last = ", ".join(dict.fromkeys(rank.last for rank in stopped))
+    verb = "it is" if len(stopped) == 1 else "they are"
+    return f"{verb} stopped (as by SIGSTOP or a debugger), last collective: {last}"
+
+
+def _stuck(ranks: list[_Rank]) -> list[tuple[str, list[int]]]:
+    """Ranks that have not finished, by their last collective, those furthest behind first."""
+    groups: dict[str, list[int]] = {}
+    for rank in ranks:
+        if not rank.done:
+            groups.setdefault(rank.last, []).append(rank.rank)
+    return sorted(groups.items(), key=lambda item: (_place(item[0]), len(item[1])))
+
+
+def _roll(ranks: list[_Rank]) -> str:
+    """Where each rank stands, in words."""
+    finished = [rank.rank for rank in ranks if rank.done]
+    groups = [*_stuck(ranks), *([("finished", finished)] if finished else [])]
+    return "; ".join(f"ranks {members} at {last}" for last, members in groups)
+
+
+def _server_lives() -> bool:
+    """Whether the fork server runs; it is our child, and whoever launches next starts another."""
+    pid = vars(forkserver)["_forkserver"]._forkserver_pid  # private: Python has no other name for it
+    try:
+        return pid is not None and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    except ChildProcessError:
+        return False
 
 
 def _is_stopped(pid: int) -> bool:

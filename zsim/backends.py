@@ -6,20 +6,37 @@ Anybody's package can add a backend. Listing them imports none of them, and so n
 from __future__ import annotations
 
 import difflib
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
 from importlib.metadata import EntryPoint, entry_points
+from typing import get_args
 
+from zsim import saved
 from zsim.errors import BackendUnavailableError, ZsimError
-from zsim.run import Backend
+from zsim.program import PHASES
+from zsim.run import Backend, Capabilities, Run, RunOptions
+from zsim.scenario import Scenario
 from zsim.simulator import SimBackend
+from zsim.training import Device
 
-__all__ = ["SimBackend", "UnknownBackendError", "find", "names"]
+__all__ = ["BackendError", "SimBackend", "UnknownBackendError", "ask", "capabilities", "find", "names"]
 
 GROUP = "zsim.backends"
+DEFECT = "a defect; please report it"
 BUILT_IN = EntryPoint(name="sim", value="zsim.backends:SimBackend", group=GROUP)
 
 
 class UnknownBackendError(ZsimError):
     """A backend's name that no installed package offers."""
+
+
+class BackendError(ZsimError):
+    """A backend that broke down in a way of its own, or that answers what no backend may."""
+
+    exit_code = 1
 
 
 def names() -> dict[str, str]:
@@ -37,8 +54,9 @@ def find(name: str) -> Backend:
         raise UnknownBackendError(where="backend", expected=expected, found=name[:60], remedy=remedy)
     entry = entries[name]
     try:
-        backend: Backend = entry.load()()
-    except Exception as error:  # whatever another package does when it is loaded
+        with _on_standard_error():
+            backend: Backend = entry.load()()
+    except (Exception, SystemExit) as error:  # whatever another package does when it is loaded
         found = f"no {error.name}" if isinstance(error, ImportError) and error.name else f"{type(error).__name__}: {error}"
         own = entry.dist is None or entry.dist.name == "zsim"
         raise BackendUnavailableError(
@@ -55,6 +73,76 @@ def find(name: str) -> Backend:
             found=f"no {missing[0]}",
         )
     return backend
+
+
+def capabilities(backend: Backend) -> Capabilities:
+    """What the backend says it can see; BackendError where it breaks down or says something else."""
+    found: object = None
+    with _broken_down(backend, "what it can see"), _on_standard_error():
+        found = backend.capabilities()
+    if not isinstance(found, Capabilities):
+        raise BackendError(where=f"backend {backend.name}", expected="zsim.run.Capabilities", found=type(found).__name__)
+    devices = get_args(Device)
+    if found.device not in devices:
+        where = f"backend {backend.name}: capabilities.device"
+        raise BackendError(where=where, expected=f"one of {', '.join(devices)}, which plan() knows", found=repr(found.device)[:60])
+    return found
+
+
+def ask(backend: Backend, scenario: Scenario, *, options: RunOptions) -> Run:
+    """What the backend answers; BackendError where it breaks down or answers something else than a whole Run."""
+    found: object = None
+    with _broken_down(backend, "a Run"), _on_standard_error():
+        found = backend.run(scenario, options=options)
+    if not isinstance(found, Run):
+        raise BackendError(where=f"backend {backend.name}", expected="a Run", found=type(found).__name__)
+    if not isinstance(backend, SimBackend):
+        _require_whole(backend, found)
+    return found
+
+
+def _require_whole(backend: Backend, run: Run) -> None:
+    """BackendError where parts of the Run are of other types, do not fit one another, or are not there."""
+    problem = saved.problem(run) or ("" if run.ranks else "one without ranks") or _missing_phase(run)
+    if problem:
+        raise BackendError(where=f"backend {backend.name}", expected="a whole Run", found=problem, remedy=DEFECT)
+
+
+def _missing_phase(run: Run) -> str:
+    """The phase that some rank of a complete Run does not have, or ""."""
+    short = ((rank.rank, phase) for rank in run.ranks for phase in PHASES if phase not in rank.phases)
+    rank, phase = next(short, (0, ""))
+    return f"one that says it is complete, whose rank {rank} has no {phase} phase" if phase and run.complete else ""
+
+
+@contextmanager
+def _broken_down(backend: Backend, expected: str) -> Iterator[None]:
+    """What another package raises inside, an exit of the whole program too, becomes a BackendError with its place."""
+    try:
+        yield
+    except (ZsimError, MemoryError):
+        raise
+    except (Exception, SystemExit) as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        told = f"{type(error).__name__}: {str(error)[:300]} ({place.filename}, line {place.lineno})"
+        raise BackendError(where=f"backend {backend.name}", expected=expected, found=told, remedy=DEFECT) from error
+
+
+@contextmanager
+def _on_standard_error() -> Iterator[None]:
+    """What is printed inside, by this process or by one that it starts, goes to standard error: standard output is the report's."""
+    kept = -1
+    with suppress(OSError, ValueError, AttributeError):  # either may be closed
+        sys.stdout.flush()
+        kept = os.dup(1)
+        os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        if kept >= 0:
+            os.dup2(kept, 1)
+            os.close(kept)
 
 
 def _entries() -> dict[str, EntryPoint]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -32,12 +31,6 @@ from zsim import (
 from zsim.errors import ScenarioError, ZsimError
 from zsim.run import SCHEMA_VERSION, Backend, Capabilities, IncompleteRunError, Run, RunOptions
 from zsim.scenario import Scenario, load
-
-
-class BackendError(ZsimError):
-    """A backend that broke down in a way of its own."""
-
-    exit_code = 1
 
 
 class UsageError(ZsimError):
@@ -95,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
         _require_distinct(scenarios)
     backend = backends.find(options.backend)
     how, several = _how(options), len(scenarios) > 1
-    capabilities = backend.capabilities()
+    capabilities = backends.capabilities(backend)
     if options.trace and not capabilities.time:
         expected = "a backend that sees time, as sim does"
         raise UsageError(where="--trace", expected=expected, found=f"{backend.name}, whose trace would be empty")
@@ -149,7 +142,7 @@ def validate(options: argparse.Namespace) -> int:
     backend = backends.find(options.against)
     if backend.name == backends.SimBackend.name:
         raise UsageError(where="--against", expected="a backend that runs for real", found=backend.name)
-    capabilities, several = backend.capabilities(), len(scenarios) > 1
+    capabilities, several = backends.capabilities(backend), len(scenarios) > 1
     reports: list[report.CheckReport] = []
     failures: list[tuple[str, ZsimError]] = []
     for scenario in scenarios:
@@ -216,26 +209,11 @@ def observed(backend: Backend, capabilities: Capabilities, scenario: Scenario, h
     if outside:
         expected = f"ranks 0 to {scenario.world_size - 1} of {scenario.name}"
         raise UsageError(where="--ranks", expected=expected, found=str(outside[0]))
-    found = _asked(backend, scenario, how)
+    found = backends.ask(backend, scenario, options=how)
     senses = (("memory", capabilities.memory), ("numerics", capabilities.numerics), ("time", capabilities.time))
     sees = " ".join(name for name, there in senses if there)
     laws.require_lawful(found, where=scenario.name)
     return replace(found, provenance={**found.provenance, "sees": sees})
-
-
-def _asked(backend: Backend, scenario: Scenario, how: RunOptions) -> Run:
-    """What the backend answers; BackendError where it breaks down or answers something else than a Run."""
-    try:
-        found: object = backend.run(scenario, options=how)
-    except (ZsimError, MemoryError):
-        raise
-    except Exception as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        told = f"{type(error).__name__}: {str(error)[:300]} ({place.filename}, line {place.lineno})"
-        raise BackendError(where=f"backend {backend.name}", expected="a Run", found=told, remedy="a defect; please report it") from error
-    if not isinstance(found, Run):
-        raise BackendError(where=f"backend {backend.name}", expected="a Run", found=type(found).__name__)
-    return found
 
 
 def prediction(scenario: Scenario, measured: Run, capabilities: Capabilities) -> Run:

@@ -6,6 +6,11 @@ Each error has where it was found, what was expected, what was found, and how to
 from __future__ import annotations
 
 
+def visible(text: str) -> str:
+    """`text` with a ? for each character that a terminal would not show but obey; lines and tabs stay."""
+    return text if text.isprintable() else "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
+
+
 class ZsimError(Exception):
     """An error with the four things its reader needs; `exit_code` is what the command line returns for it."""
 
@@ -17,14 +22,14 @@ class ZsimError(Exception):
 
     def __str__(self) -> str:
         text = f"{self.where}: expected {self.expected}, found {self.found}"
-        return f"{text}; {self.remedy}" if self.remedy else text
+        return visible(f"{text}; {self.remedy}" if self.remedy else text)
 
 
 class ScenarioError(ZsimError):
     """A scenario file that cannot be used. `problems` lists every complaint, one `file: key: …` line each."""
 
     def __init__(self, problems: tuple[str, ...]) -> None:
-        self.problems = problems
+        self.problems = tuple(map(visible, problems))
         super().__init__(where=problems[0] if problems else "scenario", expected="", found="")
 
     def __str__(self) -> str:

@@ -112,7 +112,11 @@ def expectation(name: str, written: int | str) -> Expectation:
         raise ScenarioError((f"{key}: unknown key, {hint}",))
     figure = FIGURES[name]
     if isinstance(written, int):
-        if not figure.integer or written < 0:
+        if isinstance(written, bool):
+            raise ScenarioError((f"{key}: expected a number or text, found {str(written).lower()}",))
+        if figure.integer and written < 0:
+            raise ScenarioError((f"{key}: expected a whole number of at least 0, or text as \"<= 9\", found {written}",))
+        if not figure.integer:
             raise ScenarioError((f"{key}: expected text with a unit, as \"<= 5 ms\" or \"<= 10 %\", found {written}",))
         return Expectation(name=name, operator="==", value=written, text=f"{written:,}")
     operator, quantity = split_comparison(written)

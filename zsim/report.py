@@ -14,7 +14,7 @@ from typing import Any
 
 from zsim import expect, metrics, schema
 from zsim.compare import agrees
-from zsim.errors import ZsimError
+from zsim.errors import ZsimError, visible
 from zsim.ops import COLLECTIVES
 from zsim.program import Program
 from zsim.run import SCHEMA_VERSION, Run
@@ -81,7 +81,7 @@ def progress(what: str) -> Iterator[None]:
     """Says what is going on, on standard error, while it goes on and only on a terminal."""
     shown = sys.stderr.isatty()
     if shown:
-        sys.stderr.write(f"{what} …\r")
+        sys.stderr.write(f"{_line(what)} …\r")
         sys.stderr.flush()
     try:
         yield
@@ -100,7 +100,12 @@ def tell(text: str) -> None:
 def warn(name: str, warnings: Sequence[str]) -> None:
     """What to know about the scenario `name`, on standard error."""
     for text in warnings:
-        sys.stderr.write(f"warning: {name}: {text}\n")
+        sys.stderr.write(f"warning: {_line(name)}: {_line(text)}\n")
+
+
+def _line(text: str) -> str:
+    """A name or a sentence that somebody has written, in one line."""
+    return visible(text).replace("\n", "?").replace("\t", " ")
 
 
 def write_json(value: Any) -> None:
@@ -109,9 +114,9 @@ def write_json(value: Any) -> None:
 
 
 def say(text: str) -> None:
-    """A line for people, on standard output."""
+    """A line for people, on standard output; what a terminal would obey instead of showing it is a ? there."""
     encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(text.encode(encoding, errors="replace").decode(encoding) + "\n")
+    sys.stdout.write(visible(text).encode(encoding, errors="replace").decode(encoding) + "\n")
 
 
 def print_runs(
@@ -219,7 +224,7 @@ def _errors(failures: Sequence[tuple[str, ZsimError]]) -> list[dict[str, Any]]:
 
 def print_failure(scenario: str, error: ZsimError) -> None:
     """A scenario that could not be run, on standard error."""
-    sys.stderr.write(f"zsim: {scenario}: {error}\n")
+    sys.stderr.write(f"zsim: {_line(scenario)}: {error}\n")
 
 
 def write_checks(reports: Sequence[CheckReport], failures: Sequence[tuple[str, ZsimError]], *, several: bool) -> None:
@@ -292,12 +297,13 @@ def print_list(what: str, rows: Sequence[tuple[str, str]], *, as_json: bool) -> 
 
 def table(title: str, rows: Sequence[tuple[str, str]]) -> None:
     """Two columns: with rich on a terminal, aligned plain text elsewhere."""
+    title, rows = _line(title), [(_line(name), _line(value)) for name, value in rows]
     if sys.stdout.isatty():
         from rich.console import Console  # only a terminal needs it
         from rich.table import Table
         from rich.text import Text
 
-        drawn = Table("", "", title=title, title_justify="left", show_header=False)
+        drawn = Table("", "", title=Text(title), title_justify="left", show_header=False)
         for name, value in rows:
             drawn.add_row(Text(name), Text(value))
         Console().print(drawn)

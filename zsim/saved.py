@@ -12,7 +12,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from zsim.errors import ZsimError
+from zsim.errors import ZsimError, visible
 from zsim.program import PARTS, PHASES
 from zsim.run import SCHEMA_VERSION, RankRun, Run
 
@@ -120,6 +120,15 @@ def _require_sense(run: Run) -> None:
         raise ValueError("stand_ins that are not among its ranks")
 
 
+def problem(run: Run) -> str:
+    """What a Run that somebody has made has of another type than it must have, or does not fit together; or ""."""
+    try:
+        _require_sense(from_table(Run, as_table(run)))
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        return f"a damaged one ({str(error)[:120]})"
+    return ""
+
+
 def as_table(value: Any) -> Any:
     """A Run, or a part of one, as plain dicts, lists and numbers, as `dump` writes them."""
     return _plain(value)
@@ -171,7 +180,7 @@ def _typed(kind: Any, value: Any) -> Any:
         return float(value)
     if kind is str and isinstance(value, str):
         value.encode()  # a lone surrogate could not be printed
-        return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in value)
+        return visible(value)
     if kind is int and isinstance(value, int) and abs(value) > MAX_INT:
         raise ValueError("an integer of more than 64 bits")
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):

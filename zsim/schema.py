@@ -30,6 +30,8 @@ MAX_SIZE = 10_000_000
 MAX_USES = 64
 """The most often that a block runs in a forward, or a model before a backward."""
 MAX_PAUSE_NS = 3600 * 10**9
+WORDS = (("a valid integer", "a whole number"), ("a valid string", "text"), ("a valid boolean", "true or false"))
+"""pydantic's words for types, and those of scenario files."""
 DtypeName = Literal["fp32", "bf16", "fp16"]
 
 
@@ -297,6 +299,8 @@ def _complaint(schema: type[BaseModel], item: Any, prefix: str) -> tuple[str, st
     if item["type"] == "missing":
         return key, "expected a value, found nothing"
     expected = item["msg"][:200].replace("Input should be ", "expected ").removeprefix("Value error, ")
+    for pydantics, ours in WORDS:
+        expected = expected.replace(pydantics, ours)
     expected = re.sub(r"a valid dictionary or instance of \w+", "a table, { key = value }", expected)
     return key, f"{expected}, found {str(item['input'])[:60]!r}"
 

@@ -57,6 +57,30 @@ def stopped(arguments: dict[str, Any], *, rank: int, world_size: int, port: int,
     time.sleep(60)
 
 
+def three_stopped(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep) -> None:
+    """All ranks but the first are stopped in the collective that they announced."""
+    progress("all_reduce #4 of 8 B over world")
+    if rank:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(60)
+
+
+def slow(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep) -> None:
+    """Ranks enter one collective after another, and are not done in time."""
+    for place in range(200):
+        progress(f"all_reduce #{place} of 8 B over world")
+        time.sleep(0.3)
+
+
+def ending_the_server(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep) -> None:
+    """Rank 0 kills the process that all ranks were forked from."""
+    progress("all_reduce #4 of 8 B over world")
+    time.sleep(1)
+    if rank == 0:
+        os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(60)
+
+
 def all_waiting(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep) -> None:
     """Every rank announces the same collective, and nothing more happens."""
     progress("all_reduce #4 of 8 B over world")

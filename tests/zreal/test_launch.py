@@ -74,6 +74,37 @@ def test_a_stopped_rank_is_named_though_it_had_announced_the_collective_that_all
     assert multiprocessing.active_children() == []
 
 
+def test_every_stopped_rank_is_named() -> None:
+    with pytest.raises(LaunchError) as error:
+        launch(f"{BODIES}:three_stopped", {}, world_size=4, timeout_s=3)
+
+    assert error.value.where == "ranks [1, 2, 3]"
+    assert error.value.found == (
+        "a hang: they are stopped (as by SIGSTOP or a debugger), last collective: all_reduce #4 of 8 B over world; "
+        "ranks [0, 1, 2, 3] at all_reduce #4 of 8 B over world"
+    )
+
+
+def test_ranks_that_get_on_until_the_timeout_are_slow_and_do_not_hang() -> None:
+    with pytest.raises(LaunchError) as error:
+        launch(f"{BODIES}:slow", {}, world_size=2, timeout_s=4)
+
+    assert error.value.where == "ranks [0, 1]"
+    assert error.value.found.startswith(
+        "a run that is slow and does not hang: each entered another collective within the last 3 s; ranks ["
+    )
+    assert error.value.remedy == "raise --timeout, or take fewer steps"
+
+
+def test_a_killed_fork_server_is_what_is_named_and_the_next_launch_starts_another() -> None:
+    with pytest.raises(LaunchError) as error:
+        launch(f"{BODIES}:ending_the_server", {}, world_size=2, timeout_s=30)
+
+    assert error.value.where == "the fork server"
+    assert error.value.found == "it was ended, and ranks [0, 1] with it; ranks [0, 1] at all_reduce #4 of 8 B over world"
+    assert launch(f"{BODIES}:fine", {"given": 1}, world_size=1, timeout_s=60)[0]["given"] == 1
+
+
 def test_where_all_ranks_stand_at_one_place_none_is_blamed() -> None:
     with pytest.raises(LaunchError) as error:
         launch(f"{BODIES}:all_waiting", {}, world_size=3, timeout_s=3)

@@ -90,6 +90,8 @@ def test_a_scenario_of_the_project_agrees_with_its_real_run(name, capsys):
         "peak memory, construction": "ok",
         "peak memory, first": "ok",
         "peak memory, steady": "ok",
+        "memory at rest": "ok",
+        "memory of parts": "ok",
         "memory by kind": "ok",
         "numerics": "ok",
     }

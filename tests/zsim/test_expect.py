@@ -76,3 +76,17 @@ def test_any_text_is_read_or_refused_with_its_key(name, written):
     except ScenarioError as error:
         problems = error.problems
     assert all(problem.startswith(f"expect.{name}: ") for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "words"),
+    [
+        ("all_gathers", -1, 'expect.all_gathers: expected a whole number of at least 0, or text as "<= 9", found -1'),
+        ("peak_memory", True, "expect.peak_memory: expected a number or text, found true"),
+        ("step_time", 5, 'expect.step_time: expected text with a unit, as "<= 5 ms" or "<= 10 %", found 5'),
+    ],
+)
+def test_a_number_that_cannot_be_is_refused_in_its_own_words(name, written, words):
+    with pytest.raises(ScenarioError) as caught:
+        expectation(name, written)
+    assert str(caught.value) == words

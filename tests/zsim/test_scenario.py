@@ -100,8 +100,8 @@ def test_the_published_schema_is_in_step():
         ('"gpt-tiny"', '"gpt-tinny"', 'unknown model "gpt-tinny", did you mean gpt-tiny?'),
         ('"cpu-gloo"', '"cpu-glo"', 'x.toml: cluster.preset: unknown cluster "cpu-glo", did you mean cpu-gloo?'),
         ('"gpt-tiny"', '"gpt-tiny", num_layers = 5', "x.toml: model.num_layers: expected 1 to 4"),
-        ("steps = 4", "steps = 4.5", "x.toml: steps: expected a valid integer, found '4.5'"),
-        ("steps = 4", "steps = true", "x.toml: steps: expected a valid integer, found 'True'"),
+        ("steps = 4", "steps = 4.5", "x.toml: steps: expected a whole number, found '4.5'"),
+        ("steps = 4", "steps = true", "x.toml: steps: expected a whole number, found 'True'"),
         ("momentum = 0.9", "momentum = nan", "x.toml: optimizer.momentum: expected a finite number, found nan"),
         ("momentum = 0.9", "momentum = 1e999", "x.toml: optimizer.momentum: expected a finite number, found inf"),
         ("steps = 4", "steps = 0x" + "f" * 40, "x.toml: steps: expected an integer of at most 64 bits"),
@@ -295,7 +295,7 @@ expect = { peak_memory = "<= 80G", flurb = 3 }
 @pytest.mark.parametrize(
     ("written", "wanted"),
     [
-        ("900", "expected a valid string, found '900'"),
+        ("900", "expected text, found '900'"),
         ('"0 KiB"', 'expected "unit", "parameter" or a size as "25 MiB", found \'0 KiB\''),
         ('"25M"', 'expected "unit", "parameter" or a size as "25 MiB", found \'25M\''),
     ],

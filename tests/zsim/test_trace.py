@@ -118,9 +118,10 @@ def test_every_collective_has_an_arrow_to_every_other_rank_of_its_group_and_to_n
 
 
 def test_counters_are_the_ledger_at_the_moments_of_issue(run):
+    counters = by_kind(run)["C"]
     for rank in run.ranks:
         memory = rank.phases["steady"].memory
-        counted = [(ns(e["ts"]), e["args"]["bytes"]) for e in by_kind(run)["C"] if e["pid"] == rank.rank]
+        counted = [(ns(e["ts"]), e["args"]["bytes"]) for e in counters if e["pid"] == rank.rank]
         issued = [span.issued_ns for span in rank.spans]
         assert counted == [(0, memory.start_bytes), *zip(issued, (after for _, after in memory.timeline), strict=True)]
         assert issued == sorted(issued)

@@ -1,0 +1,106 @@
+"""Whatever a backend of another package does is said in words, with one JSON object on standard output and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zsim import backends
+from zsim.backends import SimBackend
+from zsim.cli import main
+from zsim.run import Capabilities, Run, RunOptions
+from zsim.scenario import Scenario, load
+
+SCENARIO = str(Path(__file__).parents[2] / "scenarios/parity/fsdp2-mlp-2.toml")
+
+
+class Theirs:
+    """A simulator of another package, which does as it is told."""
+
+    name = "theirs"
+
+    def __init__(self, *, device: str = "cpu", sees: Any = None, **change: Any) -> None:
+        self.device, self.sees, self.change = device, sees, change
+
+    def capabilities(self) -> Any:
+        if isinstance(self.sees, BaseException):
+            raise self.sees
+        return self.sees or Capabilities(memory=True, numerics=False, time=False, device=self.device)
+
+    def run(self, scenario: Scenario, *, options: RunOptions) -> Run:
+        sys.stdout.write("loading …\n")
+        os.write(1, b"and without Python\n")
+        for error in self.change.values():
+            if isinstance(error, BaseException):
+                raise error
+        return replace(SimBackend().run(scenario, options=options), **{"stand_ins": (), **self.change})
+
+
+def without_phases() -> Run:
+    run = SimBackend().run(load(SCENARIO), options=RunOptions())
+    return replace(run, ranks=tuple(replace(rank, phases={}) for rank in run.ranks))
+
+
+@pytest.mark.parametrize(
+    ("backend", "words"),
+    [
+        (Theirs(sees=ValueError("no idea")), "backend theirs: expected what it can see, found ValueError: no idea"),
+        (Theirs(sees="everything"), "backend theirs: expected zsim.run.Capabilities, found str"),
+        (Theirs(device="tpu"), "backend theirs: capabilities.device: expected one of cpu, cuda, which plan() knows, found 'tpu'"),
+        (Theirs(ranks=()), "backend theirs: expected a whole Run, found one without ranks"),
+        (Theirs(ranks=None), "backend theirs: expected a whole Run, found a damaged one"),
+        (Theirs(ranks=(1, 2)), "backend theirs: expected a whole Run, found a damaged one"),
+        (Theirs(ranks=without_phases().ranks), "whose rank 0 has no construction phase"),
+        (Theirs(mesh=None), "backend theirs: expected a whole Run, found a damaged one"),
+        (Theirs(ranks=SystemExit(0)), "backend theirs: expected a Run, found SystemExit: 0"),
+    ],
+)
+@pytest.mark.parametrize("command", [["run", SCENARIO, "--backend"], ["validate", SCENARIO, "--against"]])
+def test_a_backend_that_breaks_down_is_a_sentence(
+    command: list[str], backend: Theirs, words: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(backends, "find", lambda name: backend)
+    assert main([*command, "theirs", "--json"]) == 1
+    said = json.loads(capfd.readouterr().out)
+    assert said["exit_code"] == 1
+    assert words in said["error"][0]
+
+
+def test_what_a_backend_prints_leaves_standard_output_to_the_report(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(backends, "find", lambda name: Theirs())
+    assert main(["run", SCENARIO, "--backend", "theirs", "--json"]) == 0
+    said = capfd.readouterr()
+    assert json.loads(said.out)["ok"] is True
+    assert "loading …\n" in said.err
+    assert "and without Python\n" in said.err
+
+
+HOSTILE = "\x1b[2J[red]x"
+
+
+def test_control_characters_and_markup_of_a_scenario_are_shown_and_not_obeyed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = Path(SCENARIO).read_text().splitlines()
+    hostile = tmp_path / f"{HOSTILE}.toml"
+    hostile.write_text("\n".join(['description = "\\u001b[2J[/red]bad"', *text[1:]]))
+    broken = tmp_path / f"{HOSTILE}-broken.toml"
+    broken.write_text("steps = -1")
+    for tty in (False, True):
+        monkeypatch.setattr(sys.stdout, "isatty", lambda tty=tty: tty, raising=False)
+        assert main(["show", str(hostile)]) == 0
+        assert main(["show", str(broken)]) == 2
+        assert main(["run", str(hostile)]) in (0, 1)
+        said = capsys.readouterr()
+        assert "\x1b[2J" not in said.out + said.err
+        assert "?[2J[red]x" in said.out.replace("\n", "")
+        assert "?[2J[/red]bad" in said.out
+        assert "?[2J[red]x-broken" in said.err
