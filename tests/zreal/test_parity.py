@@ -69,11 +69,11 @@ def test_tied_weights_train_as_in_one_process(strategy, interpreter):
     "name",
     [
         "fsdp2-uneven-4",
-        "hsdp-gpt-2x2",
+        pytest.param("hsdp-gpt-2x2", marks=pytest.mark.slow),
         "fsdp1-gpt-2x2",
-        "zero-redundancy-gpt-4",
+        pytest.param("zero-redundancy-gpt-4", marks=pytest.mark.slow),
         "ddp-llama-2-bf16",
-        "zero3-uneven-4",
+        pytest.param("zero3-uneven-4", marks=pytest.mark.slow),
         "zero2-gpt-4-accumulate-every",
     ],
 )

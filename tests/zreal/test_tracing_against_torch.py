@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.zreal.user_modules import CASES, PAIRS, Case
+from tests.quick import one_in
+from tests.zreal.user_modules import CASES, PAIRS, SOME_PAIRS, Case
 from zreal import torch_private
 from zreal.meters import MemoryMeter
 from zreal.tracing import trace
@@ -144,7 +146,7 @@ def sharded(case: Case, dtype: Dtype, world_size: int) -> Callable[[nn.Module], 
     return wrap
 
 
-@pytest.mark.parametrize(("name", "dtype"), PAIRS)
+@pytest.mark.parametrize(("name", "dtype"), SOME_PAIRS)
 def test_fully_shard_holds_the_bytes_that_the_traced_module_says(name: str, dtype: Dtype) -> None:
     rank, world_size = (0, 2) if dtype == "float32" else (3, 4)
     simulated = simulated_phases(
@@ -154,8 +156,9 @@ def test_fully_shard_holds_the_bytes_that_the_traced_module_says(name: str, dtyp
         assert simulated == measured_phases(CASES[name], sharded(CASES[name], dtype, world_size))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["encoder, tied, logits largest", "pairs"])
+@pytest.mark.parametrize(
+    ("name", "dtype"), one_in(3, itertools.product(["encoder, tied, logits largest", "pairs"], ["float32", "bfloat16"]))
+)
 def test_so_it_does_when_gradients_are_accumulated(name: str, dtype: Dtype) -> None:
     model = traced(CASES[name], dtype=dtype)
     simulated = simulated_phases(model, fsdp2.Options(), rank=1, mesh=Mesh(dp_shard=2), accumulation=2)
@@ -164,9 +167,11 @@ def test_so_it_does_when_gradients_are_accumulated(name: str, dtype: Dtype) -> N
 
 
 @pytest.mark.filterwarnings("ignore:.*broadcast_buffers")  # its newer name is not known to older torch
-@pytest.mark.parametrize("views", [False, True])
 @pytest.mark.parametrize(
-    "name", ["encoder, tied, logits largest", "encoder, checkpointed", "pairs", "convolutions", "gpt2"]
+    ("name", "views"),
+    one_in(
+        3, itertools.product(["encoder, tied, logits largest", "encoder, checkpointed", "pairs", "convolutions", "gpt2"], [False, True])
+    ),
 )
 def test_ddp_holds_the_bytes_that_the_traced_module_says(name: str, views: bool) -> None:
     def hook(

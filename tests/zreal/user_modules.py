@@ -270,9 +270,19 @@ FROZEN = {
     ),
     "llama, last layers": Case(frozen(llama, trained=r"layers\.[45]|lm_head"), "model.layers", sentences),
 }
+
+
+def _slow(pair: Any) -> Any:
+    return pair if hasattr(pair, "marks") else pytest.param(*pair, marks=pytest.mark.slow)
+
+
 PAIRS = [
-    (name, dtype) if dtype == case.dtypes[place % len(case.dtypes)] else pytest.param(name, dtype, marks=pytest.mark.slow)
+    (name, dtype)
+    if dtype == case.dtypes[place % len(case.dtypes)]
+    else pytest.param(name, dtype, marks=pytest.mark.slow)
     for place, (name, case) in enumerate(CASES.items())
     for dtype in case.dtypes
 ]
 """Each module in each of its dtypes; the suite takes every module in one of them."""
+SOME_PAIRS = [pair if place % 3 == 0 else _slow(pair) for place, pair in enumerate(PAIRS)]
+"""The same, of which the suite takes a third."""

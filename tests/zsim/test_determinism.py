@@ -11,9 +11,9 @@ ROOT = Path(__file__).parents[2]
 SCENARIOS = ("scenarios/parity/fsdp2-uneven-4.toml", "scenarios/parity/zero-redundancy-gpt-4.toml")
 
 
-def test_ten_runs_under_different_hash_seeds_save_one_run_and_one_trace(tmp_path: Path) -> None:
+def test_runs_under_different_hash_seeds_save_one_run_and_one_trace(tmp_path: Path) -> None:
     results = set()
-    for seed in range(10):
+    for seed in range(4):
         for name in SCENARIOS:
             saved, trace = tmp_path / f"{seed}.json", tmp_path / f"{seed}.trace.json"
             command = [sys.executable, "-m", "zsim", "run", name, "--save", str(saved), "--trace", str(trace), "--json"]

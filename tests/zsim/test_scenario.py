@@ -216,11 +216,12 @@ WORDS += [b"1979-05-27", b"0x7fffffffffffffff", b"1e400", b"a.b.c.d = 1\n", b'""
 TEXTS = [file.read_text() for file in FILES]
 
 
-def test_ten_thousand_damaged_scenarios_are_read_or_refused_in_words():
+@pytest.mark.parametrize("copies", [2_500, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_damaged_scenarios_are_read_or_refused_in_words(copies):
     """Each damaged copy is a valid scenario or a ScenarioError whose every line names the file; none is slow."""
     rng = random.Random(20)
     refused, slowest = [], 0.0
-    for i in range(10_000):
+    for i in range(copies):
         data = damage(TEXTS[i % len(TEXTS)], rng)
         began = time.perf_counter()
         try:
@@ -228,7 +229,7 @@ def test_ten_thousand_damaged_scenarios_are_read_or_refused_in_words():
         except ScenarioError as error:
             refused.append(error.problems)
         slowest = max(slowest, time.perf_counter() - began)
-    assert len(refused) > 5_000
+    assert len(refused) > copies // 2
     assert all(found and all(problem.startswith("x.toml: ") for problem in found) for found in refused)
     assert slowest < 5
 
