@@ -169,9 +169,7 @@ GROUPS = {
 }
 
 
-@pytest.mark.parametrize("parameters", ["fp32", "bf16"])
-@pytest.mark.parametrize("group", GROUPS)
-@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize(("group", "parameters", "accumulation"), one_in(3, itertools.product(GROUPS, ["fp32", "bf16"], [1, 3])))
 def test_groups_of_any_form_allocate_and_free_in_torchs_order(group: str, parameters: str, accumulation: int) -> None:
     strategy, ranks = GROUPS[group]
     case = scenario("gpt sdpa", strategy, parameters=parameters, accumulation=accumulation, ranks=ranks)

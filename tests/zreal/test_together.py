@@ -44,7 +44,7 @@ precision = {{ {precision} }}
 @pytest.mark.parametrize(
     ("model", "options"),
     one_in(
-        2,
+        3,
         [
             ("mlp", {"own": ", uses = 2", **AUTOCAST}),
             ("gpt", {"own": STACK, "batch": ", forwards = 2", **AUTOCAST}),
@@ -63,7 +63,7 @@ def test_a_weight_is_cast_once_for_all_that_read_it_and_a_frozen_one_at_each_use
 @pytest.mark.parametrize(
     ("model", "options"),
     one_in(
-        2,
+        3,
         [
             ("gpt", {"own": ", uses = 2", "more": FIRST}),
             ("gpt sdpa", {"batch": ", forwards = 2", "more": FIRST, **BF16}),
@@ -79,7 +79,7 @@ def test_frozen_parts_may_run_again(model: str, options: dict[str, str]) -> None
 @pytest.mark.parametrize(
     ("model", "options"),
     one_in(
-        2,
+        3,
         [
             ("mlp", {"more": "wrapping = { every = 2 }"}),
             ("gpt", {"more": 'wrapping = { every = "all" }'}),
@@ -97,7 +97,7 @@ def test_a_group_of_which_some_modules_run_ends_with_the_roots_forward(model: st
 @pytest.mark.parametrize(
     ("model", "options"),
     one_in(
-        2,
+        3,
         [
             ("mlp", {"more": 'frozen = ["blocks.[01].*"]'}),
             ("gpt", {"more": FIRST, "batch": ", accumulation = 2"}),

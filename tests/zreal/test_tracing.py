@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.profiler import profile
 from torch.utils.checkpoint import checkpoint
 
+from tests.quick import one_in
 from zreal import modules, torch_private
 from zreal.tracing import trace
 from zsim.lowering import lower
@@ -80,9 +82,10 @@ def events(lowered: tuple[LoweredModule, ...]) -> list[tuple[str, str | int]]:
 # -- the built-in families
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("name", "attention"), FAMILIES)
+@pytest.mark.parametrize(
+    ("name", "attention", "dtype", "strategy"),
+    one_in(3, [(*one, dtype, strategy) for one in FAMILIES for dtype in ("float32", "bfloat16") for strategy in STRATEGIES]),
+)
 def test_a_traced_family_peaks_where_the_family_does(name: str, attention: str, dtype: Dtype, strategy: str) -> None:
     spec, batch = family(name, attention)
     casts = STRATEGIES[strategy].casts_input
@@ -90,9 +93,10 @@ def test_a_traced_family_peaks_where_the_family_does(name: str, attention: str, 
     assert records(model, batch, name=strategy, dtype=dtype) == records(spec, batch, name=strategy, dtype=dtype)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "zero3", "fsdp2"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
+@pytest.mark.parametrize(
+    ("name", "dtype", "strategy"),
+    one_in(2, itertools.product(["gpt-tiny", "llama-tiny"], ["float32", "bfloat16"], ["ddp", "zero3", "fsdp2"])),
+)
 def test_traced_with_the_kernels_of_cuda_it_peaks_where_the_family_does_there(name: str, dtype: Dtype, strategy: str) -> None:
     spec, batch = family(name, "sdpa")
     model = traced(name, "sdpa", dtype=dtype, casts_input=STRATEGIES[strategy].casts_input, device="cuda")
