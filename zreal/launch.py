@@ -34,6 +34,8 @@ UNTOLD = 255
 """What Python gives as the exit code of a process whose fork server cannot tell any more how it ended."""
 PR_SET_PDEATHSIG = 1
 """Of Linux's <sys/prctl.h>: the signal that a process gets when its parent ends."""
+REFERENCE = "the single-process reference"
+"""What a rank says that is past its last collective and trains by itself what its parameters are compared with."""
 RECENT_S = 3.0
 """A rank that has entered another collective within so many seconds of the timeout is slow and does not hang."""
 POLL_S = 0.25
@@ -241,6 +243,15 @@ def _hang(ranks: list[_Rank], timeout_s: float, results: dict[int, Any]) -> Laun
     """
     stopped = [rank for rank in ranks if not rank.done and _is_stopped(rank.process.pid)]
     waiting, roll = [rank for rank in ranks if not rank.done], _roll(ranks)
+    alone = [rank for rank in waiting if rank.last == REFERENCE]
+    if alone and len(alone) == len(waiting) and not stopped:
+        return LaunchError(
+            where="ranks " + str([rank.rank for rank in waiting]),
+            expected=f"every rank to finish within {timeout_s:g} s",
+            found=f"a run that is slow and does not hang: its steps are over, and ranks are at {REFERENCE}; {roll}",
+            remedy="raise --timeout, or take fewer steps",
+            results=results,
+        )
     if not stopped and all(rank.gets_on for rank in waiting):
         return LaunchError(
             where="ranks " + str([rank.rank for rank in waiting]),
@@ -303,7 +314,10 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _place(last: str) -> int:
-    """How many collectives a rank had entered, from what it said: "all_gather #3 of …" is 3; -1 for none."""
+    """How many collectives a rank had entered, from what it said: "all_gather #3 of …" is 3; -1 for none, and more than
+    any for one that is past all of them."""
+    if last == REFERENCE:
+        return sys.maxsize
     found = re.search(r"#(\d+)", last)
     return int(found[1]) if found else -1
 

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from zreal import numerics, torch_private
 from zreal.executor import RANKS, execute
+from zreal.launch import REFERENCE
 from zreal.observer import observe
 from zreal.optimizers import largest_difference
 from zreal.subjects import Subject
@@ -111,6 +112,7 @@ def run_rank(
         initial, step_difference = done.initial, done.step_difference
     if not parity:
         return run
+    progress(REFERENCE)
     reference = numerics.reference(scenario, steps=steps, stepped_in=next(iter(parameters.values())).dtype)
     difference = numerics.largest_relative_difference(parameters, reference)
     numbers = Numerics(

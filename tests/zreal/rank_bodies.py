@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from zreal import flat, torch_private, worker
+from zreal.launch import REFERENCE
 from zreal.meters import MemoryMeter
 from zreal.replicated import ReplicatedRank
 from zsim.ops import Op
@@ -46,6 +47,13 @@ def raising(arguments: dict[str, Any], *, rank: int, world_size: int, port: int,
 def absent(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep) -> None:
     """Rank 2 never arrives at the collective that the others are in."""
     progress("all_reduce #3 of 8 B over world" if rank == 2 else "all_reduce #4 of 8 B over world")
+    time.sleep(60)
+
+
+def alone(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep) -> None:
+    """Every rank is past its last collective, and trains the reference by itself."""
+    progress("all_reduce #9 of 8 B over world")
+    progress(REFERENCE)
     time.sleep(60)
 
 

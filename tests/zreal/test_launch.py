@@ -105,6 +105,13 @@ def test_a_killed_fork_server_is_what_is_named_and_the_next_launch_starts_anothe
     assert launch(f"{BODIES}:fine", {"given": 1}, world_size=1, timeout_s=60)[0]["given"] == 1
 
 
+def test_ranks_that_train_the_reference_are_slow_and_do_not_hang() -> None:
+    with pytest.raises(LaunchError) as error:
+        launch(f"{BODIES}:alone", {}, world_size=2, timeout_s=4)
+    assert error.value.where == "ranks [0, 1]"
+    assert error.value.found.startswith("a run that is slow and does not hang: its steps are over, and ranks are at the single-process")
+
+
 def test_where_all_ranks_stand_at_one_place_none_is_blamed() -> None:
     with pytest.raises(LaunchError) as error:
         launch(f"{BODIES}:all_waiting", {}, world_size=3, timeout_s=3)
