@@ -26,7 +26,7 @@ from zreal.observer import observe
 from zreal.optimizers import largest_difference
 from zreal.subjects import Subject
 from zreal.subjects.table import SUBJECTS
-from zsim import saved
+from zsim import places, saved
 from zsim.errors import BackendUnavailableError, ZsimError
 from zsim.plan import plan
 from zsim.run import Numerics, RankRun, Run
@@ -232,7 +232,7 @@ def main(arguments: list[str] | None = None) -> int:
     scenario = load(options.scenario)
     interpreter = interpreter_of(scenario, options.interpreter)
     rank = _rank_under_torchrun(scenario)
-    saved.require_place(options.save)
+    places.require(options.save)
     device: Device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

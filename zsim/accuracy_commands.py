@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from zsim import accuracy, explanations, measurements, plots
+from zsim import accuracy, explanations, measurements, places, plots
 from zsim.accuracy import Accuracy, Predicted
 from zsim.errors import ZsimError
 from zsim.measurements import Skipped
@@ -26,6 +26,8 @@ def show(options: argparse.Namespace) -> int:
     folder = Path(options.folder)
     if options.explain:
         return _explain(folder, options.explain, as_json=options.json)
+    if options.plot:
+        places.require(Path(options.plot), option="--plot", apart_from=folder.glob("*"))
     with progress(f"accuracy of {folder}"):
         found = accuracy.accuracy(folder, say=tell)
     if options.plot:

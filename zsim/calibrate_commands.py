@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from zsim import accuracy, calibrate, calibrate_collectives, calibration_files, cluster_file
+from zsim import accuracy, calibrate, calibrate_collectives, calibration_files, cluster_file, places
 from zsim.accuracy_commands import by_reason
 from zsim.calibrate import CalibrationError, Fitted
 from zsim.calibrate_collectives import FittedCurves
@@ -20,6 +20,8 @@ from zsim.report import progress, say, tell, write_json
 
 def calibrated(options: argparse.Namespace) -> int:
     """`zsim calibrate --from FILE…`: constants fitted to measurements, their errors, and with --out a cluster's file."""
+    if options.out:
+        places.require(Path(options.out), option="--out", apart_from=map(Path, options.files))
     node = load_cluster(options.cluster).nccl
     names = ", ".join(dict.fromkeys(Path(name).name for name in options.files))
     found = calibration_files.read(list(map(Path, options.files)), scenarios=Path(options.scenarios) if options.scenarios else None)
@@ -34,7 +36,7 @@ def calibrated(options: argparse.Namespace) -> int:
         tell(f"{name} is simulated: nobody has measured it, and what is fitted to it counts as assumed")
     if options.out:
         text = cluster_file.text(options.cluster, fitted, source=names, curves=curves, simulated=bool(found.simulated))
-        _write(Path(options.out), text)
+        places.write(Path(options.out), text)
     if options.json:
         write_json(_as_json(fitted, curves, found))
     for line in () if options.json else _table(fitted, curves, found.skipped):
@@ -58,13 +60,6 @@ def _steps(found: Material, *, alone: bool) -> Fitted | None:
             raise
         found.skipped += [Skipped(source=case.step.source, line=case.step.line, reason=str(error)) for case in cases]
         return None
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise CalibrationError(where=str(path), expected="a file that can be written", found=str(error.strerror)) from None
 
 
 def _as_json(fitted: Fitted | None, curves: FittedCurves | None, found: Material) -> dict[str, Any]:

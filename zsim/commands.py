@@ -20,6 +20,7 @@ from zsim import (
     laws,
     memory_report,
     outside,
+    places,
     plan,
     report,
     saved,
@@ -74,11 +75,9 @@ def _require_distinct(scenarios: tuple[Scenario, ...]) -> None:
         raise UsageError(where="--save, --trace", expected="scenarios of different names", found=f"several called {twice[0]}")
 
 
-def _require_apart(place: Path, option: str, scenarios: list[str]) -> None:
-    """UsageError where `option` would write over a scenario that is read."""
-    for path in scenario_files(scenarios):
-        if place.exists() and path.exists() and place.samefile(path):
-            raise UsageError(where=option, expected="a file of its own", found=f"{place}, which is the scenario")
+def _read(arguments: list[str], scenario: Scenario) -> tuple[Path, ...]:
+    """Every file that is read, which no result may be written over: scenarios, and what `scenario` names."""
+    return (*scenario_files(arguments), *scenario.files)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -118,12 +117,12 @@ def _run(
     several: bool,
 ) -> report.RunReport:
     place = _place(options.save, scenario, several, ".json") if options.save else None
-    if place:
-        saved.require_place(place)
     traced_to = _place(options.trace, scenario, several, ".trace.json.gz") if options.trace else None
+    taken = _read(options.scenarios, scenario)
     for option, target in (("--save", place), ("--trace", traced_to)):
         if target:
-            _require_apart(target, option, options.scenarios)
+            places.require(target, option=option, apart_from=taken)
+            taken += (target,)
     warnings = _warned(scenario)
     with report.progress(f"{scenario.name} on {backend.name}"), keeping_what_there_is(place):
         found = observed(backend, capabilities, scenario, how)
@@ -164,18 +163,16 @@ def validate(options: argparse.Namespace) -> int:
 def _validated(
     scenario: Scenario, backend: Backend, capabilities: Capabilities, options: argparse.Namespace, *, how: RunOptions
 ) -> report.CheckReport:
-    folder = Path(options.save) if options.save else None
-    place = folder / f"{scenario.name}.measured.json" if folder else None
-    if place:
-        saved.require_place(place)
+    kept = [Path(options.save) / f"{scenario.name}.{what}.json" for what in ("predicted", "measured")] if options.save else []
+    for place in kept:
+        places.require(place, option="--save", apart_from=_read(options.scenarios, scenario))
     _warned(scenario)
-    with report.progress(f"{scenario.name}: for real on {backend.name}"), keeping_what_there_is(place):
+    with report.progress(f"{scenario.name}: for real on {backend.name}"), keeping_what_there_is(kept[-1] if kept else None):
         measured = observed(backend, capabilities, scenario, how)
     predicted = prediction(scenario, measured, capabilities)
     checks = compare.compare(predicted, measured)
-    if folder and place:
-        saved.save(predicted, folder / f"{scenario.name}.predicted.json")
-        saved.save(measured, place)
+    for run, place in zip((predicted, measured), kept, strict=False):
+        saved.save(run, place)
     return report.of_checks(checks, predicted, measured, replaced=_replaced(scenario, capabilities))
 
 
@@ -198,7 +195,7 @@ def keeping_what_there_is(place: Path | None) -> Iterator[None]:
             try:
                 saved.save(error.run, place)
                 error.remedy = f"what the ranks had ended until then is in {place}, marked incomplete"
-            except saved.SavedRunError as unsaved:
+            except places.PlaceError as unsaved:
                 error.remedy = f"what the ranks had ended until then could not be saved: {unsaved}"
         raise
 
@@ -269,8 +266,7 @@ def show(options: argparse.Namespace) -> int:
     stages = waterfall.waterfall(scenario, found)
     ridge = answer.ridges(program.of_rank(found.rank), found.phase) if options.memory else ()
     if options.snapshot:
-        saved.require_place(Path(options.snapshot))
-        _require_apart(Path(options.snapshot), "--snapshot", [options.scenario])
+        places.require(Path(options.snapshot), option="--snapshot", apart_from=_read([options.scenario], scenario))
         snapshot.write_snapshot(
             program.of_rank(found.rank),
             Path(options.snapshot),

@@ -13,7 +13,7 @@ from math import ceil, log2
 from zsim import compute
 from zsim.collectives import ALGORITHMS
 from zsim.execution import EAGER, Execution
-from zsim.hardware import ClusterSpec, Path
+from zsim.hardware import ClusterSpec, Layout, Path
 from zsim.ops import COLLECTIVES, Kernel, Op
 
 
@@ -24,8 +24,8 @@ class Costs:
     cluster: ClusterSpec
     execution: Execution = EAGER
     _kernels: dict[int, tuple[tuple[Kernel, ...], int]] = field(default_factory=dict, repr=False)
-    _paths: dict[tuple[int, int, int], Path] = field(default_factory=dict, repr=False)
-    _collectives: dict[tuple[str, int, int, int, int], int] = field(default_factory=dict, repr=False)
+    _paths: dict[Layout, Path] = field(default_factory=dict, repr=False)
+    _collectives: dict[tuple[str, int, Layout], int] = field(default_factory=dict, repr=False)
 
     def compute_ns(self, kernels: tuple[Kernel, ...]) -> int:
         """The time of `kernels` one after another on the device; 0 when there are none.
@@ -62,24 +62,24 @@ class Costs:
     def collective_ns(self, kind: str, nbytes: int, ranks: tuple[int, ...]) -> int:
         """A collective of `nbytes` (the full message) over `ranks` when nobody else uses their links; 0 for one rank.
 
-        `ranks` are evenly spaced, as the ranks along a mesh axis are: first, last and number then tell groups apart.
+        `ranks` are evenly spaced, as the ranks along a mesh axis are.
         """
         size = len(ranks)
         if size == 1:
             return 0
-        key = (kind, nbytes, ranks[0], ranks[-1], size)
+        layout = self.cluster.layout(ranks)
+        key = (kind, nbytes, layout)
         known = self._collectives.get(key)
         if known is None:
             algorithms = ALGORITHMS[self.cluster.collectives]
-            wire = algorithms.placed_ns(kind, nbytes, cluster=self.cluster, path=self._path(ranks))
+            wire = algorithms.placed_ns(kind, nbytes, cluster=self.cluster, path=self._path(layout, ranks))
             known = self._collectives[key] = self.cluster.overheads.collective + wire
         return known
 
-    def _path(self, ranks: tuple[int, ...]) -> Path:
-        key = (ranks[0], ranks[-1], len(ranks))
-        if key not in self._paths:
-            self._paths[key] = self.cluster.path(ranks)
-        return self._paths[key]
+    def _path(self, layout: Layout, ranks: tuple[int, ...]) -> Path:
+        if layout not in self._paths:
+            self._paths[layout] = self.cluster.path(ranks)
+        return self._paths[layout]
 
     def usage(self, ranks: tuple[int, ...]) -> dict[str, Fraction]:
         """What a collective over `ranks` at full speed takes of each member's links, by their kind."""

@@ -6,7 +6,7 @@ not like one that crosses nodes), and when those groups join ranks that are alik
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
 
 from zsim.ops import COLLECTIVES
 from zsim.program import Program
@@ -34,17 +34,26 @@ def stand_ins(program: Program, *, duration_ns: Durations) -> tuple[int, ...]:
     classes, count = list(program.assignment), 0
     while len(set(classes)) > count:
         count = len(set(classes))
-        marks: list[tuple[object, ...]] = []
-        marks += [(own,) for own in classes]
-        for axis, members in groups.items():
-            for group in members:
-                mark = (costs[axis, group], frozenset(classes[rank] for rank in group))
-                for rank in group:
-                    marks[rank] = (*marks[rank], mark)
-        numbers: dict[tuple[object, ...], int] = {}
-        classes = [numbers.setdefault(mark, len(numbers)) for mark in marks]
+        met = [_met(members, classes, [costs[axis, group] for group in members]) for axis, members in groups.items()]
+        classes = _numbered(zip(classes, *met, strict=True))
     first: dict[int, int] = {}
     return tuple(first.setdefault(own, rank) for rank, own in enumerate(classes))
+
+
+def _met(members: tuple[Group, ...], classes: list[int], costs: list[tuple[int, ...]]) -> list[int]:
+    """By rank: a number for what the group it is in costs and which classes meet there."""
+    found = [0] * len(classes)
+    numbers = _numbered((cost, frozenset(classes[rank] for rank in group)) for group, cost in zip(members, costs, strict=True))
+    for group, number in zip(members, numbers, strict=True):
+        for rank in group:
+            found[rank] = number
+    return found
+
+
+def _numbered(marks: Iterable[Hashable]) -> list[int]:
+    """Equal marks get equal numbers, in the order in which they appear."""
+    numbers: dict[Hashable, int] = {}
+    return [numbers.setdefault(mark, len(numbers)) for mark in marks]
 
 
 class Meetings:

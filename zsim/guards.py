@@ -1,7 +1,7 @@
-"""What a hostile scenario file may try, refused before it costs anything: size, depth, long numbers, too much work.
+"""What a hostile scenario file may try, refused before it costs anything: size, depth, long numbers.
 
 The standard TOML parser takes time quadratic in the depth of a dotted key and recurses into nested brackets; both are
-bounded here by one linear scan of the text. It knows text and numbers only.
+bounded here by one linear scan of the text. It knows text and numbers only; zsim.work bounds what a simulation costs.
 """
 
 from __future__ import annotations
@@ -16,12 +16,6 @@ MAX_KEY_PARTS = 8
 MAX_NESTING = 16
 MAX_INT = 2**63 - 1
 MAX_LAYERS = 4096
-MAX_WORK = 20_000_000
-"""Ranks × units × micro-batches of one scenario beyond which it is refused before any simulation."""
-MAX_PASSES = 50_000
-"""Param groups × micro-batches: the ops of one rank, which are made whatever the number of ranks; about a minute of work."""
-MAX_WORK_ALL_RANKS = 4_000_000
-"""The same where every rank is simulated by itself."""
 
 _SPECIAL = re.compile(r"""["'#\[\]{}.=,\n]""")
 
@@ -101,16 +95,3 @@ def number_problems(value: object, key: str = "") -> tuple[str, ...]:
     if isinstance(value, int) and not -MAX_INT <= value <= MAX_INT:
         return (f"{key[:100]}: expected an integer of at most 64 bits, found a longer one",)
     return ()
-
-
-def work_problem(*, world_size: int, num_units: int, accumulation: int, all_ranks: bool = False) -> str:
-    """Why a scenario is too much to simulate, or "" when it is not; `num_units` are the param groups that travel one by one."""
-    passes = num_units * accumulation
-    if passes > MAX_PASSES:
-        product = f"{num_units:,} × {accumulation:,} = {passes:,}"
-        return f"expected param groups × micro-batches of at most {MAX_PASSES:,}, found {product}; take fewer of one of them"
-    work, limit = world_size * num_units * accumulation, MAX_WORK_ALL_RANKS if all_ranks else MAX_WORK
-    if work <= limit:
-        return ""
-    product = f"{world_size:,} × {num_units:,} × {accumulation:,} = {work:,}"
-    return f"expected ranks × units × micro-batches of at most {limit:,}, found {product}; take fewer of one of them"

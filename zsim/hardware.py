@@ -104,6 +104,10 @@ class Path:
     num_nodes: int
 
 
+Layout = tuple[int, int, int]
+"""Groups of ranks of equal layout have equal paths; see `ClusterSpec.layout`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:
     """`num_nodes` nodes of one preset, and how many of their devices have a rank (packed into nodes, in rank order)."""
@@ -137,6 +141,15 @@ class ClusterSpec:
     def node_of(self, rank: int) -> int:
         """The node that `rank` runs on."""
         return rank // self.devices_per_node
+
+    def layout(self, ranks: tuple[int, ...]) -> Layout:
+        """What tells evenly spaced `ranks` apart for `path`: where in a node they begin, how far apart they are, how many.
+
+        A group inside one node is alike wherever it begins; a slow rail makes every node its own.
+        """
+        stride = ranks[1] - ranks[0] if len(ranks) > 1 else 0
+        begin = 0 if self.node_of(ranks[0]) == self.node_of(ranks[-1]) else ranks[0] % self.devices_per_node
+        return (ranks[0] if self.slow_rails else begin, stride, len(ranks))
 
     def path(self, ranks: tuple[int, ...]) -> Path:
         """The ring over `ranks` in their order, all members of a node next to one another.

@@ -47,24 +47,24 @@ class Mesh:
 
     def group(self, name: str, rank: int) -> tuple[int, ...]:
         """The ranks of `rank`'s group called `name`, in group order."""
-        size, stride = self.size(name), self.dp_shard if name.startswith("dp_replicate") else 1
-        return _ranks(rank - self.place(name, rank) * stride, size, stride)
+        size, stride = self.size(name), self._stride(name)
+        return _ranks(rank - rank // stride % size * stride, size, stride)
 
     def place(self, name: str, rank: int) -> int:
         """The place of `rank` in its group called `name`, from 0."""
-        replicate, shard = self.coordinate(rank)
-        along = {"world": rank, "dp_shard": shard, "dp_replicate": replicate}[name.partition(":")[0]]
-        return along % self.size(name)
+        return rank // self._stride(name) % self.size(name)
 
     def groups(self, name: str) -> tuple[tuple[int, ...], ...]:
         """All groups called `name`, ordered by their first rank."""
-        found: list[tuple[int, ...]] = []
-        covered: set[int] = set()
-        for rank in range(self.world_size):
-            if rank not in covered:
-                found.append(self.group(name, rank))
-                covered.update(found[-1])
-        return tuple(found)
+        size, stride = self.size(name), self._stride(name)
+        whole = size * stride
+        return tuple(
+            _ranks(first, size, stride) for start in range(0, self.world_size, whole) for first in range(start, start + stride)
+        )
+
+    def _stride(self, name: str) -> int:
+        """How far apart neighbours are: the last axis varies fastest, and so does "world"."""
+        return self.dp_shard if name.startswith("dp_replicate") else 1
 
     def __str__(self) -> str:
         sizes = [f"{axis}={size}" for axis, size in zip(AXES, self.shape, strict=True) if size > 1]

@@ -7,6 +7,7 @@ from math import ceil, floor, log10
 from pathlib import Path
 from xml.sax.saxutils import escape
 
+from zsim import places
 from zsim.accuracy import Predicted
 from zsim.errors import ZsimError
 
@@ -16,19 +17,16 @@ COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#00
 
 
 class PlotError(ZsimError):
-    """A plot that cannot be drawn or written."""
+    """A plot that cannot be drawn."""
 
 
 def write(rows: Sequence[Predicted], path: Path) -> None:
-    """The picture as a file; PlotError for another ending than .svg, for no rows and for a path that cannot be written."""
+    """The picture as a file; PlotError for another ending than .svg and for no rows."""
     if path.suffix != ".svg":
         raise PlotError(where=str(path), expected="a file that ends in .svg", found=path.suffix or "no ending")
     if not rows:
         raise PlotError(where=str(path), expected="rows that were predicted", found="none")
-    try:
-        path.write_text("\n".join(_svg(rows)) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise PlotError(where=str(path), expected="a file that can be written", found=str(error.strerror)) from None
+    places.write(path, "\n".join(_svg(rows)) + "\n")
 
 
 def _svg(rows: Sequence[Predicted]) -> Iterator[str]:

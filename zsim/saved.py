@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from errno import EINVAL
@@ -12,6 +11,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from zsim import places
 from zsim.errors import ZsimError, visible
 from zsim.program import PARTS, PHASES
 from zsim.run import SCHEMA_VERSION, RankRun, Run
@@ -59,20 +59,7 @@ def _typed_ranks(tables: list[dict[str, Any]]) -> Iterator[RankRun]:
 
 def save(run: Run, path: Path) -> None:
     """Write `dump(run)` to `path`, making its folder."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(dump(run), encoding="utf-8")
-    except OSError as error:
-        raise SavedRunError(where=str(path), expected="a file that can be written", found=str(error.strerror)) from None
-
-
-def require_place(path: Path) -> None:
-    """SavedRunError when nothing could be written to `path`, asked before a long run and not after it."""
-    parent = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
-    inside = parent if parent != path else parent.parent
-    if path.is_dir() or not inside.is_dir() or not os.access(parent, os.W_OK):
-        found = "a folder" if path.is_dir() else f"{parent} closed to writing" if inside.is_dir() else f"{inside}, which is a file"
-        raise SavedRunError(where=str(path), expected="a file that can be written", found=found)
+    places.write(path, dump(run))
 
 
 def load(path: Path) -> Run:

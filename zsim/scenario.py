@@ -25,7 +25,7 @@ from zsim.model import ModelSpec
 from zsim.models import FAMILIES, huggingface, load_preset
 from zsim.models import build as build_model
 from zsim.models.checks import fit_problems
-from zsim.repeats import Uses, most_runs, with_uses
+from zsim.repeats import Uses, with_uses
 from zsim.schema import (
     BatchTable,
     CheckpointingTable,
@@ -45,6 +45,7 @@ from zsim.schema import (
 from zsim.strategies import STRATEGIES, model_problems
 from zsim.training import Batch, Dtype, Optimizer, Precision
 from zsim.units import parse_time
+from zsim.work import Work, work
 from zsim.wrapping import Wrapping
 
 DTYPES: dict[str, Dtype] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -88,9 +89,21 @@ class Scenario:
         return hashlib.sha256(said.encode()).hexdigest()[:12]
 
     @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that this one names: a config.json, a traced model, a cluster's."""
+        table = tomllib.loads(self.text)
+        named = [table["model"].get(key) for key in ("huggingface", "traced")] + [table["cluster"].get("file")]
+        return tuple(Path(self.folder) / name for name in named if name)
+
+    @property
     def world_size(self) -> int:
         """The number of ranks."""
         return self.mesh.world_size
+
+    @property
+    def work(self) -> Work:
+        """How much work it is to simulate."""
+        return work(self.model, strategy=self.strategy, options=self.options, mesh=self.mesh, batch=self.batch)
 
 
 def load(path: str | Path) -> Scenario:
@@ -184,7 +197,7 @@ class _Made:
         attempt(_check_transformers, model, *(tables[key] for key in asked))
         attempt(_check_traced, model, tables["batch"], tables["precision"], strategy)
         attempt(_check_model, model, options, tables["batch"], tables["precision"], strategy)
-        attempt(_check_work, model, mesh, options, tables["batch"])
+        attempt(_check_work, model, strategy, options, mesh, tables["batch"])
         if model is None or cluster is None or mesh is None or options is None:
             return None
         return cls(model, cluster, mesh, options, tuple(item for item in expect if item is not None))
@@ -277,15 +290,9 @@ def _check_model(model: ModelSpec, options: Any, batch: BatchTable, precision: P
         raise ScenarioError(found)
 
 
-def _check_work(model: ModelSpec, mesh: Mesh, options: Any, batch: BatchTable) -> None:
-    whole = getattr(options, "granularity", "unit") == "unit"
-    num_units = len(model.units) if whole else len(model.parameters)
-    problem = guards.work_problem(
-        world_size=mesh.world_size,
-        num_units=num_units * most_runs(model),
-        accumulation=batch.accumulation * batch.forwards,
-    )
-    if problem:
+def _check_work(model: ModelSpec, strategy: Any, options: Any, mesh: Mesh, batch: BatchTable) -> None:
+    asked = work(model, strategy=strategy.name, options=options, mesh=mesh, batch=Batch(**batch.model_dump()))
+    if problem := asked.problem():
         raise ScenarioError((f"batch.accumulation: {problem}",))
 
 

@@ -12,14 +12,12 @@ from zsim import __version__, bands
 from zsim.costs import Costs
 from zsim.engine import Timeline, Times
 from zsim.errors import ZsimError
-from zsim.guards import work_problem
 from zsim.hardware import ClusterSpec, load_cluster
 from zsim.memory import replay
 from zsim.mesh import Mesh
 from zsim.ops import COLLECTIVES, Op
 from zsim.plan import plan
 from zsim.program import PHASES, PhaseName, Program, RankProgram
-from zsim.repeats import most_runs
 from zsim.run import (
     Capabilities,
     CollectiveRecord,
@@ -66,7 +64,8 @@ class SimBackend:
 
     def run(self, scenario: Scenario, *, options: RunOptions) -> Run:
         """The simulated Run: of one rank of each kind, of `options.ranks`, or of all ranks."""
-        _refuse_too_much(scenario, options)
+        if problem := scenario.work.problem(all_ranks=options.all_ranks):
+            raise WorkError(where=scenario.name, expected="less work", found=problem)
         cluster = _cluster(scenario, self.device)
         program = validate(plan(scenario, device=cluster.kind), memory=False)  # _phases replays it
         costs = Costs(cluster=cluster, execution=scenario.execution)
@@ -86,18 +85,6 @@ class SimBackend:
                 **(observed_ranks(sorted(options.ranks)) if options.ranks else {}),
             },
         )
-
-
-def _refuse_too_much(scenario: Scenario, options: RunOptions) -> None:
-    batch, units = scenario.batch, len(scenario.model.units) * most_runs(scenario.model)
-    problem = work_problem(
-        world_size=scenario.world_size,
-        num_units=units,
-        accumulation=batch.accumulation * batch.forwards,
-        all_ranks=options.all_ranks,
-    )
-    if problem:
-        raise WorkError(where=scenario.name, expected="less work", found=problem)
 
 
 def _cluster(scenario: Scenario, device: str | None) -> ClusterSpec:

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from zsim import places
 from zsim.allocator import Heap
 from zsim.caching import Block, CachingAllocator, Pool
-from zsim.errors import ZsimError
 from zsim.memory import label
 from zsim.ops import STREAMS, Alloc, Op
 from zsim.program import PHASES, PhaseName, RankProgram
@@ -53,10 +53,6 @@ def snapshot(
     }
 
 
-class SnapshotError(ZsimError):
-    """A snapshot that cannot be written."""
-
-
 def write_snapshot(
     program: RankProgram,
     path: Path,
@@ -67,12 +63,7 @@ def write_snapshot(
 ) -> None:
     """`snapshot` as a file."""
     content = snapshot(program, since=since, expandable_segments=expandable_segments, workspace_bytes=workspace_bytes)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("wb") as file:
-            pickle.dump(content, file, protocol=PICKLE_PROTOCOL)
-    except OSError as error:
-        raise SnapshotError(where=str(path), expected="a file that can be written", found=str(error.strerror)) from None
+    places.write(path, pickle.dumps(content, protocol=PICKLE_PROTOCOL))
 
 
 class _Recorder:

@@ -13,15 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import ZsimError
+from zsim import places
 from zsim.ops import COLLECTIVES, STREAMS
 from zsim.run import RankRun, Run, Span
 
 Event = dict[str, Any]
-
-
-class TraceError(ZsimError):
-    """A trace that cannot be written."""
 
 
 def trace(run: Run) -> dict[str, Any]:
@@ -39,11 +35,7 @@ def trace(run: Run) -> dict[str, Any]:
 def write(run: Run, path: Path) -> None:
     """Write the trace of `run`, compressed when the name ends in .gz; equal Runs give equal bytes."""
     data = json.dumps(trace(run), separators=(",", ":")).encode()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
-    except OSError as error:
-        raise TraceError(where=str(path), expected="a file that can be written", found=str(error.strerror)) from None
+    places.write(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
 
 
 def _thread(stream: str) -> int:

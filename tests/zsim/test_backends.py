@@ -103,7 +103,7 @@ def test_the_default_clusters_exist():
 
 
 def test_all_ranks_of_too_large_a_scenario_are_refused(monkeypatch):
-    monkeypatch.setattr("zsim.guards.MAX_WORK_ALL_RANKS", 10)
+    monkeypatch.setattr("zsim.work.MAX_WORK", 19)
     with pytest.raises(WorkError, match="take fewer of one of them"):
         simulated("parity/fsdp2-gpt-4", all_ranks=True)
 

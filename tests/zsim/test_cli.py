@@ -392,6 +392,27 @@ def test_a_scenario_is_not_written_over(tmp_path, capsys, command, option):
     assert path.read_text() == Path(FSDP2).read_text()
 
 
+@pytest.mark.parametrize("option", ["--save", "--trace"])
+def test_what_a_scenario_names_is_not_written_over(tmp_path, capsys, option):
+    config = tmp_path / "config.json"
+    sizes = {"vocab_size": 32, "n_positions": 8, "n_embd": 8, "n_layer": 2, "n_head": 2, "n_inner": None}
+    config.write_text(json.dumps({"model_type": "gpt2", "activation_function": "gelu", "architectures": ["GPT2LMHeadModel"], **sizes}))
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'model = { huggingface = "config.json" }\nbatch = { micro_batch = 1, sequence_length = 4 }\n'
+        'cluster = { preset = "cpu-gloo", ranks = 2 }\nstrategy = { name = "fsdp2" }\n'
+    )
+    assert main(["run", str(path), option, str(tmp_path / "run.json")]) == 0
+    assert main(["run", str(path), option, str(config)]) == 2
+    assert f"{option}: expected a file of its own" in capsys.readouterr().err
+    assert json.loads(config.read_text())["n_layer"] == 2
+
+
+def test_two_results_are_not_written_to_one_file(tmp_path, capsys):
+    assert main(["run", FSDP2, "--save", str(tmp_path / "x"), "--trace", str(tmp_path / "x")]) == 2
+    assert "--trace: expected a file of its own" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["run", "validate"])
 def test_some_ranks_and_all_ranks_together_are_refused(capsys, command):
     assert main([command, ZERO3, "--ranks", "0", "--all-ranks"]) == 2

@@ -304,12 +304,6 @@ def test_an_incomplete_run_never_agrees_on_whichever_side(order):
     assert named(checks, "complete").detail.endswith("Run did not reach its end: rank 1: killed")
 
 
-def test_a_place_that_cannot_be_written_is_refused_before_the_run(tmp_path):
-    saved.require_place(tmp_path / "new" / "folder" / "run.json")
-    with pytest.raises(saved.SavedRunError, match="expected a file that can be written, found a folder"):
-        saved.require_place(tmp_path)
-
-
 def test_two_byte_runs_are_held_to_their_own_bound_whoever_compares_them():
     apart = replace(PARITY, largest_relative_difference=0.04, dtype="bfloat16")
     assert named(compare(a_run("sim"), a_run(numerics=apart)), "numerics").status == "ok"

@@ -73,22 +73,3 @@ def test_numbers_that_are_not_finite_or_too_long_are_named_by_key():
         "c: expected a finite number, found nan",
         "d: expected an integer of at most 64 bits, found a longer one",
     )
-
-
-def test_the_work_budget_names_its_factors():
-    assert guards.work_problem(world_size=1024, num_units=81, accumulation=1) == ""
-    assert guards.work_problem(world_size=1024, num_units=81, accumulation=500) == (
-        "expected ranks × units × micro-batches of at most 20,000,000, found 1,024 × 81 × 500 = 41,472,000; "
-        "take fewer of one of them"
-    )
-
-
-def test_the_work_budget_is_smaller_where_every_rank_is_simulated():
-    assert guards.work_problem(world_size=1024, num_units=81, accumulation=1, all_ranks=True) == ""
-    assert "4,000,000" in guards.work_problem(world_size=1024, num_units=81, accumulation=100, all_ranks=True)
-
-
-def test_the_ops_of_a_single_rank_are_work_too():
-    assert guards.work_problem(world_size=1, num_units=4096, accumulation=4800) == (
-        "expected param groups × micro-batches of at most 50,000, found 4,096 × 4,800 = 19,660,800; take fewer of one of them"
-    )

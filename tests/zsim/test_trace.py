@@ -14,6 +14,7 @@ import pytest
 
 from zsim import scenario, trace
 from zsim.ops import COLLECTIVES
+from zsim.places import PlaceError
 from zsim.run import Run, RunOptions
 from zsim.simulator import SimBackend
 
@@ -150,7 +151,7 @@ def test_a_written_trace_reads_back_compressed_or_not(tmp_path):
 
 
 def test_a_trace_that_cannot_be_written_says_where(tmp_path):
-    with pytest.raises(trace.TraceError, match=r"expected a file that can be written"):
+    with pytest.raises(PlaceError, match=r"expected a file that can be written"):
         trace.write(simulated("parity/fsdp2-mlp-4"), tmp_path)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from zsim.mesh import Mesh
 from zsim.model import ModelSpec
 from zsim.program import Program
 from zsim.strategies import ddp, fsdp1, fsdp2, hsdp, zero1, zero2, zero3, zero_redundancy
@@ -26,6 +27,10 @@ def _none(*_: Any) -> Iterator[str]:
     return iter(())
 
 
+def _one_kind(model: ModelSpec, mesh: Mesh) -> int:
+    return 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
     """`plan(training, mesh=…, options=…)`, the class of its options, and the mesh axes it uses, outermost first.
@@ -38,6 +43,8 @@ class Strategy:
     axes: tuple[str, ...]
     formula: Formula
     casts_input: bool = False
+    kinds: Callable[[ModelSpec, Mesh], int] = _one_kind
+    """The most kinds of ranks, whose programs differ, that a model has on a mesh."""
     nests: bool = False
     """Whether it has units in units."""
     problems: Callable[..., Iterator[str]] = _none
@@ -75,6 +82,7 @@ STRATEGIES: dict[str, Strategy] = {
         axes=("dp_shard",),
         formula=Formula("zero3", keeps="float32 shards"),
         casts_input=True,
+        kinds=fsdp2.kinds,
         nests=True,
         problems=fsdp2.problems,
         model_problems=fsdp2.model_problems,
@@ -85,6 +93,7 @@ STRATEGIES: dict[str, Strategy] = {
         axes=("dp_replicate", "dp_shard"),
         formula=Formula("zero3", keeps="float32 shards"),
         casts_input=True,
+        kinds=fsdp2.kinds,
         nests=True,
         problems=fsdp2.problems,
         model_problems=fsdp2.model_problems,
@@ -95,6 +104,7 @@ STRATEGIES: dict[str, Strategy] = {
         axes=("dp_replicate", "dp_shard"),
         formula=Formula("zero3", keeps="float32 shards"),
         casts_input=True,
+        kinds=fsdp1.kinds,
         problems=fsdp1.problems,
         model_problems=fsdp1.model_problems,
     ),
@@ -103,6 +113,7 @@ STRATEGIES: dict[str, Strategy] = {
         options=zero_redundancy.Options,
         axes=("dp_replicate",),
         formula=Formula("zero1", keeps="no master copy"),
+        kinds=zero_redundancy.kinds,
         model_problems=ddp.model_problems,
     ),
 }

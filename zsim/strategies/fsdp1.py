@@ -72,6 +72,11 @@ def model_problems(options: Options, model: ModelSpec, accumulates: bool) -> Ite
             return
 
 
+def kinds(model: ModelSpec, mesh: Mesh) -> int:
+    """At most a rank for each end of a parameter in a flat one, and those between two ends, all alike."""
+    return min(mesh.dp_shard, 2 * len(model.parameters) + 2)
+
+
 def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     """The Program of every rank; ranks that step as many elements of each parameter share one. ScenarioError for what is not modelled."""
     found = (*problems(options, mesh, training.optimizer), *model_problems(options, training.model, False))

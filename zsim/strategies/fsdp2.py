@@ -75,7 +75,7 @@ def plan(training: Training, *, mesh: Mesh, options: Options, all_reduce: When =
     keep = _ranks_kept(options, mesh)
     programs: list[RankProgram] = []
     by_shard: list[int] = []
-    starts = _first_of_alike(training, mesh.dp_shard)
+    starts = _first_of_alike(training.model, mesh.dp_shard)
     same = _Same.on_every_rank(training, mesh=mesh, keep=keep, options=options, all_reduce=all_reduce)
     for shard, stop in zip(starts, [*starts[1:], mesh.dp_shard], strict=True):
         by_shard += [len(programs)] * (stop - shard)
@@ -86,10 +86,15 @@ def plan(training: Training, *, mesh: Mesh, options: Options, all_reduce: When =
     return Program(mesh=mesh, ranks=tuple(programs), assignment=tuple(by_shard) * mesh.dp_replicate)
 
 
-def _first_of_alike(training: Training, num_shards: int) -> list[int]:
+def kinds(model: ModelSpec, mesh: Mesh) -> int:
+    """How many ranks differ in their shards."""
+    return len(_first_of_alike(model, mesh.dp_shard))
+
+
+def _first_of_alike(model: ModelSpec, num_shards: int) -> list[int]:
     """The first of each run of ranks whose shards are alike: full ones, for each size of dim 0 a last partial one, empty ones."""
     starts = {0}
-    for rows in {parameter.shape[0] for parameter in training.model.parameters}:
+    for rows in {parameter.shape[0] for parameter in model.parameters}:
         full = rows // shard_size(rows, num_shards)
         starts |= {full, full + 1} if rows % shard_size(rows, num_shards) else {full}
     return sorted(start for start in starts if start < num_shards)

@@ -8,7 +8,7 @@ Source: torch/distributed/optim/zero_redundancy_optimizer.py.
 from __future__ import annotations
 
 from zsim.mesh import Mesh
-from zsim.model import Parameter
+from zsim.model import ModelSpec, Parameter
 from zsim.program import Program, RankProgram
 from zsim.sharding import greedy_owners
 from zsim.strategies import ddp, replicated_construction, replicated_model
@@ -17,7 +17,7 @@ from zsim.strategies.ddp import Options
 from zsim.strategies.replicated_model import ReplicatedModel
 from zsim.training import DTYPE_NBYTES, Training
 
-__all__ = ["Options", "owned_parameters", "plan"]
+__all__ = ["Options", "kinds", "owned_parameters", "plan"]
 
 
 def owned_parameters(training: Training, *, num_ranks: int) -> tuple[tuple[Parameter, ...], ...]:
@@ -28,6 +28,11 @@ def owned_parameters(training: Training, *, num_ranks: int) -> tuple[tuple[Param
     for parameter, owner in sorted(zip(parameters, owners, strict=True), key=lambda pair: -pair[0].numel):
         owned[owner].append(parameter)
     return tuple(map(tuple, owned))
+
+
+def kinds(model: ModelSpec, mesh: Mesh) -> int:
+    """At most an owner for each parameter, and those that own none."""
+    return min(mesh.dp_replicate, len(model.parameters) + 1)
 
 
 def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:

@@ -1,0 +1,65 @@
+"""The work budget: what is refused names its factors, and what it counts as kinds of ranks is never fewer than there are."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from tests.scenarios import FAMILIES, WHOLE, models
+from zsim.errors import ScenarioError
+from zsim.plan import plan
+from zsim.scenario import parse
+from zsim.strategies import STRATEGIES
+from zsim.work import MANY_TIMES, Work
+
+STEP = Work(num_ranks=1024, kinds=3, num_units=81, passes=1)
+
+
+def test_a_large_cluster_of_ranks_that_are_alike_is_little_work():
+    assert replace(STEP, num_ranks=16_384, num_units=128, passes=64).problem() == ""
+
+
+def test_a_refusal_names_the_factors():
+    assert replace(STEP, num_units=4096, passes=4800).problem() == (
+        "expected param groups × micro-batches of at most 20,000, found 4,096 × 4,800 = 19,660,800; take fewer of one of them"
+    )
+    assert replace(STEP, kinds=4000, num_units=4000).problem() == (
+        "expected kinds of ranks × param groups × micro-batches of at most 750,000, found 4,000 × 4,000 × 1 = 16,000,000; "
+        "take fewer of one of them"
+    )
+
+
+def test_every_rank_by_itself_is_more_work():
+    assert STEP.problem(all_ranks=True) == ""
+    many = replace(STEP, passes=100)
+    assert many.problem() == ""
+    assert many.problem(all_ranks=True).startswith("expected ranks × param groups × micro-batches of at most 750,000")
+
+
+def test_what_is_simulated_many_times_may_be_less():
+    assert (
+        replace(STEP, passes=100)
+        .problem(part=MANY_TIMES)
+        .startswith("expected param groups × micro-batches of at most 5,000")
+    )
+    assert replace(STEP, num_ranks=999_999).problem() == ""
+    assert replace(STEP, num_ranks=999_999).problem(part=MANY_TIMES) == "expected at most 250,000 ranks, found 999,999"
+
+
+@pytest.mark.parametrize("name", sorted(STRATEGIES))
+def test_there_are_no_more_kinds_of_ranks_than_counted(name):
+    @WHOLE
+    @given(models(FAMILIES), st.integers(1, 60))
+    def law(model, num_ranks):
+        replicas = ", dp_replicate = 1" if len(STRATEGIES[name].axes) == 2 else ""
+        cluster = f'cluster = {{ preset = "cpu-gloo", ranks = {num_ranks} }}'
+        text = f'{model}{cluster}\nstrategy = {{ name = "{name}"{replicas} }}'
+        try:
+            scenario = parse(text.encode(), where="drawn.toml")
+            kinds = len(plan(scenario, device="cpu").ranks)
+        except ScenarioError:  # what the strategy does not have
+            assume(False)
+        assert kinds <= scenario.work.kinds
+
+    law()

@@ -1,0 +1,60 @@
+"""How much work simulating a scenario is, from its sizes alone, so that what would take minutes is refused before it begins.
+
+A rank costs its ops, which grow with param groups and micro-batches; ranks that are alike are simulated once, so what counts is how
+many kinds of ranks there are; the number of ranks itself costs next to nothing each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from zsim.mesh import Mesh
+from zsim.model import ModelSpec
+from zsim.repeats import most_runs
+from zsim.strategies import STRATEGIES
+from zsim.training import Batch
+
+MAX_RANKS = 1_000_000
+"""Ranks: ten seconds for looking once at each."""
+MAX_PASSES = 20_000
+"""Param groups × micro-batches: the ops of one rank; half a minute of work."""
+MAX_WORK = 750_000
+"""Ranks simulated × param groups × micro-batches: a minute of work."""
+MANY_TIMES = 4
+"""What simulates a scenario again and again, to say what would help, is allowed this part of each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """The factors of a simulation's work; `num_units` are the param groups that travel one by one, `passes` run over each of them."""
+
+    num_ranks: int
+    kinds: int
+    num_units: int
+    passes: int
+
+    def problem(self, *, all_ranks: bool = False, part: int = 1) -> str:
+        """Why this is too much, or "" when it is not; of each limit one `part`-th is allowed."""
+        if self.num_ranks > MAX_RANKS // part:
+            return f"expected at most {MAX_RANKS // part:,} ranks, found {self.num_ranks:,}"
+        ops, words = self.num_units * self.passes, f"{self.num_units:,} × {self.passes:,}"
+        if ops > MAX_PASSES // part:
+            limit = f"param groups × micro-batches of at most {MAX_PASSES // part:,}"
+            return f"expected {limit}, found {words} = {ops:,}; take fewer of one of them"
+        ranks, called = (self.num_ranks, "ranks") if all_ranks else (self.kinds, "kinds of ranks")
+        if ranks * ops > MAX_WORK // part:
+            limit = f"{called} × param groups × micro-batches of at most {MAX_WORK // part:,}"
+            return f"expected {limit}, found {ranks:,} × {words} = {ranks * ops:,}; take fewer of one of them"
+        return ""
+
+
+def work(model: ModelSpec, *, strategy: str, options: Any, mesh: Mesh, batch: Batch) -> Work:
+    """The work of simulating a step of `model` by the strategy of that name."""
+    whole = getattr(options, "granularity", "unit") == "unit"
+    return Work(
+        num_ranks=mesh.world_size,
+        kinds=min(mesh.world_size, STRATEGIES[strategy].kinds(model, mesh)),
+        num_units=(len(model.units) if whole else len(model.parameters)) * most_runs(model),
+        passes=batch.accumulation * batch.forwards,
+    )
