@@ -32,6 +32,7 @@ from zsim import (
 from zsim.errors import ScenarioError, ZsimError
 from zsim.run import SCHEMA_VERSION, Backend, Capabilities, IncompleteRunError, Run, RunOptions
 from zsim.scenario import Scenario, load
+from zsim.work import MANY_TIMES
 
 
 class UsageError(ZsimError):
@@ -265,6 +266,7 @@ def show(options: argparse.Namespace) -> int:
     found = answer.answer(program, scenario.cluster, expandable_segments=scenario.expandable_segments)
     stages = waterfall.waterfall(scenario, found)
     ridge = answer.ridges(program.of_rank(found.rank), found.phase) if options.memory else ()
+    helps = _advice(scenario) if options.memory else ()
     if options.snapshot:
         places.require(Path(options.snapshot), option="--snapshot", apart_from=_read([options.scenario], scenario))
         snapshot.write_snapshot(
@@ -278,9 +280,7 @@ def show(options: argparse.Namespace) -> int:
         more |= {"warnings": list(warnings)} if warnings else {}
         if options.memory:
             more |= memory_report.answer_object(found, stages, ridge)
-            more["what_would_help"] = [
-                asdict(effect) | {"finding": memory_report.finding(effect)} for effect in advice.advice(scenario)
-            ]
+            more["what_would_help"] = [asdict(effect) | {"finding": memory_report.finding(effect)} for effect in helps]
         if options.time:
             more["time"] = time_report.as_object(scenario, program)
         report.write_json({"schema_version": SCHEMA_VERSION, **head, **more})
@@ -291,10 +291,19 @@ def show(options: argparse.Namespace) -> int:
         report.say(str(program))
     if options.memory:
         memory_report.print_answer(found, stages, ridge)
-        memory_report.print_advice(advice.advice(scenario))
+        memory_report.print_advice(helps)
     if options.time:
         time_report.show(scenario, program)
     return 0
+
+
+def _advice(scenario: Scenario) -> tuple[advice.Effect, ...]:
+    """What would help; nothing, and a warning, where trying it would take minutes."""
+    if untried := scenario.work.problem(part=MANY_TIMES):
+        report.warn(scenario.name, [f"what would help is not computed, to be done in seconds: {untried}"])
+        return ()
+    with report.progress(f"{scenario.name}: every change planned and simulated"):
+        return advice.advice(scenario)
 
 
 def _with_allocator(scenario: Scenario, options: argparse.Namespace) -> Scenario:
@@ -309,6 +318,8 @@ def _workspace(scenario: Scenario) -> int:
 def least(options: argparse.Namespace) -> int:
     """`zsim fit`: 0 when something fits."""
     scenario = _with_allocator(load(options.scenario), options)
+    if problem := scenario.work.problem(part=MANY_TIMES):
+        raise ScenarioError((f"{options.scenario}: too much to simulate for each stage: {problem}",))
     with report.progress(f"{scenario.name}: every stage on {scenario.cluster.name}"):
         found = fit.fit(scenario)
     memory_report.print_fit(scenario.name, found, as_json=options.json)

@@ -20,6 +20,7 @@ from zsim.program import Program
 from zsim.scenario import Scenario
 from zsim.slowdown import simulate_step
 from zsim.why import explain
+from zsim.work import MANY_TIMES
 from zsim.wrapping import Wrapping
 
 HIDDEN = 0.01
@@ -85,6 +86,8 @@ class Hiding:
 
     now: Change
     changes: tuple[Change, ...]
+    untried: str = ""
+    """Why no change was tried, where simulating that often would take minutes."""
 
 
 def hiding(scenario: Scenario) -> Hiding:
@@ -92,8 +95,9 @@ def hiding(scenario: Scenario) -> Hiding:
     program = plan(scenario, device=scenario.cluster.kind)
     costs = Costs(cluster=scenario.cluster, execution=scenario.execution)
     now = _measured("as it is", scenario, program, simulate_step(program, costs=costs))
-    if now.hides:
-        return Hiding(now=now, changes=())
+    untried = "" if now.hides else scenario.work.problem(part=MANY_TIMES)
+    if now.hides or untried:
+        return Hiding(now=now, changes=(), untried=untried)
     kinds = (_lookaheads(scenario), _units(scenario), _batches(scenario))
     found = [_smallest(_tried(words, changed) for words, changed in kind) for kind in kinds]
     links = (

@@ -58,6 +58,7 @@ def as_object(scenario: Scenario, program: Program) -> dict[str, Any]:
         ],
         "as_it_is": _change(helps.now),
         "what_would_hide_it": [_change(change) for change in helps.changes],
+        "untried": helps.untried,
     }
 
 
@@ -95,6 +96,9 @@ def _lines(found: Why, helps: Hiding, *, slower_ns: int) -> Iterator[str]:
         yield f"    {name(link.op):<32} {format_time(link.end_ns - link.start_ns):>10}  {link.then}"
     if helps.now.hides:
         yield f"communication is hidden: less than {100 * HIDDEN:.0f} % of the step is exposed"
+        return
+    if helps.untried:
+        yield f"what would hide it is not computed, to be done in seconds: {helps.untried}"
         return
     yield f"what would hide it ({helps.now.ns_per_token:,.0f} ns for each token now):"
     for change in helps.changes:
