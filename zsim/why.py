@@ -7,6 +7,7 @@ help is simulated again, never recited.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -136,15 +137,19 @@ def _idle(ops: Sequence[Op], times: Times) -> Iterator[tuple[int, int]]:
 
 def _shares(ops: Sequence[Op], times: Times, idle: Sequence[tuple[int, int]]) -> Iterator[tuple[Op, int]]:
     """Each collective with the idle time that it covers; where several run at once the one that ends last has it."""
-    spans = [(times.starts[op.index], times.ends[op.index], op) for op in ops if op.kind in COLLECTIVES]
+    coming = deque(sorted((times.starts[op.index], times.ends[op.index], op.index) for op in ops if op.kind in COLLECTIVES))
+    near: list[tuple[int, int, int]] = []
     found: dict[int, int] = {}
     for start, end in idle:
-        edges = sorted({start, end, *(t for span in spans for t in span[:2] if start < t < end)})
+        while coming and coming[0][0] < end:
+            near.append(coming.popleft())
+        near = [span for span in near if span[1] > start]
+        edges = sorted({start, end, *(t for span in near for t in span[:2] if start < t < end)})
         for left, right in pairwise(edges):
-            running = [span for span in spans if span[0] <= left and span[1] >= right]
+            running = [(until, index) for since, until, index in near if since <= left and until >= right]
             if running:
-                last = max(running, key=lambda span: (span[1], span[2].index))[2]
-                found[last.index] = found.get(last.index, 0) + right - left
+                last = max(running)[1]
+                found[last] = found.get(last, 0) + right - left
     for index, ns in found.items():
         yield ops[index], ns
 
