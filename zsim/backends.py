@@ -56,6 +56,7 @@ def find(name: str) -> Backend:
     try:
         with _on_standard_error():
             backend: Backend = entry.load()()
+            missing = [part for part in ("name", "capabilities", "run") if not hasattr(backend, part)]
     except (Exception, SystemExit) as error:  # whatever another package does when it is loaded
         found = f"no {error.name}" if isinstance(error, ImportError) and error.name else f"{type(error).__name__}: {error}"
         own = entry.dist is None or entry.dist.name == "zsim"
@@ -65,7 +66,6 @@ def find(name: str) -> Backend:
             found=found,
             remedy="pip install 'zsim[real]'" if own else f"ask those who make {entry.dist.name if entry.dist else entry.value}",
         ) from error
-    missing = [part for part in ("name", "capabilities", "run") if not hasattr(backend, part)]
     if missing:
         raise BackendUnavailableError(
             where=f"backend {name} ({entry.value})",

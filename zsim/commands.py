@@ -170,6 +170,9 @@ def _validated(
     _warned(scenario)
     with report.progress(f"{scenario.name}: for real on {backend.name}"), keeping_what_there_is(kept[-1] if kept else None):
         measured = observed(backend, capabilities, scenario, how)
+    if measured.interpreter == "simulator":
+        found = "one of the simulator, which would be compared with itself"
+        raise backends.BackendError(where=f"backend {backend.name}", expected="a Run that was measured", found=found)
     predicted = prediction(scenario, measured, capabilities)
     checks = compare.compare(predicted, measured)
     for run, place in zip((predicted, measured), kept, strict=False):

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from zsim import places
 from zsim.errors import ZsimError, visible
 from zsim.program import PARTS, PHASES
-from zsim.run import SCHEMA_VERSION, RankRun, Run
+from zsim.run import SCHEMA_VERSION, Numerics, RankRun, Run
 
 Part = TypeVar("Part")
 
@@ -86,6 +86,11 @@ def load(path: Path) -> Run:
     return run
 
 
+def _distances(told: Numerics) -> Iterator[float]:
+    yield from (told.largest_relative_difference, told.largest_gradient_difference)
+    yield from (found for found in (told.initial_difference, told.step_difference) if found is not None)
+
+
 def _require_sense(run: Run) -> None:
     """ValueError where ranks, mesh and world do not fit one another."""
     shown = [rank.rank for rank in run.ranks]
@@ -99,7 +104,7 @@ def _require_sense(run: Run) -> None:
     if any(part.name not in PARTS or min(part.micro_batch, part.start_bytes, part.peak_bytes) < 0 for part in parts):
         raise ValueError(f"a part of a step that is none of {', '.join(PARTS)}, or of negative bytes")
     told = [rank.numerics for rank in run.ranks if rank.numerics is not None]
-    if any(one.steps < 1 or min(one.largest_relative_difference, one.largest_gradient_difference) < 0 for one in told):
+    if any(one.steps < 1 or min(_distances(one)) < 0 for one in told):
         raise ValueError("numerics of no steps, or a negative difference")
     if run.complete and run.failure:
         raise ValueError("a failure in a Run that says it is complete")

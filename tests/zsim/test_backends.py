@@ -127,6 +127,14 @@ class NotABackend:
         return None
 
 
+class Nameless(NotABackend):
+    """Its name cannot be asked for."""
+
+    @property
+    def name(self):
+        raise ValueError("no name yet")
+
+
 class Demanding(NotABackend):
     """It cannot be made without an argument."""
 
@@ -139,6 +147,7 @@ class Demanding(NotABackend):
     [
         (f"{__name__}:NotABackend", "no run"),
         (f"{__name__}:Demanding", "TypeError"),
+        (f"{__name__}:Nameless", "ValueError: no name yet"),
         (f"{__name__}:Absent", "AttributeError"),
     ],
 )

@@ -213,6 +213,12 @@ def test_a_file_that_is_no_saved_run_is_refused_with_its_name(tmp_path, text):
         saved.load(file)
 
 
+def test_no_distance_is_below_zero(tmp_path):
+    saved.save(a_run(numerics=replace(PARITY, step_difference=-0.5)), tmp_path / "run.json")
+    with pytest.raises(saved.SavedRunError, match="a negative difference"):
+        saved.load(tmp_path / "run.json")
+
+
 def test_every_single_damage_to_a_saved_run_is_refused_or_read(tmp_path):
     text = saved.dump(a_run(numerics=PARITY))
     file = tmp_path / "run.json"

@@ -52,7 +52,10 @@ def without_phases() -> Run:
     [
         (Theirs(sees=ValueError("no idea")), "backend theirs: expected what it can see, found ValueError: no idea"),
         (Theirs(sees="everything"), "backend theirs: expected zsim.run.Capabilities, found str"),
-        (Theirs(device="tpu"), "backend theirs: capabilities.device: expected one of cpu, cuda, which plan() knows, found 'tpu'"),
+        (
+            Theirs(device="tpu"),
+            "backend theirs: capabilities.device: expected one of cpu, cuda, which plan() knows, found 'tpu'",
+        ),
         (Theirs(ranks=()), "backend theirs: expected a whole Run, found one without ranks"),
         (Theirs(ranks=None), "backend theirs: expected a whole Run, found a damaged one"),
         (Theirs(ranks=(1, 2)), "backend theirs: expected a whole Run, found a damaged one"),
@@ -70,6 +73,14 @@ def test_a_backend_that_breaks_down_is_a_sentence(
     said = json.loads(capfd.readouterr().out)
     assert said["exit_code"] == 1
     assert words in said["error"][0]
+
+
+def test_a_simulation_is_no_measurement_to_validate_against(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(backends, "find", lambda name: Theirs())
+    assert main(["validate", SCENARIO, "--against", "theirs"]) == 1
+    assert "backend theirs: expected a Run that was measured, found one of the simulator" in capfd.readouterr().err
 
 
 def test_what_a_backend_prints_leaves_standard_output_to_the_report(

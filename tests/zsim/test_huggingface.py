@@ -110,6 +110,10 @@ def test_a_head_size_of_its_own_is_taken_from_the_config() -> None:
         (MISTRAL | {"sliding_window": 64}, "sliding_window: expected more than the sequence length, 128, found '64'"),
         (MISTRAL | {"sliding_window": 128}, "sliding_window: expected more than the sequence length, 128, found '128'"),
         (QWEN2 | {"use_sliding_window": True}, "use_sliding_window: expected false, as anything else is not modelled, found 'True'"),
+        (
+            QWEN2 | {"layer_types": ["sliding_attention"]},
+            'layer_types: expected "full_attention" alone, as anything else is not modelled, found "[\'sliding_attention\']"',
+        ),
         (LLAMA | {"rope_scaling": {"type": "dynamic"}}, "rope_scaling: expected one of default, linear, llama3, yarn, found 'dynamic'"),
         (GPT2 | {"output_attentions": True}, "output_attentions: expected false, as anything else is not modelled, found 'True'"),
     ],

@@ -108,6 +108,12 @@ class _Config:
         if window <= sequence_length:
             raise _problem(self.path, "sliding_window", f"more than the sequence length, {sequence_length}", window)
 
+    def require_full_attention(self) -> None:
+        """ScenarioError where some layer attends in another way than to all positions before."""
+        kinds = self.values.get("layer_types") or ["full_attention"]
+        if not isinstance(kinds, list) or set(map(str, kinds)) != {"full_attention"}:
+            raise _problem(self.path, "layer_types", '"full_attention" alone, as anything else is not modelled', kinds)
+
     def refuse_rope(self) -> None:
         """ScenarioError for rotary positions that are made anew while a model runs."""
         rope = self.values.get("rope_parameters") or self.values.get("rope_scaling") or {}
@@ -184,6 +190,7 @@ def _mistral(config: _Config, sequence_length: int) -> ModelSpec:
 
 def _qwen2(config: _Config, sequence_length: int) -> ModelSpec:
     config.refuse("use_sliding_window")
+    config.require_full_attention()
     return _llama(config, sequence_length, name="qwen2", qkv_bias=True)
 
 
