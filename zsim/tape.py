@@ -312,9 +312,7 @@ class Tape:
         else:
             for name, part in parts:
                 self._accumulate_one(name, part)
-            for name in call.parameters:
-                self._sum_one(name, viewed=False)
-            self._end_node()
+            self._sum_tied(list(call.parameters), viewed=False)
 
     def _flatten_gradient(self, call: Call) -> None:
         """The gradient of what `call` made is copied for a linear that could not multiply with it as it lies, by the node before it."""
@@ -338,10 +336,14 @@ class Tape:
             if call.operator == "linear" and (self.in_sequences or name in call.weights):
                 self.of_linears.add(parts[-1][1])
 
-    def _sum_tied(self, names: list[str]) -> None:
-        """As `_sum_one`, for what a linear has made of its parameters: views of it."""
+    def _sum_tied(self, names: list[str], *, viewed: bool = True) -> None:
+        """As `_sum_one`, for all parameters whose gradients one node has made; for a linear they are views of what it made."""
+        start = len(self.storages.events)
         for name in names:
-            self._sum_one(name, viewed=True)
+            self._sum_one(name, viewed=viewed)
+        made = [event for event in self.storages.events[start:] if isinstance(event, ParameterGradient)]
+        for event in made[:-1]:
+            self.storages.events[self.storages.events.index(event, start)] = replace(event, goes_on=True)
         self._end_node()
 
     def _sum_one(self, name: str, *, viewed: bool) -> None:

@@ -220,3 +220,16 @@ def draws() -> tuple[Scenario, ...]:
 def test_every_allocation_and_free_of_a_draw_comes_in_torchs_order(place: int) -> None:
     case = draws()[place]
     assert of_program(case) == of_torch(case)
+
+
+@pytest.mark.parametrize("strategy", ['name = "fsdp2", sync = "last"', 'name = "ddp", sync = "last"'])
+def test_a_norm_after_two_forwards_accumulates_once_its_node_is_over(strategy: str) -> None:
+    """Its weight's and its bias's sums both wait, until both are made, for what earlier micro-batches have left."""
+    text = f"""
+model = {{ family = "gpt", sizes = {{ num_layers = 1, hidden_size = 8, num_heads = 1, vocabulary = 5 }} }}
+batch = {{ micro_batch = 2, sequence_length = 2, accumulation = 2, forwards = 2 }}
+cluster = {{ preset = "cpu-gloo", ranks = 2 }}
+strategy = {{ {strategy} }}
+"""
+    case = parse(text.encode(), where="order.toml")
+    assert of_program(case) == of_torch(case)
