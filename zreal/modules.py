@@ -7,25 +7,17 @@ from the seed and their own fqn alone, so every rank and every strategy starts f
 from __future__ import annotations
 
 import zlib
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    SelectiveCheckpointContext,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-    set_checkpoint_early_stop,
-)
 
+from zreal.recomputing import as_asked, recomputed
 from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.errors import ZsimError
 from zsim.model import ROOT, ModelSpec, Module, Parameter
@@ -90,8 +82,7 @@ class Stretch(nn.Module):
         asked = self.checkpointing
         if asked.mode == "none" or asked.recompute:
             return interpret(self.parts, x, targets, self, again=asked.recompute)
-        with set_checkpoint_early_stop(asked.early_stop):
-            return recomputed(lambda value: interpret(self.parts, value, targets, self), x, save=asked.save, every=asked.save_every)
+        return as_asked(asked, lambda value: interpret(self.parts, value, targets, self), x)
 
     def inner(self, part: Module) -> Stretch | None:
         """The stretch in this one that runs `part`, None where this one does so itself."""
@@ -106,46 +97,6 @@ KERNELS = {
     "math": SDPBackend.MATH,
 }
 """The kernels of scaled_dot_product_attention that a model can ask for."""
-
-SAVED: dict[str, tuple[str, ...]] = {
-    "linear": ("mm", "addmm"),
-    "attention": (
-        "_scaled_dot_product_flash_attention_for_cpu",
-        "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_efficient_attention",
-        "_scaled_dot_product_cudnn_attention",
-    ),
-}
-"""The aten calls whose outputs a selective policy keeps, by operator."""
-
-
-def recomputed(
-    function: Callable[..., Tensor], *inputs: Tensor, save: tuple[str, ...] = (), every: int = 1
-) -> Tensor:
-    """`function(*inputs)` under torch's non-reentrant activation checkpointing; outputs of `save` operators are kept.
-
-    Of the linears only the first of each `every` are.
-    """
-    if not save:
-        return cast(Tensor, checkpoint(function, *inputs, use_reentrant=False))
-    kept = [getattr(torch.ops.aten, name).default for kind in save for name in SAVED[kind]]
-    contexts = partial(_contexts, kept, every=every)
-    return cast(Tensor, checkpoint(function, *inputs, use_reentrant=False, context_fn=contexts))
-
-
-def _contexts(kept: list[Any], *, every: int) -> Any:
-    """torch's selective contexts, which ask for each aten call; products are counted apart in forward and in recomputation."""
-    products = {getattr(torch.ops.aten, name).default for name in SAVED["linear"]}
-    counts: Counter[bool] = Counter()
-
-    def policy(context: SelectiveCheckpointContext, call: Any, *_: Any, **__: Any) -> CheckpointPolicy:
-        if call in products:
-            counts[context.is_recompute] += 1
-        passed_over = call in products and (counts[context.is_recompute] - 1) % every
-        return CheckpointPolicy.MUST_SAVE if call in kept and not passed_over else CheckpointPolicy.PREFER_RECOMPUTE
-
-    return create_selective_checkpoint_contexts(policy)
-
 
 def interpret(
     parts: tuple[Module, ...], x: Tensor, targets: Tensor | None, owner: Stretch | Model, *, again: tuple[str, ...] = ()

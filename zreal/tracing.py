@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -22,9 +23,12 @@ from zreal.device_kernels import KernelChoices
 from zreal.faking import Faked, Inputs, Units, default_batch, fake, made, refuse, require_word, total
 from zreal.known_values import as_on_real_tensors
 from zreal.modules import DTYPES
+from zreal.recomputing import recomputing
 from zreal.storages import Born, Lives, Place, StorageLog, merged
 from zreal.stretches import Step, traced_model
 from zreal.untraceable import UntraceableError
+from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
+from zsim.checkpointing import problems as checkpointing_problems
 from zsim.traced import DEVICES, TracedModel
 from zsim.training import Batch, Device, Dtype, Precision
 from zsim.units import format_bytes
@@ -42,6 +46,7 @@ def trace(
     batch: Batch | None = None,
     sums_in_place: bool = True,
     device: Device = "cpu",
+    checkpointing: Sequence[Checkpointing] = (),
     name: str = "",
 ) -> TracedModel:
     """What one step of `module` on `inputs` computes, allocates and frees, unit by unit; the module is left as it was.
@@ -60,32 +65,85 @@ def trace(
     `sums_in_place=False` gives what torch does while a dispatch mode such as `zreal.meters` watches it: several
     gradients of one value are then never added in place.
 
-    `device`: whose kernels; where none of them depends on that, the trace stands for both. UntraceableError, which names
-    what stands in the way, for anything that shapes alone do not determine.
+    `device`: whose kernels; where none of them depends on that, the trace stands for both. `checkpointing`: traced once more with
+    the units recomputed so, as torch's checkpoint_wrapper around each does; a scenario may then ask for any of them. UntraceableError,
+    which names what stands in the way, for anything that shapes alone do not determine.
     """
     require_word("dtype", dtype, tuple(DTYPES))
     require_word("device", device, DEVICES)
     if autocast != "none":
         require_word("device", device, ("cpu",))  # on CUDA autocast casts other operators
+
+    seen = partial(
+        _seen,
+        module,
+        inputs,
+        units=units,
+        casts=Precision(parameters=dtype, autocast=autocast),
+        loss=loss,
+        casts_input=casts_input,
+        batch=batch,
+        sums_in_place=sums_in_place,
+        device=device,
+        name=name,
+    )
+    plain = seen()
+    variants = tuple((asked, _alike(plain, seen(asked, _require_known(asked, plain)), asked).lowered) for asked in checkpointing)
+    return replace(plain, recomputing=variants)
+
+
+def _require_known(asked: Checkpointing, model: TracedModel) -> frozenset[str]:
+    """The units that `asked` is of; UntraceableError for what a trace cannot know."""
+    expected = 'mode "full", or "selective" with `save`, of units that hold no others'
+    if asked.mode == "none" or asked.recompute:
+        raise refuse("checkpointing", expected, str(asked), "wrap the parts in torch.utils.checkpoint inside the module")
+    found = next(checkpointing_problems(asked, model), "")
+    if found or not model.blocks:
+        raise refuse("checkpointing", expected, found or "a module without units", "name its blocks by units=")
+    return asked.applies_to(model)
+
+
+def _alike(plain: TracedModel, again: TracedModel, asked: Checkpointing) -> TracedModel:
+    """`again`, which recomputes; UntraceableError where it is not cut into the same parts."""
+    if again.modules != plain.modules or again.devices != plain.devices:
+        raise refuse(str(asked), "the same parts with activation checkpointing as without", "others", "give each block a unit of its own")
+    return again
+
+
+def _seen(
+    module: nn.Module | Callable[[], nn.Module],
+    inputs: Inputs,
+    asked: Checkpointing = NO_CHECKPOINTING,
+    recomputed: Iterable[str] = (),
+    *,
+    units: Units,
+    casts: Precision,
+    loss: Callable[[Any], Tensor] | None,
+    casts_input: bool,
+    batch: Batch | None,
+    sums_in_place: bool,
+    device: Device,
+    name: str,
+) -> TracedModel:
+    """One trace, in which the modules called `recomputed` are so as `asked`."""
     with torch_private.fake_mode():
         log, choices = StorageLog(device), KernelChoices(device)
         with log:
             model = module if isinstance(module, nn.Module) else made(module)
         log.restart()
-        step = fake(model, inputs, units=units, dtype=dtype, casts_input=casts_input)
-        casts = Precision(parameters=dtype, autocast=autocast)
-        with choices:
+        step = fake(model, inputs, units=units, dtype=casts.parameters, casts_input=casts_input)
+        with choices, recomputing(model, recomputed, asked):
             run, held = _steady(step, log, loss, casts, sums_in_place=sums_in_place)
     traced = Step(
         name=name or type(model).__name__,
         groups=step.groups,
-        dtype=dtype,
+        dtype=casts.parameters,
         batch=batch or default_batch(step),
         casts_input=step.cast is not None,
-        autocast=autocast,
+        autocast=casts.autocast,
         buffer_nbytes=total(step.buffers.values()) + held,
         input_nbytes=total(tensors_in((step.args, step.kwargs))),
-        devices=(device,) if choices.seen or log.device_matters or autocast != "none" else DEVICES,
+        devices=(device,) if choices.seen or log.device_matters or casts.autocast != "none" else DEVICES,
         visits=tuple(run.boundaries.visits),
         cast_inputs=tuple(run.cast_inputs),
         registered=tuple(step.parameters),

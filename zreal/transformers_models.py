@@ -17,7 +17,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from zreal.modules import DTYPES, ModelError, initial, recomputed
+from zreal.modules import DTYPES, ModelError, initial
+from zreal.recomputing import recomputed
 from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.model import Module
 from zsim.models.transformers import EMBED, HEAD, TransformersModel

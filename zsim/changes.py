@@ -17,6 +17,7 @@ from zsim.scenario import Scenario
 from zsim.strategies import STRATEGIES, model_problems
 from zsim.traced import TracedModel, TracedModelError
 
+EVERY_BLOCK = Checkpointing(mode="full")
 STAGE_UP: dict[str, str] = {"ddp": "zero1", "zero1": "zero2", "zero_redundancy": "zero2", "zero2": "zero3"}
 """The strategy that shards one thing more."""
 
@@ -35,10 +36,10 @@ def changes(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
         yield "offload = true: states and the optimizer's step go to the host", _with_options(scenario, offload=True)
     if hasattr(scenario.options, "gradient_as_bucket_view") and not scenario.options.gradient_as_bucket_view:
         yield "gradient_as_bucket_view = true", _with_options(scenario, gradient_as_bucket_view=True)
-    if scenario.checkpointing != Checkpointing(mode="full") and can_checkpoint(scenario):
-        yield "activation checkpointing of every block", replace(scenario, checkpointing=Checkpointing(mode="full"))
+    if scenario.checkpointing != EVERY_BLOCK and can_checkpoint(scenario):
+        yield "activation checkpointing of every block", replace(scenario, checkpointing=EVERY_BLOCK)
     batch = scenario.batch
-    if batch.micro_batch % 2 == 0 and can_checkpoint(scenario, whole=True):
+    if batch.micro_batch % 2 == 0 and not isinstance(scenario.model, TracedModel):  # which is one of its batch
         halved = replace(batch, micro_batch=batch.micro_batch // 2, accumulation=2 * batch.accumulation)
         yield "half the micro-batch, twice the accumulation", replace(scenario, batch=halved)
     if scenario.wrapping.every != 1:
@@ -57,8 +58,13 @@ def refusals(scenario: Scenario) -> tuple[str, ...]:
     strategy, precision, batch = STRATEGIES[scenario.strategy], scenario.precision, scenario.batch
     if isinstance(scenario.model, TracedModel):
         try:
-            casts = strategy.casts_input
-            scenario.model.modules_for(batch, dtype=precision.parameters, casts_input=casts, autocast=precision.autocast)
+            scenario.model.modules_for(
+                batch,
+                dtype=precision.parameters,
+                casts_input=strategy.casts_input,
+                autocast=precision.autocast,
+                checkpointing=scenario.checkpointing,
+            )
         except TracedModelError as error:
             return (str(error),)
     return (
@@ -76,10 +82,10 @@ def refusals(scenario: Scenario) -> tuple[str, ...]:
     )
 
 
-def can_checkpoint(scenario: Scenario, *, whole: bool = False) -> bool:
-    """Whether the model is one of ours, with blocks; a traced one is what it was traced as."""
-    ours = scenario.model.family != "traced"
-    return ours and (whole or bool(scenario.model.blocks))
+def can_checkpoint(scenario: Scenario) -> bool:
+    """Whether the model has blocks; a traced one is what it was traced as."""
+    model = scenario.model
+    return EVERY_BLOCK in dict(model.recomputing) if isinstance(model, TracedModel) else bool(model.blocks)
 
 
 def moved(scenario: Scenario, strategy: str, *, mesh: Mesh | None = None, **options: Any) -> Scenario:

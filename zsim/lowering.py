@@ -38,9 +38,8 @@ def lower(
     Equal to `module_lowering.lower_each`, which traces every module by itself. A TracedModel brings its own.
     """
     if isinstance(model, TracedModel):
-        asked = checkpointing != NO_CHECKPOINTING
         return model.modules_for(
-            batch, dtype=dtype, device=device, casts_input=casts_input, checkpointed=asked, autocast=autocast
+            batch, dtype=dtype, device=device, casts_input=casts_input, checkpointing=checkpointing, autocast=autocast
         )
     checkpointed = checkpointing.applies_to(model)
     if repeats(model) or model.nested:

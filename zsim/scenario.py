@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from zsim import checkpointing, cluster_reader, guards, traced, training_part, transformers_problems, wrapping
+from zsim import checkpointing, cluster_reader, guards, traced_file, training_part, transformers_problems, wrapping
 from zsim.checkpointing import Checkpointing
 from zsim.eager_sdpa import kernel_problem
 from zsim.errors import ScenarioError, ZsimError
@@ -43,6 +43,7 @@ from zsim.schema import (
     validated,
 )
 from zsim.strategies import STRATEGIES, model_problems
+from zsim.traced import TracedModel
 from zsim.training import Batch, Dtype, Optimizer, Precision
 from zsim.units import parse_time
 from zsim.work import Work, work
@@ -195,7 +196,7 @@ class _Made:
         attempt(_check_precision, tables["precision"])
         asked = ("model", "batch", "precision", "activation_checkpointing", "wrapping")
         attempt(_check_transformers, model, *(tables[key] for key in asked))
-        attempt(_check_traced, model, tables["batch"], tables["precision"], strategy)
+        attempt(_check_traced, model, tables["batch"], tables["precision"], tables["activation_checkpointing"], strategy)
         attempt(_check_model, model, options, tables["batch"], tables["precision"], strategy)
         attempt(_check_work, model, strategy, options, mesh, tables["batch"])
         if model is None or cluster is None or mesh is None or options is None:
@@ -271,14 +272,21 @@ def _check_transformers(
         raise ScenarioError(problems)
 
 
-def _check_traced(model: ModelSpec, batch: BatchTable, precision: PrecisionTable, strategy: Any) -> None:
-    """A traced model is one of a batch, a dtype and an autocast."""
-    if isinstance(model, traced.TracedModel):
+def _check_traced(
+    model: ModelSpec, batch: BatchTable, precision: PrecisionTable, again: CheckpointingTable, strategy: Any
+) -> None:
+    """A traced model is one of a batch, a dtype, an autocast, and of some ways to recompute."""
+    if isinstance(model, TracedModel):
         dtype = DTYPES[precision.parameters]
         casts_input = STRATEGIES[strategy.name].casts_input and dtype != "float32"
         try:
-            autocast = _precision(precision).autocast
-            model.modules_for(Batch(**batch.model_dump()), dtype=dtype, casts_input=casts_input, autocast=autocast)
+            model.modules_for(
+                Batch(**batch.model_dump()),
+                dtype=dtype,
+                casts_input=casts_input,
+                autocast=_precision(precision).autocast,
+                checkpointing=Checkpointing(**again.model_dump()),
+            )
         except ZsimError as error:
             raise ScenarioError((f"model.traced: {error}",)) from None
 
@@ -346,7 +354,7 @@ def _refuse_repeated_trace(table: ModelTable, batch: BatchTable) -> None:
 
 def _traced(path: str, folder: Path | None) -> ModelSpec:
     try:
-        return traced.load((folder or Path()) / path)
+        return traced_file.load((folder or Path()) / path)
     except ZsimError as error:
         raise ScenarioError((f"model.traced: {error}",)) from None
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from zsim import traced
+from zsim import traced_file
 from zsim.traced import TracedModel
 
 HERE = Path(__file__).parent
@@ -26,7 +26,7 @@ FILES = {
 
 def whole(name: str, *, num_layers: int) -> TracedModel:
     """The traced model in `name`.json with `num_layers` layers."""
-    return traced.parse(
+    return traced_file.parse(
         more_layers((HERE / f"{name}.json").read_text(encoding="utf-8"), num_layers=num_layers).encode()
     )
 
@@ -83,4 +83,4 @@ def trace(name: str, *, num_layers: int) -> TracedModel:
 
 if __name__ == "__main__":
     for file in FILES:
-        traced.save(trace(file, num_layers=FEW), HERE / f"{file}.json")
+        traced_file.save(trace(file, num_layers=FEW), HERE / f"{file}.json")

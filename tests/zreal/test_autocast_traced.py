@@ -16,7 +16,8 @@ from zsim.errors import ZsimError
 from zsim.lowering import lower
 from zsim.mesh import Mesh
 from zsim.strategies import fsdp2
-from zsim.traced import TracedModel, dump, parse
+from zsim.traced import TracedModel
+from zsim.traced_file import dump, parse
 
 
 class Casting(Case):

@@ -21,8 +21,8 @@ from zsim.run import RankRun, RunOptions
 from zsim.scenario import Scenario, parse
 from zsim.simulator import SimBackend
 from zsim.strategies import STRATEGIES
-from zsim.traced import dump
-from zsim.traced import parse as read
+from zsim.traced_file import dump
+from zsim.traced_file import parse as read
 from zsim.training import Batch, Dtype
 from zsim.training_part import cut
 

@@ -34,7 +34,8 @@ from zsim.plan import plan
 from zsim.program import PHASES, RankProgram
 from zsim.run import CollectiveRecord, PhaseRecord, RunOptions
 from zsim.scenario import DTYPES, Scenario, parse
-from zsim.traced import FAMILY, save
+from zsim.traced import FAMILY
+from zsim.traced_file import save
 
 RECORD = Path(__file__).parents[1] / "measured" / "memory_matrix.json"
 USER_MODULES = {name: (CASES | FROZEN)[name] for name in TRACED}

@@ -16,7 +16,8 @@ from zreal import torch_private
 from zreal.tracing import trace
 from zsim.mesh import Mesh
 from zsim.strategies import fsdp2
-from zsim.traced import TracedModel, dump, parse
+from zsim.traced import TracedModel
+from zsim.traced_file import dump, parse
 from zsim.training import Dtype
 
 INNER = {

@@ -15,7 +15,7 @@ from tests.zreal.user_modules import CASES, Case
 from zreal import torch_private
 from zreal.meters import MemoryMeter
 from zreal.recorder import CollectiveRecorder
-from zsim import traced as files
+from zsim import traced_file as files
 from zsim.lowering import lower
 from zsim.memory import replay
 from zsim.mesh import Mesh

@@ -24,7 +24,8 @@ from zsim.models import load_preset
 from zsim.ops import Alloc, Free
 from zsim.program import PHASES
 from zsim.strategies import STRATEGIES
-from zsim.traced import TracedModel, TracedModelError, dump, parse
+from zsim.traced import TracedModel, TracedModelError
+from zsim.traced_file import dump, parse
 from zsim.training import Batch, Device, Dtype, LoweredModule, ParameterGradient, Precision, Training
 
 FAMILIES = [("mlp-tiny", None), ("mlp-uneven", None), ("gpt-tiny", "explicit"), ("gpt-tiny", "sdpa")]

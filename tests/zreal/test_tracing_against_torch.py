@@ -146,6 +146,22 @@ def sharded(case: Case, dtype: Dtype, world_size: int) -> Callable[[nn.Module], 
     return wrap
 
 
+def replicated(*, views: bool = False) -> Callable[[nn.Module], nn.Module]:
+    """DDP on the fake group, whose all-reduce returns nothing that DDP could read: a hook does."""
+
+    def hook(state, bucket):  # type: ignore[no-untyped-def]  # torch refuses annotations that are text
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    def wrap(model: nn.Module) -> nn.Module:
+        wrapped = DistributedDataParallel(model, gradient_as_bucket_view=views, broadcast_buffers=False)
+        wrapped.register_comm_hook(None, hook)
+        return wrapped
+
+    return wrap
+
+
 @pytest.mark.parametrize(("name", "dtype"), SOME_PAIRS)
 def test_fully_shard_holds_the_bytes_that_the_traced_module_says(name: str, dtype: Dtype) -> None:
     rank, world_size = (0, 2) if dtype == "float32" else (3, 4)
@@ -174,21 +190,7 @@ def test_so_it_does_when_gradients_are_accumulated(name: str, dtype: Dtype) -> N
     ),
 )
 def test_ddp_holds_the_bytes_that_the_traced_module_says(name: str, views: bool) -> None:
-    def hook(
-        state: Any, bucket: Any
-    ) -> Any:  # without one the fake group's all-reduce returns nothing that DDP can read
-        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        done.set_result(bucket.buffer())
-        return done
-
-    hook.__annotations__.clear()  # torch refuses annotations that are text
-
-    def wrap(model: nn.Module) -> nn.Module:
-        wrapped = DistributedDataParallel(model, gradient_as_bucket_view=views, broadcast_buffers=False)
-        wrapped.register_comm_hook(None, hook)
-        return wrapped
-
     options = ddp.Options(gradient_as_bucket_view=views)
     simulated = simulated_phases(traced(CASES[name], dtype="float32"), options, rank=1, mesh=Mesh(dp_replicate=2))
     with torch_private.fake_group(rank=1, world_size=2):
-        assert simulated == measured_phases(CASES[name], wrap)
+        assert simulated == measured_phases(CASES[name], replicated(views=views))

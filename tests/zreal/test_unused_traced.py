@@ -13,7 +13,7 @@ from zreal.tracing import trace
 from zsim.mesh import Mesh
 from zsim.strategies import fsdp2
 from zsim.strategies.ddp import Options, model_problems
-from zsim.traced import dump, parse
+from zsim.traced_file import dump, parse
 from zsim.training import Dtype
 
 

@@ -12,20 +12,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim import metrics, scenario, traced
+from zsim import metrics, scenario, traced_file
+from zsim.changes import changes
 from zsim.checkpointing import Checkpointing
-from zsim.errors import ZsimError
+from zsim.errors import ScenarioError, ZsimError
+from zsim.fit import ways
 from zsim.json_reader import MAX_NAME, UnreadableError
 from zsim.lowering import loss_buffers, lower
 from zsim.memory import replay
 from zsim.mesh import Mesh
 from zsim.models import load_preset
 from zsim.ops import Alloc, Free
+from zsim.places import PlaceError
+from zsim.plan import plan
 from zsim.program import PHASES
 from zsim.run import RunOptions
 from zsim.simulator import SimBackend
 from zsim.strategies import STRATEGIES, ddp, model_problems
-from zsim.traced import TracedModel, TracedModelError, check, dump, load, parse, save, stretch
+from zsim.traced import FAMILY, TracedModel, TracedModelError, check, stretch
+from zsim.traced_file import dump, load, parse, save
 from zsim.training import Batch, Precision, Training
 
 BATCH = Batch(micro_batch=2)
@@ -45,7 +50,7 @@ def model() -> TracedModel:
     )
     return TracedModel(
         name="mlp-tiny",
-        family=traced.FAMILY,
+        family=FAMILY,
         modules=modules,
         units=SPEC.units,
         lowered=lower(SPEC, batch=BATCH, dtype="bfloat16", casts_input=True),
@@ -90,6 +95,54 @@ def test_what_is_recomputed_goes_through_a_file_too() -> None:
     assert parse(dump(recomputing).encode()) == recomputing
 
 
+def with_every_block_recomputed() -> TracedModel:
+    asked = Checkpointing(mode="full")
+    modules = lower(SPEC, batch=BATCH, dtype="bfloat16", casts_input=True, checkpointing=asked)
+    return check(replace(MODEL, recomputing=((asked, modules),)))
+
+
+def test_a_scenario_asks_for_the_checkpointing_that_was_traced(tmp_path: Path) -> None:
+    save(with_every_block_recomputed(), tmp_path / "mine.json")
+    assert load(tmp_path / "mine.json") == with_every_block_recomputed()
+
+    def parsed(more: str) -> scenario.Scenario:
+        text = f"""
+model = {{ traced = "mine.json" }}
+batch = {{ micro_batch = {BATCH.micro_batch}, sequence_length = {BATCH.sequence_length} }}
+cluster = {{ preset = "dgx-h100" }}
+strategy = {{ name = "fsdp2" }}
+precision = {{ parameters = "bf16" }}
+activation_checkpointing = {{ {more} }}
+"""
+        return scenario.parse(text.encode(), where="mine.toml", folder=tmp_path)
+
+    plain, full = parsed(""), parsed('mode = "full"')
+    assert not any(op.kind == "recompute" for op in plan(plain, device="cuda").of_rank(0).steady)
+    assert any(op.kind == "recompute" for op in plan(full, device="cuda").of_rank(0).steady)
+    assert "activation checkpointing of every block" in [name for name, _ in changes(plain)]
+    assert "activation checkpointing of every block" not in [name for name, _ in changes(full)]
+    assert {"fsdp2", "fsdp2, checkpointing"} <= {name for name, _ in ways(plain)}
+    with pytest.raises(ScenarioError, match="expected activation checkpointing that it was traced with"):
+        parsed('mode = "full", every = 2')
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda table: table["recomputing"][0].pop(),
+        lambda table: table["recomputing"][0][1].pop(),
+        lambda table: table["recomputing"][0][0].update(mode="none"),
+        lambda table: table["recomputing"][0][0].update(recompute=["linear"]),
+        lambda table: table["recomputing"][0][1][0]["forward"]["memory"].pop(),
+    ],
+)
+def test_a_damaged_variant_is_refused(damage: Any) -> None:
+    table = json.loads(dump(with_every_block_recomputed()))
+    damage(table)
+    with pytest.raises(ZsimError):
+        parse(json.dumps(table).encode())
+
+
 def test_the_loss_and_its_gradient_are_found_under_their_usual_names() -> None:
     assert loss_buffers(MODEL) == loss_buffers(SPEC)
 
@@ -128,8 +181,8 @@ def test_a_strategy_that_casts_inputs_needs_a_trace_that_does() -> None:
         lower(replace(MODEL, casts_input=False), batch=BATCH, dtype="bfloat16", casts_input=True)
 
 
-def test_checkpointing_is_the_modules_own_affair() -> None:
-    with pytest.raises(TracedModelError, match="expected activation checkpointing as the module itself does it"):
+def test_checkpointing_that_was_not_traced_is_refused() -> None:
+    with pytest.raises(TracedModelError, match="expected activation checkpointing that it was traced with"):
         lower(MODEL, batch=BATCH, dtype="bfloat16", checkpointing=Checkpointing(mode="full"))
 
 
@@ -289,7 +342,7 @@ def test_what_is_no_model_at_all_is_refused(data: bytes) -> None:
 
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traced, "MAX_FILE_BYTES", 1000)
+    monkeypatch.setattr(traced_file, "MAX_FILE_BYTES", 1000)
     (tmp_path / "large.json").write_text(dump(MODEL))
     with pytest.raises(TracedModelError, match="expected at most 1,000 bytes, found more"):
         load(tmp_path / "large.json")
@@ -298,7 +351,7 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytes
 def test_a_place_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     with pytest.raises(TracedModelError, match="expected a traced model, found No such file or directory"):
         load(tmp_path / "none.json")
-    with pytest.raises(TracedModelError, match="expected a file that can be written"):
+    with pytest.raises(PlaceError, match="expected a file that can be written"):
         save(MODEL, tmp_path)
 
 

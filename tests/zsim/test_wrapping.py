@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim import cli, lowering, module_lowering, traced
+from zsim import cli, lowering, module_lowering, traced_file
 from zsim.cautions import cautions
 from zsim.changes import changes
 from zsim.errors import ScenarioError
@@ -171,7 +171,7 @@ def test_what_cannot_be_is_refused_with_its_key(wrapping: str, model: str, compl
 
 
 def test_a_traced_model_keeps_its_own_units() -> None:
-    model = traced.load(TRACED)
+    model = traced_file.load(TRACED)
     assert wrapped(model, Wrapping()) is model
     assert list(problems(Wrapping(), model)) == []
 

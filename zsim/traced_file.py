@@ -1,0 +1,277 @@
+"""A TracedModel as JSON and back. A file may come from anywhere, so every number, name and lifetime in it is checked when it is read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from errno import EINVAL
+from pathlib import Path
+from typing import Any, Final
+
+from zsim import places
+from zsim.checkpointing import SAVEABLE, Checkpointing
+from zsim.json_reader import Reader
+from zsim.model import ROOT, Module, Parameter, ParamGroup
+from zsim.ops import MEMORY_KINDS, Alloc, Free, Kernel
+from zsim.traced import DEVICES, FAMILY, TracedModel, TracedModelError, check, placed, stretch
+from zsim.training import (
+    DTYPE_NBYTES,
+    NOTHING,
+    Batch,
+    Computation,
+    Device,
+    LoweredModule,
+    NodeOver,
+    ParameterGradient,
+    Recomputed,
+    TapeEvent,
+)
+
+SCHEMA = "zsim-traced-model-1"
+MAX_FILE_BYTES = 64 * 1024**2
+MAX_DIMS = 16
+KERNEL_DIMS = 4
+MAX_MODULES = 20_000
+MAX_VARIANTS = 16
+FLOATS: Final = tuple(name for name in DTYPE_NBYTES if "float" in name)
+AUTOCAST: Final = ("autocast", "uncached")
+"""What a file has besides where the module ran under autocast: its dtype, and the buffers that went when forward was over."""
+FROZEN: Final = "frozen"
+"""What follows a parameter's shape in a file where it needs no gradient."""
+RECOMPUTING: Final = "recomputing"
+"""What a file has besides where the module was traced with activation checkpointing as well."""
+COMPUTED: Final = ("input_needs_gradient", "forward", "backward", "recompute")
+
+
+def dump(model: TracedModel) -> str:
+    """The model as JSON text; equal models give equal text."""
+    table = {
+        "schema": SCHEMA,
+        "name": model.name,
+        "dtype": model.dtype,
+        "micro_batch": model.batch.micro_batch,
+        "sequence_length": model.batch.sequence_length,
+        "casts_input": model.casts_input,
+        "buffer_nbytes": model.buffer_nbytes,
+        "input_nbytes": model.input_nbytes,
+        "devices": list(model.devices),
+        "registered": list(model.registered),
+        "buffers": [list(buffer) for buffer in model.buffers],
+        "units": [[unit.fqn, [_parameter_row(p) for p in unit.parameters]] for unit in model.units],
+        "modules": [
+            {
+                "fqn": module.fqn,
+                "unit": module.unit,
+                "reads": [[op.weight, op.bias] for op in module.operators if op.weight],
+                **_lowered_table(lowered),
+            }
+            for module, lowered in zip(model.modules, model.lowered, strict=True)
+        ],
+    }
+    if model.recomputing:
+        table[RECOMPUTING] = [[asdict(asked), [_lowered_table(one) for one in again]] for asked, again in model.recomputing]
+    if model.autocast != "none":
+        table |= {"autocast": model.autocast, "uncached": [event.buffer for event in model.lowered[-1].uncached]}
+    return json.dumps(table, separators=(",", ":")) + "\n"
+
+
+def _lowered_table(lowered: LoweredModule) -> dict[str, Any]:
+    return {
+        "input_needs_gradient": lowered.input_needs_gradient,
+        "forward": _computation_table(lowered.forward),
+        "backward": _computation_table(lowered.backward),
+        "recompute": _kernel_table(lowered.recompute),
+    }
+
+
+def _parameter_row(parameter: Parameter) -> list[Any]:
+    return [parameter.fqn, list(parameter.shape), *([] if parameter.requires_grad else [FROZEN])]
+
+
+def _kernel_table(kernels: tuple[Kernel, ...]) -> list[list[Any]]:
+    return [[kernel.operator, kernel.flops, kernel.nbytes, kernel.dtype, list(kernel.shape)] for kernel in kernels]
+
+
+def _computation_table(computation: Computation) -> dict[str, Any]:
+    return {
+        "kernels": _kernel_table(computation.kernels),
+        "memory": [_event_table(event) for event in computation.memory],
+    }
+
+
+def _event_table(event: TapeEvent) -> list[Any]:
+    if isinstance(event, Alloc):
+        return ["+", event.buffer, event.kind, event.nbytes]
+    if isinstance(event, Recomputed):
+        return ["recomputed"]
+    if isinstance(event, NodeOver):
+        return ["node over"]
+    if isinstance(event, Free):
+        return ["-", event.buffer]
+    return ["gradient that is not the last" if event.goes_on else "gradient", event.fqn]
+
+
+def save(model: TracedModel, path: str | Path) -> None:
+    """Write `dump(model)` to `path`."""
+    places.write(Path(path), dump(model))
+
+
+def load(path: str | Path) -> TracedModel:
+    """The traced model in a file; TracedModelError, with the place in it, for anything else."""
+    try:
+        if Path(path).is_fifo() or Path(path).is_char_device():  # which may never end
+            raise OSError(EINVAL, "a pipe or a device")
+        with Path(path).open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:  # a path may hold what no path can
+        found = error.strerror if isinstance(error, OSError) else "a path that cannot be one"
+        raise TracedModelError(where=repr(str(path)[:200]), expected="a traced model", found=str(found)) from None
+    return parse(data, where=str(path))
+
+
+def parse(data: bytes, *, where: str = "traced model") -> TracedModel:
+    """The traced model in JSON; TracedModelError, which begins with `where`, for anything else."""
+    if len(data) > MAX_FILE_BYTES:
+        raise TracedModelError(where=where, expected=f"at most {MAX_FILE_BYTES:,} bytes", found="more")
+    try:
+        table = json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError):
+        raise TracedModelError(where=where, expected="a traced model", found="no JSON") from None
+    return check(_model(Reader(table, where)))
+
+
+def _model(reader: Reader) -> TracedModel:
+    scalars = ("name", "dtype", "micro_batch", "sequence_length", "casts_input", "buffer_nbytes", "input_nbytes", "devices")
+    cast = AUTOCAST if isinstance(reader.value, dict) and AUTOCAST[0] in reader.value else ()
+    table = reader.table("schema", *scalars, *cast, "units", "modules", lists=("registered", "buffers", RECOMPUTING))
+    table["schema"].one_of((SCHEMA,))
+    rows = list(table["modules"].items(at_most=MAX_MODULES))
+    pairs = [_module(module, last=place == len(rows) - 1) for place, module in enumerate(rows)]
+    modules = [module for module, _ in pairs]
+    uncached = tuple(Free(buffer.name()) for buffer in table["uncached"].items()) if cast else ()
+    units = tuple(_unit(unit) for unit in table["units"].items(at_most=MAX_MODULES))
+    return TracedModel(
+        name=table["name"].name(),
+        family=FAMILY,
+        modules=placed(modules, units=units),
+        units=units,
+        idle=tuple(unit.fqn for unit in units if unit.fqn not in {ROOT, *(module.unit for module in modules)}),
+        lowered=_whole([lowered for _, lowered in pairs], uncached),
+        dtype=table["dtype"].one_of(FLOATS),
+        batch=Batch(micro_batch=table["micro_batch"].size(), sequence_length=table["sequence_length"].size()),
+        casts_input=table["casts_input"].truth(),
+        autocast=table["autocast"].one_of(FLOATS) if cast else "none",
+        buffer_nbytes=table["buffer_nbytes"].size(),
+        input_nbytes=table["input_nbytes"].size(),
+        devices=_devices(table["devices"]),
+        registered=tuple(fqn.name() for fqn in table["registered"].items()),
+        buffers=tuple(_buffer(buffer) for buffer in table["buffers"].items()),
+        recomputing=tuple(_variant(variant, modules, uncached) for variant in table[RECOMPUTING].items(at_most=MAX_VARIANTS)),
+    )
+
+
+def _whole(lowered: Sequence[LoweredModule], uncached: tuple[Free, ...]) -> tuple[LoweredModule, ...]:
+    """`lowered` with what follows from all of them: where backward ends, and what goes when forward is over."""
+    first = next((place for place, one in enumerate(lowered) if one.backward != NOTHING), 0)
+    found = [replace(one, differentiates=place >= first) for place, one in enumerate(lowered)]
+    return tuple(found[:-1] + [replace(one, uncached=uncached) for one in found[-1:]])
+
+
+def _variant(reader: Reader, modules: list[Module], uncached: tuple[Free, ...]) -> tuple[Checkpointing, tuple[LoweredModule, ...]]:
+    asked, rows = reader.row(2)
+    tables = [row.table(*COMPUTED) for row in rows.items(at_most=MAX_MODULES)]
+    if len(tables) != len(modules):
+        raise rows.refuse(f"one row for each of the {len(modules)} modules")
+    lowered = [_lowered(module, table) for module, table in zip(modules, tables, strict=True)]
+    return _checkpointing(asked), _whole(lowered, uncached)
+
+
+def _checkpointing(reader: Reader) -> Checkpointing:
+    """Of whole units: a trace does not know the kinds of its operators."""
+    table = reader.table("mode", "every", "save", "save_every", "recompute", "early_stop")
+    list(table["recompute"].items(at_most=0))
+    return Checkpointing(
+        mode=table["mode"].one_of(("full", "selective")),
+        every=table["every"].size(),
+        save=tuple(kind.one_of(SAVEABLE) for kind in table["save"].items(at_most=len(SAVEABLE))),
+        save_every=table["save_every"].size(),
+        early_stop=table["early_stop"].truth(),
+    )
+
+
+def _buffer(reader: Reader) -> tuple[str, int]:
+    dtype, nbytes = reader.row(2)
+    return dtype.name(), nbytes.size()
+
+
+def _devices(reader: Reader) -> tuple[Device, ...]:
+    given = [device.one_of(DEVICES) for device in reader.items(at_most=len(DEVICES))]
+    if not given:
+        raise reader.refuse("at least one device")
+    return tuple(device for device in DEVICES if device in given)
+
+
+def _unit(reader: Reader) -> ParamGroup:
+    fqn, parameters = reader.row(2)
+    return ParamGroup(fqn=fqn.name(), parameters=tuple(_parameter(parameter) for parameter in parameters.items()))
+
+
+def _parameter(reader: Reader) -> Parameter:
+    frozen = isinstance(reader.value, list) and len(reader.value) == 3
+    fqn, shape, *marks = reader.row(3 if frozen else 2)
+    for mark in marks:
+        mark.one_of((FROZEN,))
+    dims = tuple(dim.size() for dim in shape.items(at_most=MAX_DIMS))
+    parameter = Parameter(fqn=fqn.name(), shape=dims, requires_grad=not frozen)
+    Reader(parameter.numel, f"{reader.where}: elements").size()
+    return parameter
+
+
+def _module(reader: Reader, *, last: bool) -> tuple[Module, LoweredModule]:
+    table = reader.table("fqn", "unit", "reads", *COMPUTED)
+    fqn, unit = table["fqn"].name(), table["unit"].name()
+    rows = [row.row(2) for row in table["reads"].items()]
+    weights = tuple((weight.name(), bias.name(empty=True)) for weight, bias in rows)
+    module = stretch(fqn, unit=unit, weights=weights, last=last)
+    return module, _lowered(module, table)
+
+
+def _lowered(module: Module, table: dict[str, Reader]) -> LoweredModule:
+    return LoweredModule(
+        fqn=module.fqn,
+        unit=module.unit,
+        forward=_computation(table["forward"]),
+        backward=_computation(table["backward"]),
+        input_needs_gradient=table["input_needs_gradient"].truth(),
+        recompute=_kernels(table["recompute"]),
+    )
+
+
+def _kernels(reader: Reader) -> tuple[Kernel, ...]:
+    return tuple(_kernel(*row.row(5)) for row in reader.items())
+
+
+def _kernel(operator: Reader, flops: Reader, nbytes: Reader, dtype: Reader, shape: Reader) -> Kernel:
+    sizes = tuple(size.size() for size in shape.items(at_most=KERNEL_DIMS))
+    if len(sizes) not in (0, KERNEL_DIMS) or 0 in sizes:
+        raise shape.refuse(f"{KERNEL_DIMS} sizes above 0, or none")
+    return Kernel(operator.name(), flops.size(), nbytes.size(), dtype.name(), shape=sizes)
+
+
+def _computation(reader: Reader) -> Computation:
+    table = reader.table("kernels", "memory")
+    memory = tuple(_event(event) for event in table["memory"].items())
+    return Computation(kernels=_kernels(table["kernels"]), memory=memory)
+
+
+def _event(reader: Reader) -> TapeEvent:
+    sign = next(reader.items(), reader).one_of(("+", "-", "gradient", "gradient that is not the last", "node over", "recomputed"))
+    if sign == "+":
+        _, buffer, kind, nbytes = reader.row(4)
+        return Alloc(buffer.name(), kind.one_of(MEMORY_KINDS), nbytes.size())
+    if sign in ("recomputed", "node over"):
+        reader.row(1)
+        return Recomputed() if sign == "recomputed" else NodeOver()
+    _, name = reader.row(2)
+    return Free(name.name()) if sign == "-" else ParameterGradient(name.name(), goes_on=sign != "gradient")
