@@ -33,6 +33,7 @@ class Toy:
     copies: int = 0
     """What it takes to read and write all elements of a block once, in float32."""
     issue: Callable[[Op], int] = field(default=lambda op: 0)
+    launch_queue: int = 0
 
     def compute_ns(self, kernels: tuple[Kernel, ...]) -> int:
         """The time of blocks and of copies; nothing else takes any."""

@@ -55,6 +55,11 @@ class Costs:
         return self.cluster.device.interference if self.execution.interference else 0.0
 
     @property
+    def launch_queue(self) -> int:
+        """How many kernels the host may be ahead of the device; 0 for any number."""
+        return self.cluster.device.launch_queue
+
+    @property
     def _slowest(self) -> float:
         """How much longer the slowest rank takes, which every collective waits for, where there are several nodes."""
         return 1 + self.cluster.device.straggler * log2(self.cluster.num_nodes)

@@ -44,9 +44,9 @@ class Device:
 
     `memory_efficiency` is that of plain streams, `elementwise_efficiency` that of eager element-wise kernels, `matmul_efficiency` what
     large products near. A tile of a product costs `matmul_prologue` steps of k besides its own; of the idle part of a last wave of
-    tiles `wave_cost` is lost. `kernel` is the start of a kernel in nanoseconds. Of a collective's time kernels that it overlaps lose the
-    share `interference`, and with each doubling of nodes a step waits `straggler` longer for the slowest rank. `attention` is empty
-    where products do.
+    tiles `wave_cost` is lost. `kernel` is the start of a kernel in nanoseconds; a host with `launch_queue` kernels pending waits (0: it
+    never does). Of a collective's time kernels that it overlaps lose the share `interference`, and with each doubling of nodes a step
+    waits `straggler` longer for the slowest rank. `attention` is empty where products do.
     """
 
     name: str
@@ -64,6 +64,7 @@ class Device:
     matmul_prologue: int
     wave_cost: float
     kernel: int
+    launch_queue: int
     interference: float
     straggler: float
     attention: Mapping[str, AttentionRate] = field(hash=False)
@@ -103,6 +104,7 @@ _PARSERS: Mapping[str, Callable[[str], int | float]] = {
     "rate": parse_flop_rate,
     "num_sms": int,
     "matmul_prologue": int,
+    "launch_queue": int,
     "half_length": int,
     "matmul_efficiency": parse_fraction,
     "float8_efficiency": parse_fraction,

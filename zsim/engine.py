@@ -23,6 +23,7 @@ from zsim.errors import DeadlockError
 from zsim.folding import Meetings, stand_ins
 from zsim.ops import COLLECTIVES, STREAMS, Kernel, Op
 from zsim.program import Program
+from zsim.run_ahead import NONE, awaited
 from zsim.sharing import Usage
 
 UNKNOWN = -1
@@ -59,6 +60,11 @@ class Durations(Protocol):
         """How long the host takes to issue `op`."""
         ...
 
+    @property
+    def launch_queue(self) -> int:
+        """How many kernels may be pending before the host waits; 0 for any number."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Times:
@@ -89,7 +95,8 @@ class _Compiled:
     issued: list[int]
     """When the host has issued each op, as long as it never had to wait."""
     queues: list[list[int]]
-    has_host_waits: bool
+    awaited: list[tuple[int, ...]] | None
+    """By op: those whose end the host awaits before it issues this one. None where it never waits."""
 
 
 @dataclass(slots=True)
@@ -128,8 +135,8 @@ class _Rank:
     ends: list[int]
     heads: list[int]
     free_at: list[int]
-    issued_collectives: dict[str, int]
-    host_delay: int = 0
+    issued: list[int]
+    """When the host issued each op, as far as it is known."""
 
 
 def _compile(ops: tuple[Op, ...], durations: Durations, delays: Delays) -> _Compiled:
@@ -150,8 +157,18 @@ def _compile(ops: tuple[Op, ...], durations: Durations, delays: Delays) -> _Comp
         waits=[op.waits for op in ops],
         issued=issued,
         queues=queues,
-        has_host_waits=any(op.waits for op in ops if op.stream == "host"),
+        awaited=_awaited_by_host(ops, durations.launch_queue),
     )
+
+
+def _awaited_by_host(ops: tuple[Op, ...], launch_queue: int) -> list[tuple[int, ...]] | None:
+    """A host op with waits before the next one, and a full launch queue."""
+    found: list[tuple[int, ...]] = []
+    waits: tuple[int, ...] = ()
+    for op, room in zip(ops, awaited(ops, launch_queue=launch_queue), strict=True):
+        found.append(waits if room == NONE else (*waits, room))
+        waits = (op.index,) if op.stream == "host" and op.waits else ()
+    return found if any(found) else None
 
 
 def _duration(op: Op, durations: Durations) -> int:
@@ -193,7 +210,7 @@ class _Engine:
                     ends=[UNKNOWN] * count,
                     heads=[0] * len(STREAMS),
                     free_at=[0] * len(STREAMS),
-                    issued_collectives=dict.fromkeys(own, 0),
+                    issued=mine.issued if mine.awaited is None else [],
                 )
             )
         self.places = {id(c): _sequence(c) for c in compiled}
@@ -211,16 +228,11 @@ class _Engine:
         stuck = [rank for rank in self.ranks if UNKNOWN in rank.ends]
         if stuck:
             raise _deadlock(stuck)
-        ends = [max(max(rank.ends, default=0), rank.program.issued[-1] if rank.program.issued else 0) for rank in self.ranks]
-        times = {rank.rank: Times(rank.starts, rank.ends, self._issued(rank)) for rank in self.ranks}
+        for rank in self.ranks:
+            self._host_time(rank, len(rank.ends) - 1)
+        ends = [max([*rank.ends, *rank.issued[-1:]], default=0) for rank in self.ranks]
+        times = {rank.rank: Times(rank.starts, rank.ends, rank.issued) for rank in self.ranks}
         return Timeline(ranks=times, stand_ins=self.stand_ins, step_time_ns=max(ends, default=0))
-
-    def _issued(self, rank: _Rank) -> Sequence[int]:
-        """When the host issued each op, once all is known."""
-        program = rank.program
-        if not program.has_host_waits:
-            return program.issued
-        return [self._host_time(rank, op.index) for op in program.ops]
 
     def advance(self, rank: _Rank) -> None:
         """Resolve every op of `rank` whose dependencies are known; collectives arrive, and block their stream."""
@@ -250,11 +262,9 @@ class _Engine:
     def _ready(self, rank: _Rank, index: int, stream: int) -> int:
         """When this op, at the head of its stream, could start; UNKNOWN as long as something it needs has no end."""
         program, ends = rank.program, rank.ends
-        ready = program.issued[index]
-        if program.has_host_waits:
-            ready = self._host_time(rank, index)
-            if ready == UNKNOWN:
-                return UNKNOWN
+        ready = program.issued[index] if program.awaited is None else self._host_time(rank, index)
+        if ready == UNKNOWN:
+            return UNKNOWN
         free = rank.free_at[stream] if stream != _HOST else 0
         ready = max(ready, free)
         for wait in program.waits[index]:
@@ -265,17 +275,17 @@ class _Engine:
         return ready
 
     def _host_time(self, rank: _Rank, index: int) -> int:
-        """When the host issues `index`, with the time it spent blocked in host ops before it."""
-        program = rank.program
-        delay = 0
-        for blocking in program.queues[_HOST]:
-            if blocking >= index:
-                break
-            if program.waits[blocking]:
-                if rank.ends[blocking] == UNKNOWN:
+        """When the host issues `index`: after the op before it, and what it awaits; UNKNOWN as long as that has no end."""
+        issued, program = rank.issued, rank.program
+        for at in range(len(issued), index + 1):
+            before = (issued[-1], program.issued[at - 1]) if at else (0, 0)
+            begin = before[0]
+            for wait in program.awaited[at] if program.awaited else ():
+                if rank.ends[wait] == UNKNOWN:
                     return UNKNOWN
-                delay = max(delay, rank.ends[blocking] - program.issued[blocking])
-        return program.issued[index] + delay
+                begin = max(begin, rank.ends[wait])
+            issued.append(begin + program.issued[at] - before[1])
+        return issued[index] if issued else 0
 
     def _arrive(self, rank: _Rank, index: int, ready: int) -> None:
         op = rank.program.ops[index]

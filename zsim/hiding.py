@@ -49,6 +49,11 @@ class Faster:
         """As before."""
         return self.costs.interference
 
+    @property
+    def launch_queue(self) -> int:
+        """As before."""
+        return self.costs.launch_queue
+
     def compute_ns(self, kernels: tuple[Kernel, ...]) -> int:
         """As before."""
         return self.costs.compute_ns(kernels)

@@ -1,7 +1,7 @@
 """A Program as a networkx graph: every reason why one op comes after another, as an edge that says why.
 
 Nodes are ("issue", rank, index) for the host and ("run", rank, index) for what it issued; the members of a collective
-share one node ("meet", group, ranks, place). Edges bear `why`: "host", "issued", "wait", "stream" or "communicator".
+share one node ("meet", group, ranks, place). Edges bear `why`: "host", "queue", "issued", "wait", "stream" or "communicator".
 It knows no time: a caller gives each node its nanoseconds, and the longest path is then the length of the step.
 """
 
@@ -17,16 +17,22 @@ from zsim.memory import label
 from zsim.ops import COLLECTIVES, Op
 from zsim.order import happened
 from zsim.program import PhaseName, Program, RankProgram
+from zsim.run_ahead import NONE, awaited
 
 Node = tuple[Any, ...]
-Why = Literal["host", "issued", "wait", "stream", "communicator"]
+Why = Literal["host", "queue", "issued", "wait", "stream", "communicator"]
 
 
-def graph(program: Program, *, phase: PhaseName = "steady", ranks: Iterable[int] | None = None) -> networkx.DiGraph:
-    """The graph of `phase` over all ranks, or over `ranks`; each node has its `op`. ProgramError where it has a cycle."""
+def graph(
+    program: Program, *, phase: PhaseName = "steady", ranks: Iterable[int] | None = None, launch_queue: int = 0
+) -> networkx.DiGraph:
+    """The graph of `phase` over all ranks, or over `ranks`; each node has its `op`. ProgramError where it has a cycle.
+
+    `launch_queue`: how many kernels may be pending before the host waits; 0 for any number.
+    """
     found = networkx.DiGraph()
     for rank in range(program.mesh.world_size) if ranks is None else ranks:
-        _add_rank(found, program, rank, phase)
+        _add_rank(found, program, rank, phase, launch_queue)
     if not networkx.is_directed_acyclic_graph(found):
         ring = [node for node, _ in networkx.find_cycle(found)]
         ops = ", ".join(dict.fromkeys(label(found.nodes[node]["op"]) for node in ring))
@@ -34,16 +40,18 @@ def graph(program: Program, *, phase: PhaseName = "steady", ranks: Iterable[int]
     return found
 
 
-def _add_rank(found: networkx.DiGraph, program: Program, rank: int, phase: PhaseName) -> None:
+def _add_rank(found: networkx.DiGraph, program: Program, rank: int, phase: PhaseName, launch_queue: int) -> None:
     host: Node | None = None
     runs: list[Node] = []
     tails: dict[str, Node] = {}
     places: dict[str, int] = {}
-    for op in program.of_rank(rank).phase(phase):
+    ops = program.of_rank(rank).phase(phase)
+    for op, room in zip(ops, awaited(ops, launch_queue=launch_queue), strict=True):
         issue, run = ("issue", rank, op.index), _run_node(program, rank, op, places)
         found.add_node(issue, op=op)
         found.add_node(run, op=op)
         edges: list[tuple[Node | None, Node, Why]] = [(host, issue, "host"), (issue, run, "issued")]
+        edges += [(runs[room], issue, "queue")] if room != NONE else []
         edges += [(runs[wait], run, "wait") for wait in op.waits]
         if op.stream != "host":
             edges.append((tails.get(op.stream), run, "stream"))

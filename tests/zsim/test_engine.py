@@ -33,6 +33,10 @@ def planned(name: str) -> tuple[Program, Costs]:
     return plan(found, device=found.cluster.kind), Costs(cluster=found.cluster)
 
 
+def with_queue(costs: Costs, launch_queue: int) -> Costs:
+    return replace(costs, cluster=replace(costs.cluster, device=replace(costs.cluster.device, launch_queue=launch_queue)))
+
+
 def longest(program: Program, costs: Costs) -> int:
     """The makespan as a longest path: op durations and issue times as nodes, every queue and wait as an edge."""
 
@@ -41,7 +45,7 @@ def longest(program: Program, costs: Costs) -> int:
             return costs.issue_ns(op)
         return costs.collective_ns(op.kind, op.nbytes, node[2]) if node[0] == "meet" else costs.compute_ns(op.kernels)
 
-    return longest_path(graph(program), node_ns)[0]
+    return longest_path(graph(program, launch_queue=costs.launch_queue), node_ns)[0]
 
 
 @pytest.mark.parametrize("name", GPU + CPU)
@@ -50,6 +54,37 @@ def test_the_makespan_is_the_longest_path_of_the_queue_augmented_graph(name):
     program, costs = planned(name)
     alone = simulate(program, costs=costs, contention=False).step_time_ns
     assert alone == longest(program, costs) <= simulate(program, costs=costs).step_time_ns
+
+
+@pytest.mark.parametrize("name", GPU + CPU)
+@pytest.mark.parametrize("launch_queue", [0, 1, 7, 60])
+def test_so_it_is_when_the_host_waits_for_room_in_its_launch_queue(name, launch_queue):
+    program, costs = planned(name)
+    costs = with_queue(costs, launch_queue)
+    assert simulate(program, costs=costs, contention=False).step_time_ns == longest(program, costs)
+
+
+def test_a_host_is_never_farther_ahead_than_its_launch_queue_allows():
+    """Where an op has fewer kernels than the queue has room for, at no moment are more launched than that and not over."""
+    program, costs = planned("published/llama-3-8b-8-h100")
+    ops = [op for op in program.ranks[0].steady if op.stream == "compute" and op.kernels]
+    room = 2 * max(len(op.kernels) for op in ops)
+    steps = {queue: simulate(program, costs=with_queue(costs, queue)) for queue in (room, 0)}
+    for queue, timeline in steps.items():
+        times = timeline.ranks[0]
+        ahead = max(
+            sum(len(op.kernels) for op in ops[: place + 1] if times.ends[op.index] > times.issued[last.index] - costs.issue_ns(last))
+            for place, last in enumerate(ops)
+        )
+        assert (ahead < room + max(len(op.kernels) for op in ops)) is (queue == room)
+
+
+def test_a_slow_host_gains_nothing_from_a_shorter_queue():
+    """Steps grow longer, never shorter, as the queue gets shorter; a queue that holds the whole step changes nothing."""
+    program, costs = planned("published/llama-3-8b-8-h100")
+    steps = [simulate(program, costs=with_queue(costs, queue)).step_time_ns for queue in (1, 50, 1024, 10**6, 0)]
+    assert steps == sorted(steps, reverse=True)
+    assert steps[-1] == steps[-2] < steps[0]
 
 
 @pytest.mark.parametrize("name", GPU + CPU)

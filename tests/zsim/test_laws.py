@@ -98,7 +98,7 @@ def node_costs(costs: Costs):
 @given(scenarios())
 def test_the_makespan_is_the_longest_path_and_the_path_has_no_gaps(found):
     program, costs = plan(found, device=found.cluster.kind), Costs(cluster=found.cluster)
-    whole, node_ns = graph(program), node_costs(costs)
+    whole, node_ns = graph(program, launch_queue=costs.launch_queue), node_costs(costs)
 
     length, path = longest_path(whole, node_ns)
 

@@ -28,6 +28,7 @@ class Toy:
 
     issue: int = 0
     share: float = 0.0
+    launch_queue: int = 0
     execution: Execution = EAGER
 
     @property
