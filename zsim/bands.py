@@ -52,26 +52,44 @@ class Part:
     share: float
     width: float
 
+    @property
+    def slower(self) -> float:
+        """What it adds to the step at the upper end, where its rate is as far below the expected one as its time is at the lower end."""
+        return self.share * self.width / (1 - min(MOST, self.width))
+
+    @property
+    def faster(self) -> float:
+        """What it takes off the step at the lower end."""
+        return self.share * self.width
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What a step's band is made of. `hidden` is what becomes exposed where collectives are as slow as their band allows."""
+    """What a step's band is made of. `network` is communication that is exposed; `hidden` is the rest of it, which compute covers, and
+    `spare` the compute between the first collective and the last that covers none, all as shares of the step."""
 
     compute: Part
     network: Part
     host: Part
     hidden: float
-    software: float
+    spare: float
+
+    @property
+    def longer(self) -> float:
+        """What slower collectives add: what is exposed grows as it is, what was hidden comes out where no compute is left to hide it."""
+        return self.network.faster + max(0.0, self.hidden * self.network.width - self.spare)
+
+    @property
+    def shorter(self) -> float:
+        """What faster collectives take off at most: all that is exposed, if hidden ones make room for it."""
+        return min(self.network.share, (self.network.share + self.hidden) * self.network.width)
 
     @property
     def factors(self) -> tuple[float, float]:
         """(low, high) around the predicted time. Parts are independent of one another, so their squares add up."""
-        compute = self.compute.share * (self.compute.width + self.software)
-        host = self.host.share * self.host.width
-        network = self.network.share * self.network.width
-        low = min(MOST, hypot(compute, network, host))
-        high = min(MOST, hypot(compute, network + self.hidden, host))
-        return 1 - low, 1 / (1 - high)
+        low = hypot(self.compute.faster, self.shorter, self.host.faster)
+        high = hypot(self.compute.slower, self.longer, self.host.slower)
+        return 1 - min(MOST, low), 1 + high
 
 
 def band(program: Program, timeline: Timeline, *, costs: Costs) -> tuple[float, float]:
@@ -84,17 +102,19 @@ def parts(program: Program, timeline: Timeline, *, costs: Costs) -> Parts:
     rank, times = min(timeline.ranks.items())
     ops, step = program.of_rank(rank).steady, max(1, timeline.step_time_ns)
     moving = [op for op in ops if op.kind in COLLECTIVES and program.mesh.size(op.group) > 1]
-    busy = _busy_ns(times, [op for op in ops if op.kind in COMPUTE_KINDS and op.stream == "compute"])
-    both = _busy_ns(times, [op for op in ops if op.kind in COLLECTIVES or (op.kind in COMPUTE_KINDS and op.stream == "compute")])
-    network = _network_width(moving, program, rank, costs)
-    communication = _busy_ns(times, moving)
-    compiled_or_narrow = costs.execution.compile or costs.execution.float8
+    kernels = [op for op in ops if op.kind in COMPUTE_KINDS and op.stream == "compute"]
+    busy, both, communication = (_busy_ns(times, found) for found in (kernels, [*kernels, *moving], moving))
+    hidden = busy + communication - both
+    begin = min((times.starts[op.index] for op in moving), default=0)
+    end = max((times.ends[op.index] for op in moving), default=0)
+    around = _busy_ns(times, [op for op in kernels if times.ends[op.index] > begin and times.starts[op.index] < end])
+    more = SOFTWARE if costs.execution.compile or costs.execution.float8 else 0.0
     return Parts(
-        compute=Part(share=busy / step, width=_compute_width(ops, costs)),
-        network=Part(share=(both - busy) / step, width=network),
+        compute=Part(share=busy / step, width=_compute_width(ops, costs) + more),
+        network=Part(share=(both - busy) / step, width=_network_width(moving, program, rank, costs)),
         host=Part(share=max(0, step - both) / step, width=HOST),
-        hidden=(max(0.0, communication * (1 + network) - busy) - max(0, communication - busy)) / step,
-        software=SOFTWARE if compiled_or_narrow else 0.0,
+        hidden=hidden / step,
+        spare=max(0, around - hidden) / step,
     )
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from math import hypot
+from typing import Any
+
 import pytest
 
 from tests.published import errors
 from zsim import bands, metrics, scenario
 from zsim.bands import Part, Parts
 from zsim.costs import Costs
+from zsim.engine import simulate
 from zsim.plan import plan
 from zsim.run import RunOptions
 from zsim.simulator import SimBackend
@@ -36,12 +41,19 @@ def width(found: Parts) -> float:
     return high - low
 
 
+def made_of(
+    compute: tuple[float, float], network: tuple[float, float], host: tuple[float, float], *, hidden: float = 0.0, spare: float = 0.0
+) -> Parts:
+    """Parts of (share, width) each."""
+    shares = [Part(share=share, width=wide) for share, wide in (compute, network, host)]
+    return Parts(compute=shares[0], network=shares[1], host=shares[2], hidden=hidden, spare=spare)
+
+
 def test_parts_of_a_step_add_up_by_their_squares() -> None:
-    """0.6·0.1 of compute, 0.3·0.2 of network and 0.1·0.5 of the host: the root of 0.0036 + 0.0036 + 0.0025."""
-    found = Parts(
-        compute=Part(share=0.6, width=0.1), network=Part(share=0.3, width=0.2), host=Part(share=0.1, width=0.5), hidden=0.0, software=0.0
-    )
-    assert found.factors == (pytest.approx(1 - 0.0097**0.5), pytest.approx(1 / (1 - 0.0097**0.5)))
+    """Downwards 0.6·0.1 of compute, 0.3·0.2 of network, 0.1·0.5 of the host; upwards rates are that much lower, collectives longer."""
+    found = made_of((0.6, 0.1), (0.3, 0.2), (0.1, 0.5))
+    upper = hypot(0.06 / 0.9, 0.06, 0.05 / 0.5)
+    assert found.factors == (pytest.approx(1 - 0.0097**0.5), pytest.approx(1 + upper))
 
 
 def test_shares_are_of_the_whole_step_and_everything_is_somewhere() -> None:
@@ -66,10 +78,56 @@ def test_eight_bits_and_compiled_kernels_are_less_certain_and_a_network_wider_th
 
 
 def test_collectives_that_are_hidden_only_just_widen_the_upper_side() -> None:
-    tight = Parts(
-        compute=Part(share=1.0, width=0.0), network=Part(share=0.0, width=0.3), host=Part(share=0.0, width=0.5), hidden=0.2, software=0.0
+    """All of the step is under compute; at the upper end 1.3 times as much communication sticks out by 0.3, or finds spare compute."""
+    assert made_of((1.0, 0.0), (0.0, 0.3), (0.0, 0.5), hidden=1.0).factors == (1.0, pytest.approx(1.3))
+    assert made_of((1.0, 0.0), (0.0, 0.3), (0.0, 0.5), hidden=0.7, spare=0.3).factors == (1.0, 1.0)
+
+
+def test_a_step_that_is_all_network_is_as_uncertain_as_that_and_not_twice() -> None:
+    """0.2 of compute under 1.0 of communication, of which 0.8 are exposed: 0.3 of 1.0 more or less."""
+    assert made_of((0.2, 0.0), (0.8, 0.3), (0.0, 0.5), hidden=0.2).factors == (pytest.approx(0.7), pytest.approx(1.3))
+
+
+def test_what_is_exposed_at_the_ends_grows_as_it_is() -> None:
+    """0.1 of 0.5 is exposed though compute has room for all: a first gather, 0.3 of which is 0.03; at best it is gone."""
+    found = made_of((0.9, 0.0), (0.1, 0.3), (0.0, 0.5), hidden=0.4, spare=0.5)
+    assert found.factors == (pytest.approx(0.9), pytest.approx(1.03))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretched:
+    """`costs` whose collectives take `factor` times as long."""
+
+    costs: Costs
+    factor: float
+
+    def collective_ns(self, kind: str, nbytes: int, ranks: tuple[int, ...]) -> int:
+        return round(self.costs.collective_ns(kind, nbytes, ranks) * self.factor)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.costs, name)
+
+
+@pytest.mark.parametrize("strategy", ['name = "ddp"', 'name = "fsdp2"', 'name = "zero3"'])
+@pytest.mark.parametrize(("cluster", "nodes"), [("p4d", 8), ("p4d", 64), ("dgx-h100", 64), ("dgx-h100", 1)])
+def test_the_ends_are_those_of_a_step_whose_collectives_are_as_long_as_their_band_allows(cluster: str, nodes: int, strategy: str) -> None:
+    text = f"""
+model = {{ preset = "mpt-1b" }}
+batch = {{ micro_batch = 1, sequence_length = 2048 }}
+cluster = {{ preset = "{cluster}", nodes = {nodes} }}
+strategy = {{ {strategy} }}
+precision = {{ parameters = "bf16" }}
+"""
+    asked = scenario.parse(text.encode(), where="x.toml")
+    costs, program = Costs(cluster=asked.cluster, execution=asked.execution), plan(asked, device="cuda")
+    timeline = simulate(program, costs=costs)
+    found = bands.parts(program, timeline, costs=costs)
+    wide, now = found.network.width, timeline.step_time_ns
+    slower, faster = (
+        simulate(program, costs=Stretched(costs=costs, factor=factor)).step_time_ns / now for factor in (1 + wide, 1 - wide)
     )
-    assert tight.factors == (1.0, pytest.approx(1.25))
+    assert 1 + found.longer == pytest.approx(slower, abs=0.03)
+    assert 1 - found.shorter <= faster + 0.01
 
 
 def test_the_run_says_the_same_band() -> None:
