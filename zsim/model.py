@@ -121,9 +121,10 @@ class ModelSpec:
         parameters = [parameter for unit in units for parameter in unit.parameters]
         if self.nested:  # a block's own come before those of units in it, and both before the next block's
             blocks = dict.fromkeys(module.within or module.path for module in self.modules if module.unit != ROOT)
-            order = {f"{fqn}.": place for place, fqn in enumerate(blocks)}
-            inner = {p.fqn for unit in units for p in unit.parameters if unit.fqn in {m.path for m in self.modules if m.inside}}
-            place_of = {p.fqn: next((n for fqn, n in order.items() if p.fqn.startswith(fqn)), len(order)) for p in parameters}
+            order = {fqn: place for place, fqn in enumerate(blocks)}
+            insides = {module.path for module in self.modules if module.inside}
+            inner = {parameter.fqn for unit in units if unit.fqn in insides for parameter in unit.parameters}
+            place_of = {p.fqn: min([order[fqn] for fqn in _around(p.fqn) if fqn in order], default=len(order)) for p in parameters}
             parameters.sort(key=lambda parameter: (place_of[parameter.fqn], parameter.fqn in inner))
         return tuple(parameters)
 
@@ -190,3 +191,9 @@ class ModelSpec:
     def num_parameters(self) -> int:
         """Elements of all parameters, tied ones counted once."""
         return sum(parameter.numel for parameter in self.parameters)
+
+
+def _around(fqn: str) -> list[str]:
+    """The fqns of the modules that a parameter lies in, the outermost first."""
+    parts = fqn.split(".")
+    return [".".join(parts[:place]) for place in range(1, len(parts))]

@@ -75,7 +75,7 @@ STRATEGIES: dict[str, Strategy] = {
     ),
     "zero1": Strategy(plan=zero1.plan, options=zero1.Options, axes=("dp_shard",), formula=Formula("zero1")),
     "zero2": Strategy(plan=zero2.plan, options=zero2.Options, axes=("dp_shard",), formula=Formula("zero2")),
-    "zero3": Strategy(plan=zero3.plan, options=zero3.Options, axes=("dp_shard",), formula=Formula("zero3")),
+    "zero3": Strategy(plan=zero3.plan, options=zero3.Options, axes=("dp_shard",), formula=Formula("zero3"), problems=zero3.problems),
     "fsdp2": Strategy(
         plan=fsdp2.plan,
         options=fsdp2.Options,

@@ -62,10 +62,11 @@ class FlatModel:
     @cached_property
     def needs(self) -> dict[str, tuple[FlatGroup, ...]]:
         """By module: the groups with any parameter that it reads, in group order."""
-        used = {module.fqn: set(used_parameters(module)) for module in self.training.model.modules}
+        place = {parameter.fqn: place for place, group in enumerate(self.groups) for parameter in group.group.parameters}
+        modules = self.training.model.modules
         return {
-            fqn: tuple(g for g in self.groups if any(p.fqn in names for p in g.group.parameters))
-            for fqn, names in used.items()
+            module.fqn: tuple([self.groups[at] for at in sorted({place[fqn] for fqn in used_parameters(module) if fqn in place})])
+            for module in modules
         }
 
     @cached_property

@@ -9,6 +9,7 @@ wherever a module reads them, in backward for the gradient of its input, and nev
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from zsim.mesh import Mesh
@@ -18,7 +19,10 @@ from zsim.strategies import building, flat_model, zero1
 from zsim.strategies.building import FlatGroup, Step
 from zsim.strategies.flat import FlatStep
 from zsim.strategies.flat_model import FlatModel
-from zsim.training import LoweredModule, Training
+from zsim.training import LoweredModule, Optimizer, Training
+
+MAX_LOOKAHEAD = 256
+"""Modules gathered ahead: each module looks at all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +31,12 @@ class Options:
 
     lookahead: int = 1
     granularity: Granularity = "unit"
+
+
+def problems(options: Options, mesh: Mesh, optimizer: Optimizer) -> Iterator[str]:
+    """What cannot be asked for, with the scenario's key in front."""
+    if options.lookahead > MAX_LOOKAHEAD:
+        yield f"strategy.lookahead: expected at most {MAX_LOOKAHEAD}, found {options.lookahead}; with so many ahead nothing is sharded"
 
 
 def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
