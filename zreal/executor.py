@@ -19,7 +19,7 @@ from torch import Tensor
 from zreal import modules
 from zreal.flat import FlatRank
 from zreal.meters import MemoryMeter, as_record
-from zreal.observer import Begin, device_mesh, lower
+from zreal.observer import Begin, beginning, device_mesh, lower
 from zreal.optimizers import largest_difference
 from zreal.recorder import CollectiveRecorder
 from zreal.replicated import ReplicatedRank
@@ -97,7 +97,7 @@ def execute(
             with meter.span() as span:
                 trainer.rank.begin(first=step == 0)
                 name: PhaseName = "first" if step == 0 else "steady"
-                losses.append(trainer.step(ops.phase(name), batches, parts=ops.parts(name), begin=meter.begin))
+                losses.append(trainer.step(ops.phase(name), batches, parts=ops.parts(name), begin=beginning(meter, recorder, phases)))
                 recorder.settle()
             phase = PhaseRecord(collectives=recorder.take(), memory=as_record(span, trainer.holds))
             if step == 0:

@@ -94,7 +94,7 @@ def observe(
             with meter.looking_away():  # inputs are the user's, not the strategy's
                 batches = modules.micro_batches(scenario, rank=rank, step=step, dtype=subject.dtype, device=device)
             with meter.span() as span:
-                loss, holds = _train_step(scenario, subject, batches, settle=recorder.settle, begin=meter.begin)
+                loss, holds = _train_step(scenario, subject, batches, settle=recorder.settle, begin=beginning(meter, recorder, phases))
                 recorder.settle()
             losses.append(loss)
             phase = PhaseRecord(collectives=recorder.take(), memory=as_record(span, holds))
@@ -112,6 +112,17 @@ def observe(
         with recorder:
             _gradients(scenario, subject, batches)
     return Observation(run=RankRun(rank=rank, phases=phases, groups=recorder.group_ranks), losses=losses, subject=subject)
+
+
+def beginning(meter: MemoryMeter, recorder: CollectiveRecorder, phases: Mapping[str, PhaseRecord]) -> Begin:
+    """Parts of the first step, which is measured once, begin when nothing is in flight; of other steps the optimizer's alone does."""
+
+    def begin(part: PartName, /, *, micro_batch: int = 0) -> None:
+        if part == "optimizer" or "first" not in phases:
+            recorder.settle()
+        meter.begin(part, micro_batch=micro_batch)
+
+    return begin
 
 
 def lower(before: PhaseRecord | None, now: PhaseRecord) -> PhaseRecord:
