@@ -232,7 +232,7 @@ def main(arguments: list[str] | None = None) -> int:
     scenario = load(options.scenario)
     interpreter = interpreter_of(scenario, options.interpreter)
     rank = _rank_under_torchrun(scenario)
-    places.require(options.save)
+    places.require(options.save, kind="a Run")
     device: Device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

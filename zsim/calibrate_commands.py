@@ -21,7 +21,7 @@ from zsim.report import progress, say, tell, write_json
 def calibrated(options: argparse.Namespace) -> int:
     """`zsim calibrate --from FILE…`: constants fitted to measurements, their errors, and with --out a cluster's file."""
     if options.out:
-        places.require(Path(options.out), option="--out", apart_from=map(Path, options.files))
+        places.require(Path(options.out), option="--out", apart_from=map(Path, options.files), kind="a cluster's file")
     node = load_cluster(options.cluster).nccl
     names = ", ".join(dict.fromkeys(Path(name).name for name in options.files))
     found = calibration_files.read(list(map(Path, options.files)), scenarios=Path(options.scenarios) if options.scenarios else None)

@@ -120,9 +120,9 @@ def _run(
     place = _place(options.save, scenario, several, ".json") if options.save else None
     traced_to = _place(options.trace, scenario, several, ".trace.json.gz") if options.trace else None
     taken = _read(options.scenarios, scenario)
-    for option, target in (("--save", place), ("--trace", traced_to)):
+    for option, kind, target in (("--save", "a Run", place), ("--trace", "a trace", traced_to)):
         if target:
-            places.require(target, option=option, apart_from=taken)
+            places.require(target, option=option, apart_from=taken, kind=kind)
             taken += (target,)
     warnings = _warned(scenario)
     with report.progress(f"{scenario.name} on {backend.name}"), keeping_what_there_is(place):
@@ -166,7 +166,7 @@ def _validated(
 ) -> report.CheckReport:
     kept = [Path(options.save) / f"{scenario.name}.{what}.json" for what in ("predicted", "measured")] if options.save else []
     for place in kept:
-        places.require(place, option="--save", apart_from=_read(options.scenarios, scenario))
+        places.require(place, option="--save", apart_from=_read(options.scenarios, scenario), kind="a Run")
     _warned(scenario)
     with report.progress(f"{scenario.name}: for real on {backend.name}"), keeping_what_there_is(kept[-1] if kept else None):
         measured = observed(backend, capabilities, scenario, how)
@@ -271,7 +271,8 @@ def show(options: argparse.Namespace) -> int:
     ridge = answer.ridges(program.of_rank(found.rank), found.phase) if options.memory else ()
     helps = _advice(scenario) if options.memory else ()
     if options.snapshot:
-        places.require(Path(options.snapshot), option="--snapshot", apart_from=_read([options.scenario], scenario))
+        taken = _read([options.scenario], scenario)
+        places.require(Path(options.snapshot), option="--snapshot", apart_from=taken, kind="a snapshot")
         snapshot.write_snapshot(
             program.of_rank(found.rank),
             Path(options.snapshot),

@@ -198,7 +198,7 @@ class _Engine:
             for axis in sorted({op.group for op in mine.ops if op.kind in COLLECTIVES}):
                 group = program.mesh.group(axis, rank)
                 present = group if all_ranks else meetings.present(axis, rank)
-                key = (axis.partition(":")[0] if ":" not in axis else axis, present)
+                key = (axis, present)
                 own[axis] = communicators.setdefault(key, _Communicator(members=len(present), ranks=group))
             count = len(mine.ops)
             self.ranks.append(
@@ -228,9 +228,7 @@ class _Engine:
         stuck = [rank for rank in self.ranks if UNKNOWN in rank.ends]
         if stuck:
             raise _deadlock(stuck)
-        for rank in self.ranks:
-            self._host_time(rank, len(rank.ends) - 1)
-        ends = [max([*rank.ends, *rank.issued[-1:]], default=0) for rank in self.ranks]
+        ends = [max(rank.ends, default=0) for rank in self.ranks]
         times = {rank.rank: Times(rank.starts, rank.ends, rank.issued) for rank in self.ranks}
         return Timeline(ranks=times, stand_ins=self.stand_ins, step_time_ns=max(ends, default=0))
 

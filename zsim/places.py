@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from zsim.errors import ZsimError
@@ -15,8 +15,21 @@ class PlaceError(ZsimError):
     """A place that cannot be written, or must not be."""
 
 
-def require(path: Path, *, option: str = "", apart_from: Iterable[Path] = ()) -> None:
-    """PlaceError when `path` could not be written, or is one of the files `apart_from`, there or to come; `option` asked for it."""
+BEGINNINGS: Mapping[str, tuple[bytes, ...]] = {
+    "a Run": (b'{\n "run": ', b'{\n "schema_version": '),
+    "a trace": (b'{"traceEvents"', b"\x1f\x8b"),
+    "a snapshot": (b"\x80",),
+    "a picture": (b"<svg ",),
+    "a cluster's file": (b"# calibrated on ", b"\ndescription = "),
+}
+"""How the files begin that results of each kind may take the place of."""
+
+
+def require(path: Path, *, option: str = "", apart_from: Iterable[Path] = (), kind: str = "") -> None:
+    """PlaceError when `path` could not be written, or is one of the files `apart_from`, there or to come; `option` asked for it.
+
+    A file that is there already is only replaced by a result of its own `kind`.
+    """
     parent = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     inside = parent if parent != path else parent.parent
     odd = "a folder" if path.is_dir() else "a pipe, which may never be read" if path.is_fifo() else ""
@@ -28,6 +41,17 @@ def require(path: Path, *, option: str = "", apart_from: Iterable[Path] = ()) ->
         if same:
             found = f"{path}, which this command reads or writes as well"
             raise PlaceError(where=option or str(path), expected="a file of its own", found=found)
+    if kind and path.is_file() and not _begins(path).startswith(BEGINNINGS[kind]) and path.stat().st_size:
+        found = f"{path}, which holds something else"
+        raise PlaceError(where=option or str(path), expected=f"a new file, or {kind} to replace", found=found, remedy="name another")
+
+
+def _begins(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(64)
+    except OSError as error:
+        raise PlaceError(where=str(path), expected=FILE, found=str(error.strerror)) from None
 
 
 def write(path: Path, data: bytes | str) -> None:

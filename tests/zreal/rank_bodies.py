@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -280,3 +282,14 @@ DEFECTS: dict[str, Callable[[Seed], None]] = {
     "eager optimizer": eager_optimizer,
     "rounded master": rounded_master,
 }
+
+
+def parent(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep) -> None:
+    """Each rank starts a process of its own and writes down its number; then one rank fails."""
+    child = subprocess.Popen(["sleep", "300"])
+    Path(arguments["folder"], str(child.pid)).touch()
+    while len(os.listdir(arguments["folder"])) < world_size:
+        time.sleep(0.05)
+    if rank == 1:
+        raise ValueError("over")
+    time.sleep(60)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from zreal import torch_private
+from zreal import executor, torch_private
 from zreal.backends import GlooBackend
 from zreal.executor import execute
 from zsim.errors import ProgramError
@@ -138,3 +139,21 @@ def test_a_program_that_forgets_an_all_gather_is_refused(number: int) -> None:
     sharded = pytest.raises(ProgramError, match=f"expected {gathers[number].unit} to be unsharded, found it sharded")
     with torch_private.fake_group(rank=0, world_size=2), sharded:
         execute(case, without(program, phase="first", drop=gathers[number]), rank=0, steps=2)
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+def test_the_lowest_of_the_last_steps_is_the_steady_one(samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps whose measured memory falls by a byte each, and then rises: of the last three the second is the lowest."""
+    case = scenario('"zero3"')
+    extra = iter([9, 8, 0, 5, 4, 6])
+    record = executor.as_record
+
+    def higher(span: Any, *holds: Any) -> Any:
+        found = record(span, *holds)
+        return replace(found, peak_bytes=found.peak_bytes + next(extra))
+
+    monkeypatch.setattr(executor, "as_record", higher)
+    with torch_private.fake_group(rank=0, world_size=case.world_size):
+        run = executor.execute(case, plan(case, device="cpu"), rank=0, steps=5, samples=samples).run
+    least = replay(plan(case, device="cpu").of_rank(0))["steady"].peak_bytes
+    assert run.phases["steady"].memory.peak_bytes - least == {1: 6, 3: 4}[samples]

@@ -145,6 +145,26 @@ def test_ranks_end_when_their_controller_is_killed_though_one_of_them_is_stopped
     assert [pid for pid in ranks if Path(f"/proc/{pid}").exists()] == []
 
 
+def test_what_ranks_themselves_had_started_ends_with_them(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="over"):
+        launch(f"{BODIES}:parent", {"folder": str(tmp_path)}, world_size=2, timeout_s=30)
+
+    children = [int(file.name) for file in tmp_path.iterdir()]
+    assert len(children) == 2
+    deadline = time.monotonic() + 5
+    while any(_runs(pid) for pid in children) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert [pid for pid in children if _runs(pid)] == []
+
+
+def _runs(pid: int) -> bool:
+    """Whether it is there and not only waits for somebody to hear that it has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def _is_stopped(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 

@@ -1,11 +1,15 @@
 """Places to write to: asked before a run, and never one of the files that are being read."""
 
 import os
+from pathlib import Path
 
 import pytest
 
 from zsim import places
+from zsim.cli import main
 from zsim.places import PlaceError
+
+FSDP2 = str(Path(__file__).parents[2] / "scenarios/parity/fsdp2-mlp-2.toml")
 
 
 def test_folders_that_are_not_there_are_made(tmp_path):
@@ -39,6 +43,27 @@ def test_a_file_that_is_read_is_refused_under_any_name(tmp_path):
         with pytest.raises(PlaceError, match="--save: expected a file of its own"):
             places.require(tmp_path / name, option="--save", apart_from=[tmp_path / "other", read])
     places.require(tmp_path / "run.json", apart_from=[read])
+
+
+@pytest.mark.parametrize("kind", sorted(places.BEGINNINGS))
+def test_only_a_result_of_its_own_kind_is_replaced(tmp_path, kind):
+    there = tmp_path / "there"
+    there.write_bytes(places.BEGINNINGS[kind][0] + b"more")
+    places.require(there, kind=kind)
+    there.write_text("[project]\nname = 'mine'\n")
+    with pytest.raises(PlaceError, match="which holds something else; name another"):
+        places.require(there, option="--save", kind=kind)
+    there.write_text("")
+    places.require(there, kind=kind)
+
+
+def test_results_that_are_there_are_replaced_by_new_ones(tmp_path, capsys):
+    names = {"--save": "run.json", "--trace": "trace.json.gz"}
+    for _ in range(2):
+        assert main(["run", FSDP2, *(word for option, name in names.items() for word in (option, str(tmp_path / name)))]) == 0
+        assert main(["show", FSDP2, "--snapshot", str(tmp_path / "memory.pickle")]) == 0
+    assert main(["run", FSDP2, "--trace", str(tmp_path / "run.json")]) == 2
+    assert "--trace: expected a new file, or a trace to replace" in capsys.readouterr().err
 
 
 def test_two_results_need_two_files(tmp_path):
