@@ -13,34 +13,28 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from zsim import checkpointing, cluster_reader, guards, traced_file, training_part, transformers_problems, wrapping
+from zsim import checkpointing, guards, training_part, transformers_problems, wrapping
 from zsim.checkpointing import Checkpointing
+from zsim.cluster_table import made_cluster
 from zsim.eager_sdpa import kernel_problem
 from zsim.errors import ScenarioError, ZsimError
 from zsim.execution import Execution
 from zsim.expect import Expectation, expectation
-from zsim.hardware import ClusterSpec, clusters, load_cluster
+from zsim.hardware import ClusterSpec
 from zsim.mesh import AXES, Mesh
 from zsim.model import ModelSpec
-from zsim.models import FAMILIES, huggingface, load_preset
-from zsim.models import build as build_model
-from zsim.models.checks import fit_problems
-from zsim.repeats import Uses, with_uses
+from zsim.model_table import made_model
 from zsim.schema import (
     BatchTable,
     CheckpointingTable,
-    ClusterTable,
     ExecutionTable,
     ModelTable,
     OptimizerTable,
     PrecisionTable,
     WrappingTable,
-    did_you_mean,
     each_key_once,
     parts,
-    sizes_table,
     strategy_of,
-    validated,
 )
 from zsim.strategies import STRATEGIES, model_problems
 from zsim.traced import TracedModel
@@ -184,10 +178,10 @@ class _Made:
                 problems.extend(error.problems)
             return None
 
-        model = attempt(lambda table, batch: _model(table, batch, folder), tables["model"], tables["batch"])
+        model = attempt(lambda table, batch: made_model(table, batch, folder), tables["model"], tables["batch"])
         model = attempt(_wrapped, model, tables["wrapping"])
         model = attempt(_trained_part, model, tables["model"], tables["frozen"])
-        cluster = attempt(lambda table: _cluster(table, folder), tables["cluster"])
+        cluster = attempt(lambda table: made_cluster(table, folder), tables["cluster"])
         mesh = attempt(_mesh, strategy, None if cluster is None else cluster.num_ranks)
         options = attempt(_options, strategy)
         expect = [attempt(expectation, key, value) for key, value in (tables["expect"] or {}).items()]
@@ -310,82 +304,6 @@ def _options(strategy: Any) -> Any:
         return kind(**{field.name: getattr(strategy, field.name) for field in fields(kind)})
     except (ValueError, ZsimError) as error:
         raise ScenarioError((f"strategy: {error}",)) from None
-
-
-def _model(table: ModelTable, batch: BatchTable, folder: Path | None) -> ModelSpec:
-    given = [key for key in ("preset", "family", "huggingface", "traced") if getattr(table, key) is not None]
-    if len(given) != 1:
-        found = " and ".join(given) or "none of them"
-        raise ScenarioError((f"model: expected one of preset, family, huggingface or traced, found {found}",))
-    if table.sizes and table.family is None:
-        raise ScenarioError((f"model.sizes: expected only with model.family, found with model.{given[0]}",))
-    if table.preset is None and (table.num_layers or table.attention):
-        raise ScenarioError((f"model.num_layers, model.attention: expected only with model.preset, found {given[0]}",))
-    length = batch.sequence_length
-    if table.preset is not None:
-        spec = load_preset(
-            table.preset, sequence_length=length, num_layers=table.num_layers, attention=table.attention
-        )
-    elif table.traced is not None:
-        _refuse_repeated_trace(table, batch)
-        return _traced(table.traced, folder)
-    elif table.huggingface is not None:
-        spec = huggingface.load(table.huggingface, folder=folder, sequence_length=length)
-    else:
-        spec = _from_sizes(table, length)
-    problems = fit_problems(spec, length)
-    if problems:
-        raise ScenarioError(problems)
-    return with_uses(spec, _uses(table))
-
-
-def _uses(table: ModelTable) -> Uses:
-    asked = table.uses
-    return Uses(times=asked) if isinstance(asked, int) else Uses(**asked.model_dump())
-
-
-def _refuse_repeated_trace(table: ModelTable, batch: BatchTable) -> None:
-    """A trace is of one forward as the module ran it."""
-    asked = {"model.uses": _uses(table).times, "batch.forwards": batch.forwards}
-    problems = tuple(f"{key}: expected 1 for a traced model, found {times}" for key, times in asked.items() if times > 1)
-    if problems:
-        raise ScenarioError(problems)
-
-
-def _traced(path: str, folder: Path | None) -> ModelSpec:
-    try:
-        return traced_file.load((folder or Path()) / path)
-    except ZsimError as error:
-        raise ScenarioError((f"model.traced: {error}",)) from None
-
-
-def _from_sizes(table: ModelTable, length: int) -> ModelSpec:
-    name = str(table.family)
-    if name not in FAMILIES:
-        raise ScenarioError((f"model.family: unknown family {name[:60]!r}{did_you_mean(name, list(FAMILIES))}",))
-    problems: list[str] = []
-    checked = validated(sizes_table(name), table.sizes, prefix="model.sizes", problems=problems)
-    if checked is None:
-        raise ScenarioError(tuple(problems))
-    if max(getattr(checked, "num_layers", 0), len(getattr(checked, "dims", ()))) > guards.MAX_LAYERS:
-        raise ScenarioError((f"model.sizes: expected at most {guards.MAX_LAYERS:,} layers, found more",))
-    try:
-        sizes = FAMILIES[name].sizes(**checked.model_dump())
-        return build_model(name, sizes, name=name, sequence_length=length)
-    except (ValueError, ArithmeticError, IndexError) as error:
-        raise ScenarioError((f"model.sizes: {str(error)[:200]}",)) from None
-
-
-def _cluster(table: ClusterTable, folder: Path | None) -> ClusterSpec:
-    if table.file is not None and table.preset is None:
-        return cluster_reader.load(table.file, folder=folder, nodes=table.nodes, ranks=table.ranks)
-    if table.preset is None or table.file is not None:
-        found = "neither" if table.preset is None else "both"
-        raise ScenarioError((f"cluster: expected one of preset or file, found {found}; `zsim list clusters` names presets",))
-    if table.preset not in clusters():
-        hint = did_you_mean(table.preset, list(clusters()))
-        raise ScenarioError((f'cluster.preset: unknown cluster "{table.preset[:60]}"{hint}',))
-    return load_cluster(table.preset, nodes=table.nodes, ranks=table.ranks)
 
 
 def _mesh(strategy: Any, num_ranks: int) -> Mesh:

@@ -79,13 +79,25 @@ class BatchTable(_Table):
     forwards: int = Field(default=1, ge=1, le=MAX_USES)
 
 
+class SlowLinkTable(_Table):
+    """One NIC of one node whose link to the network carries less than the others', as a damaged cable does: `bandwidth` as "100 Gbit/s"."""
+
+    node: int = Field(ge=0, le=100_000)
+    nic: int = Field(ge=0, le=1024)
+    bandwidth: str
+
+
 class ClusterTable(_Table):
-    """A cluster preset, or a file as `zsim calibrate --out` writes it; `nodes` of it, or for a CPU host that many `ranks`."""
+    """A cluster preset, or a file as `zsim calibrate --out` writes it; `nodes` of it, or for a CPU host that many `ranks`.
+
+    `slow_links` are those of its links that are slower than the rest.
+    """
 
     preset: str | None = None
     file: str | None = None
     nodes: int = Field(default=1, ge=1, le=100_000)
     ranks: int | None = Field(default=None, ge=1, le=1_000_000)
+    slow_links: tuple[SlowLinkTable, ...] = Field(default=(), max_length=1024)
 
 
 class PrecisionTable(_Table):

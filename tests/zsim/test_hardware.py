@@ -9,10 +9,13 @@ from dataclasses import replace
 import networkx
 import pytest
 
+from zsim import scenario
 from zsim.collectives import ALGORITHMS
 from zsim.devices import Figure
 from zsim.errors import ScenarioError
 from zsim.hardware import Path, SlowRail, clusters, load_cluster
+from zsim.run import RunOptions
+from zsim.simulator import SimBackend
 
 NAMES = clusters()
 
@@ -171,6 +174,44 @@ def test_a_slow_rail_holds_up_every_channel_of_the_rings_that_use_it_and_no_othe
     assert cluster.path((3, 11)).bytes_per_s == 12 * 10**9
     assert cluster.path((4, 12)).bytes_per_s == cluster.path((19, 27)).bytes_per_s == 24 * 10**9
     assert cluster.graph().edges["node1.nic3", "rail3"]["bandwidth"] == 12 * 10**9
+
+
+SLOW = """
+model = { preset = "gpt-tiny" }
+batch = { micro_batch = 1, sequence_length = 16 }
+cluster = { preset = "p4d", nodes = 3, slow_links = [LINKS] }
+strategy = { name = "hsdp", dp_replicate = 3, dp_shard = 8 }
+"""
+
+
+def slowed(links: str) -> scenario.Scenario:
+    return scenario.parse(SLOW.replace("LINKS", links).encode(), where="slow.toml")
+
+
+def test_a_scenario_names_links_that_are_slower_and_its_step_is_slower_wherever_they_are() -> None:
+    plain, slow = slowed(""), slowed('{ node = 1, nic = 3, bandwidth = "50 Gbit/s" }')
+    assert slow.cluster.slow_rails == (SlowRail(node=1, nic=3, bandwidth=6_250_000_000),)
+    other = slowed('{ node = 2, nic = 0, bandwidth = "50 Gbit/s" }')
+    times = [SimBackend().run(one, options=RunOptions()).step_time_ns or 0 for one in (plain, slow, other)]
+    assert times[0] < times[1] == times[2]
+    everyone = SimBackend().run(slow, options=RunOptions(all_ranks=True))
+    assert everyone.step_time_ns == times[1]
+
+
+@pytest.mark.parametrize(
+    ("link", "found"),
+    [
+        ('{ node = 3, nic = 0, bandwidth = "1 Gbit/s" }', "cluster.slow_links[0].node: expected 0 to 2, found 3"),
+        ('{ node = 0, nic = 4, bandwidth = "1 Gbit/s" }', "cluster.slow_links[0].nic: expected 0 to 3, found 4"),
+        ('{ node = 0, nic = 0, bandwidth = "900 Gbit/s" }', "cluster.slow_links[0].bandwidth: expected more than nothing and at most"),
+        ('{ node = 0, nic = 0, bandwidth = "fast" }', "cluster.slow_links[0].bandwidth: "),
+        ('{ node = 0, nic = 0, bandwidth = "1 Gbit/s" }, { node = 0, nic = 0, bandwidth = "2 Gbit/s" }', "each link once"),
+    ],
+)
+def test_links_that_a_cluster_does_not_have_are_refused_by_name(link: str, found: str) -> None:
+    with pytest.raises(ScenarioError) as caught:
+        slowed(link)
+    assert found in str(caught.value)
 
 
 def test_a_tensor_parallel_group_across_two_nodes_has_the_rails_of_its_members() -> None:

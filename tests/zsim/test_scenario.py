@@ -149,7 +149,7 @@ def test_the_only_axis_is_filled_from_the_cluster():
 
 def test_too_much_work_is_refused_before_it_begins():
     text = changed("accumulation = 2", "accumulation = 10000").replace("ranks = 4", "ranks = 4000")
-    assert "ranks × units × micro-batches" in problems(text.replace("dp_shard = 4", "dp_shard = 4000"))[0]
+    assert "param groups × micro-batches" in problems(text.replace("dp_shard = 4", "dp_shard = 4000"))[0]
 
 
 def test_sizes_of_a_family_make_a_model():

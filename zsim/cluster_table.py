@@ -1,0 +1,50 @@
+"""From a scenario's `cluster` table to the ClusterSpec: a preset or a file, so many nodes of it, and its links that are slower."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from zsim import cluster_reader
+from zsim.errors import ScenarioError, ZsimError
+from zsim.hardware import ClusterSpec, SlowRail, clusters, load_cluster
+from zsim.schema import ClusterTable, did_you_mean
+from zsim.units import format_rate, parse_rate
+
+
+def made_cluster(table: ClusterTable, folder: Path | None) -> ClusterSpec:
+    """The cluster that `table` names, relative to the scenario's `folder`; ScenarioError, with the key, where there is none."""
+    if table.file is not None and table.preset is None:
+        found = cluster_reader.load(table.file, folder=folder, nodes=table.nodes, ranks=table.ranks)
+        return _with_slow_links(found, table)
+    if table.preset is None or table.file is not None:
+        given = "neither" if table.preset is None else "both"
+        raise ScenarioError((f"cluster: expected one of preset or file, found {given}; `zsim list clusters` names presets",))
+    if table.preset not in clusters():
+        hint = did_you_mean(table.preset, list(clusters()))
+        raise ScenarioError((f'cluster.preset: unknown cluster "{table.preset[:60]}"{hint}',))
+    return _with_slow_links(load_cluster(table.preset, nodes=table.nodes, ranks=table.ranks), table)
+
+
+def _with_slow_links(cluster: ClusterSpec, table: ClusterTable) -> ClusterSpec:
+    """`cluster` with the links that are slower than its preset's; ScenarioError for links that it does not have, or faster ones."""
+    slow, problems = list[SlowRail](), list[str]()
+    limits = {"node": cluster.num_nodes, "nic": cluster.nics_per_node}
+    for place, link in enumerate(table.slow_links):
+        key = f"cluster.slow_links[{place}]"
+        for name, count in limits.items():
+            if getattr(link, name) >= count:
+                problems.append(f"{key}.{name}: expected 0 to {count - 1}, found {getattr(link, name)}")
+        try:
+            slow.append(SlowRail(node=link.node, nic=link.nic, bandwidth=parse_rate(link.bandwidth)))
+        except ZsimError as error:
+            problems.append(f"{key}.bandwidth: {error}")
+            continue
+        if not 0 < slow[-1].bandwidth <= cluster.links.rail.bandwidth:
+            whole = format_rate(cluster.links.rail.bandwidth)
+            problems.append(f"{key}.bandwidth: expected more than nothing and at most {whole}, the others', found {link.bandwidth}")
+    if len({(link.node, link.nic) for link in slow}) < len(slow):
+        problems.append("cluster.slow_links: expected each link once, found one twice")
+    if problems:
+        raise ScenarioError(tuple(problems))
+    return replace(cluster, slow_rails=tuple(slow))
