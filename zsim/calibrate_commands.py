@@ -22,7 +22,8 @@ def calibrated(options: argparse.Namespace) -> int:
     """`zsim calibrate --from FILE…`: constants fitted to measurements, their errors, and with --out a cluster's file."""
     if options.out:
         places.require(Path(options.out), option="--out", apart_from=map(Path, options.files), kind="a cluster's file")
-    node = load_cluster(options.cluster).nccl
+    cluster = load_cluster(options.cluster)
+    node = cluster.nccl
     names = ", ".join(dict.fromkeys(Path(name).name for name in options.files))
     found = calibration_files.read(list(map(Path, options.files)), scenarios=Path(options.scenarios) if options.scenarios else None)
     curves: FittedCurves | None = None
@@ -31,7 +32,7 @@ def calibrated(options: argparse.Namespace) -> int:
             rows, others = calibrate_collectives.usable(found.collectives, node)
             found.skipped += others
             curves = calibrate_collectives.fit(rows, node, source=names) if rows else None
-        fitted = _steps(found, alone=curves is None)
+        fitted = _steps(found, cluster.device.name, alone=curves is None)
     for name in found.simulated:
         tell(f"{name} is simulated: nobody has measured it, and what is fitted to it counts as assumed")
     if options.out:
@@ -44,11 +45,16 @@ def calibrated(options: argparse.Namespace) -> int:
     return 0
 
 
-def _steps(found: Material, *, alone: bool) -> Fitted | None:
-    """What the steps say; where there are curves as well, steps of one group alone are skipped by name."""
+def _steps(found: Material, device: str, *, alone: bool) -> Fitted | None:
+    """What the steps on `device` say, others are skipped by name; where there are curves as well, steps of one group alone are too."""
     cases, skipped = calibrate.prepared(found.steps, say=tell)
     found.skipped += skipped
-    cases += found.cases
+    others = [case for case in (*cases, *found.cases) if case.scenario.cluster.device.name != device]
+    found.skipped += [
+        Skipped(source=case.step.source, line=case.step.line, reason=f"a step on {case.scenario.cluster.device.name}, not on {device}")
+        for case in others
+    ]
+    cases = [case for case in (*cases, *found.cases) if case not in others]
     if alone and not cases:
         reasons = "; ".join(by_reason(found.skipped))[:400] or "no rows"
         expected = "measurements of the machine that --cluster names"

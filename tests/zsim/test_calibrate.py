@@ -74,8 +74,34 @@ def test_the_preset_is_kept_where_the_measurements_are_its_own(tmp_path: Path) -
 
 def test_one_group_alone_cannot_be_calibrated_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = table(tmp_path / "t.csv", *ROWS[:2])
-    assert cli.main(["calibrate", "--from", str(path)]) == 2
+    assert cli.main(["calibrate", "--from", str(path), "--cluster", "dgx-a100-40"]) == 2
     assert "expected rows of at least two groups" in capsys.readouterr().err
+
+
+def test_a_group_is_left_out_of_what_predicts_it(tmp_path: Path) -> None:
+    """One model's steps are 20 % slower than the other's say: fitted they meet halfway, left out they miss by nearly all of it."""
+    found = [
+        replace(case, step=replace(case.step, seconds=calibrate.predicted(case, {}) * (1.2 if case.step.fields["model"] == "b" else 1.0)))
+        for case in cases(tmp_path)
+    ]
+    fitted = calibrate.fit(found)
+    for error, left_out in zip(fitted.errors, fitted.left_out, strict=True):
+        assert abs(left_out) > abs(error) + 0.02
+    alone = [case for case in found if case.step.fields["model"] == "a"]
+    others = [row for row, case in enumerate(found) if case.step.fields["model"] == "b"]
+    assert all(calibrate.predicted(case, {}) == pytest.approx(case.step.seconds) for case in alone)  # who alone say: nothing moves
+    assert [fitted.left_out[row] for row in others] == pytest.approx([1 / 1.2 - 1] * len(others), abs=0.03)
+
+
+def test_steps_of_another_machine_are_skipped_by_name_and_move_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = measured(tmp_path, {})
+    other = table(tmp_path / "other.csv", *(row | {"gpu": "h100_80gb", "tokens_per_s": "1000"} for row in ROWS[:2]))
+    asked = ["calibrate", "--from", str(path), str(other), "--cluster", "dgx-a100-40", "--json"]
+    assert cli.main(asked) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {one["generation"] for one in found["constants"]} == {"", "A100"}
+    assert all(abs(one["factor"] - 1) < 1e-3 for one in found["constants"])
+    assert ["a step on H100 SXM 80 GB, not on A100 SXM 40 GB"] * 2 == [one["reason"] for one in found["skipped"]]
 
 
 def test_a_table_of_no_known_source_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
