@@ -55,6 +55,11 @@ class Costs:
         return self.cluster.device.interference if self.execution.interference else 0.0
 
     @property
+    def collective_interference(self) -> float:
+        """Of the time in which kernels run beside a collective, the share that it takes longer; 0 where the scenario switches it off."""
+        return self.cluster.device.collective_interference if self.execution.interference else 0.0
+
+    @property
     def launch_queue(self) -> int:
         """How many kernels the host may be ahead of the device; 0 for any number."""
         return self.cluster.device.launch_queue

@@ -45,8 +45,9 @@ class Device:
     `memory_efficiency` is that of plain streams, `elementwise_efficiency` that of eager element-wise kernels, `matmul_efficiency` what
     large products near. A tile of a product costs `matmul_prologue` steps of k besides its own; of the idle part of a last wave of
     tiles `wave_cost` is lost. `kernel` is the start of a kernel in nanoseconds; a host with `launch_queue` kernels pending waits (0: it
-    never does). Of a collective's time kernels that it overlaps lose the share `interference`, and with each doubling of nodes a step
-    waits `straggler` longer for the slowest rank. `attention` is empty where products do.
+    never does). Of a collective's time kernels that it overlaps lose the share `interference`, and it is itself longer by the share
+    `collective_interference` of the time that kernels run beside it. With each doubling of nodes a step waits `straggler` longer for the
+    slowest rank. `attention` is empty where products do.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Device:
     kernel: int
     launch_queue: int
     interference: float
+    collective_interference: float
     straggler: float
     attention: Mapping[str, AttentionRate] = field(hash=False)
     figures: tuple[Figure, ...] = field(repr=False)
@@ -113,6 +115,7 @@ _PARSERS: Mapping[str, Callable[[str], int | float]] = {
     "wave_cost": parse_fraction,
     "backward": parse_fraction,
     "interference": parse_fraction,
+    "collective_interference": parse_fraction,
     "straggler": parse_fraction,
     "latency": parse_time,
     "kernel": parse_time,

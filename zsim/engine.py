@@ -95,6 +95,8 @@ class _Compiled:
     issued: list[int]
     """When the host has issued each op, as long as it never had to wait."""
     queues: list[list[int]]
+    longer: Mapping[int, int]
+    """What each op takes longer than alone."""
     awaited: list[tuple[int, ...]] | None
     """By op: those whose end the host awaits before it issues this one. None where it never waits."""
 
@@ -149,7 +151,7 @@ def _compile(ops: tuple[Op, ...], durations: Durations, delays: Delays) -> _Comp
         queues[stream].append(op.index)
     durations_of = [_duration(op, durations) for op in ops]
     for index, extra in delays.longer.items():
-        durations_of[index] += extra
+        durations_of[index] += extra if durations_of[index] != UNKNOWN else 0
     return _Compiled(
         ops=ops,
         streams=streams,
@@ -157,6 +159,7 @@ def _compile(ops: tuple[Op, ...], durations: Durations, delays: Delays) -> _Comp
         waits=[op.waits for op in ops],
         issued=issued,
         queues=queues,
+        longer=delays.longer,
         awaited=_awaited_by_host(ops, durations.launch_queue),
     )
 
@@ -310,10 +313,15 @@ class _Engine:
             self._launch(communicator)
             return
         begin = max(collective.ready, communicator.free_at)
-        end = begin + self.durations.collective_ns(collective.kind, collective.nbytes, communicator.ranks)
+        end = begin + self._takes(communicator, collective)
         communicator.free_at = end
         event = self.environment.timeout(end - int(self.environment.now))
         event.callbacks.append(lambda _: self._end(collective, begin, end))
+
+    def _takes(self, communicator: _Communicator, collective: _Collective) -> int:
+        """Its time on links of its own; who is slowed down most by what runs beside it holds up the rest."""
+        alone = self.durations.collective_ns(collective.kind, collective.nbytes, communicator.ranks)
+        return alone + max(rank.program.longer.get(index, 0) for rank, index in collective.arrived)
 
     def _launch(self, communicator: _Communicator) -> None:
         """Let the next collective of a communicator that contends begin when it can, if none is running."""
@@ -322,7 +330,7 @@ class _Engine:
         communicator.is_busy = True
         collective = communicator.waiting.pop(0)
         begin = max(collective.ready, communicator.free_at)
-        alone = self.durations.collective_ns(collective.kind, collective.nbytes, communicator.ranks)
+        alone = self._takes(communicator, collective)
 
         def ended() -> None:
             communicator.free_at, communicator.is_busy = self.now(), False

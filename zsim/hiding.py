@@ -50,6 +50,11 @@ class Faster:
         return self.costs.interference
 
     @property
+    def collective_interference(self) -> float:
+        """As before."""
+        return self.costs.collective_interference
+
+    @property
     def launch_queue(self) -> int:
         """As before."""
         return self.costs.launch_queue

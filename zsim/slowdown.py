@@ -1,6 +1,6 @@
-"""What makes ops take longer than their kernels alone: collectives that run beside them, and the trainer's pauses.
+"""What makes ops take longer than they do alone: kernels and collectives that run beside one another, and the trainer's pauses.
 
-A collective takes multiprocessors and memory bandwidth from the kernels that it overlaps, all the time that it does. How much they overlap
+A collective takes multiprocessors and memory bandwidth from the kernels that it overlaps, and they from it. How much they overlap
 follows from the times and changes them, so a step is simulated, its overlaps are added up, and it is simulated with them once more. What
 the second round overlaps more or less by then is a few per cent of a few per cent.
 """
@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Protocol
 
-from zsim.engine import Delays, Durations, Timeline, simulate
+from zsim.engine import Delays, Durations, Timeline, Times, simulate
 from zsim.execution import Execution
 from zsim.ops import COLLECTIVES, Op
 from zsim.program import Program
 
 
 class StepCosts(Durations, Protocol):
-    """Durations that also know how the step is executed, and what share of a collective's time the kernels beside it lose."""
+    """Durations that also know how the step is executed, and what kernels and collectives beside one another lose."""
 
     @property
     def execution(self) -> Execution:
@@ -26,7 +26,12 @@ class StepCosts(Durations, Protocol):
 
     @property
     def interference(self) -> float:
-        """0 where it is switched off."""
+        """Of a collective's time, the share that the kernels beside it lose; 0 where it is switched off."""
+        ...
+
+    @property
+    def collective_interference(self) -> float:
+        """Of the time of kernels beside a collective, the share that it takes longer; 0 where it is switched off."""
         ...
 
 
@@ -37,8 +42,8 @@ def simulate_step(program: Program, *, costs: StepCosts, all_ranks: bool = False
     """The times of the steady step with all that slows it down."""
     pauses = [_pauses(rank.steady, costs.execution) for rank in program.ranks]
     alone = simulate(program, costs=costs, all_ranks=all_ranks, delays=[Delays(one, one) for one in pauses])
-    share = costs.interference
-    lost = interference(program, alone, share=share) if share else {}
+    shares = costs.interference, costs.collective_interference
+    lost = interference(program, alone, of_kernels=shares[0], of_collectives=shares[1]) if any(shares) else {}
     if not any(lost.values()):
         return alone
     both = [Delays(_sum(one, lost.get(kind, {})), one) for kind, one in enumerate(pauses)]
@@ -61,10 +66,13 @@ def _pauses(ops: tuple[Op, ...], execution: Execution) -> dict[int, int]:
     return found
 
 
-def interference(program: Program, timeline: Timeline, *, share: float) -> dict[int, dict[int, int]]:
-    """Nanoseconds that each op of a rank program loses: `share` of the time in which collectives of its rank run beside it.
+def interference(
+    program: Program, timeline: Timeline, *, of_kernels: float, of_collectives: float = 0.0
+) -> dict[int, dict[int, int]]:
+    """Nanoseconds that each op of a rank program loses to what runs beside it on its rank.
 
-    Of ranks that run the same program the first stands for all. Both lists are in the order of their starts, so one walk is enough.
+    Kernels lose the share `of_kernels` of the time in which collectives run, collectives `of_collectives` of that of kernels. Of ranks
+    that run the same program the first stands for all.
     """
     found: dict[int, dict[int, int]] = {}
     for rank, times in sorted(timeline.ranks.items()):
@@ -72,23 +80,28 @@ def interference(program: Program, timeline: Timeline, *, share: float) -> dict[
         if kind in found:
             continue
         ops = program.ranks[kind].steady
-        busy = _union([(times.starts[op.index], times.ends[op.index]) for op in ops if op.kind in COLLECTIVES])
-        lost: dict[int, int] = {}
-        place = 0
-        for op in ops:
-            if op.kind not in COMPUTE or op.stream != "compute":
-                continue
-            start, end = times.starts[op.index], times.ends[op.index]
-            while place < len(busy) and busy[place][1] <= start:
-                place += 1
-            overlap, further = 0, place
-            while further < len(busy) and busy[further][0] < end:
-                overlap += min(end, busy[further][1]) - max(start, busy[further][0])
-                further += 1
-            if overlap:
-                lost[op.index] = round(overlap * share)
-        found[kind] = lost
+        kernels = [op for op in ops if op.kind in COMPUTE and op.stream == "compute"]
+        collectives = [op for op in ops if op.kind in COLLECTIVES]
+        lost = _beside(kernels, collectives, times, share=of_kernels) if of_kernels else {}
+        found[kind] = lost | (_beside(collectives, kernels, times, share=of_collectives) if of_collectives else {})
     return found
+
+
+def _beside(ops: list[Op], others: list[Op], times: Times, *, share: float) -> dict[int, int]:
+    """By op: `share` of its time in which any of `others` runs. In the order of starts one walk is enough."""
+    busy = _union([(times.starts[op.index], times.ends[op.index]) for op in others])
+    lost: dict[int, int] = {}
+    place = 0
+    for start, end, index in sorted((times.starts[op.index], times.ends[op.index], op.index) for op in ops):
+        while place < len(busy) and busy[place][1] <= start:
+            place += 1
+        overlap, further = 0, place
+        while further < len(busy) and busy[further][0] < end:
+            overlap += min(end, busy[further][1]) - max(start, busy[further][0])
+            further += 1
+        if overlap:
+            lost[index] = round(overlap * share)
+    return lost
 
 
 def _union(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -35,6 +35,10 @@ class Toy:
     def interference(self) -> float:
         return self.share
 
+    @property
+    def collective_interference(self) -> float:
+        return 0.0
+
     def compute_ns(self, kernels: tuple[Kernel, ...]) -> int:
         return sum(kernel.flops for kernel in kernels)
 

@@ -1,0 +1,93 @@
+"""What kernels and collectives beside one another lose, by hand: each is longer by its share of the time in which the other runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from zsim import scenario
+from zsim.costs import Costs
+from zsim.execution import EAGER, Execution
+from zsim.mesh import Mesh
+from zsim.ops import COLLECTIVES, Kernel, Op
+from zsim.plan import plan
+from zsim.program import Program, RankProgram
+from zsim.slowdown import simulate_step
+
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shares:
+    """A kernel takes as many nanoseconds as it has FLOPs, a collective as many as bytes; issuing takes none."""
+
+    interference: float
+    collective_interference: float
+    execution: Execution = EAGER
+    launch_queue: int = 0
+
+    def compute_ns(self, kernels: tuple[Kernel, ...]) -> int:
+        return sum(kernel.flops for kernel in kernels)
+
+    def collective_ns(self, kind: str, nbytes: int, ranks: tuple[int, ...]) -> int:
+        return nbytes
+
+    def usage(self, ranks: tuple[int, ...]) -> Mapping[str, Fraction]:
+        return {}
+
+    def issue_ns(self, op: Op) -> int:
+        return 0
+
+
+def ends(*, kernels: float, collectives: float) -> list[int]:
+    """A forward of 100 beside a gather of 40; a backward of 100 that waits for it; a gather of 30 that waits for the backward."""
+    ops = (
+        Op(index=0, kind="forward", unit="a", stream="compute", kernels=(Kernel("linear", 100, 0, "float32"),)),
+        Op(index=1, kind="all_gather", unit="b", stream="all_gather", group="dp_shard", nbytes=40),
+        Op(index=2, kind="backward", unit="b", stream="compute", kernels=(Kernel("linear", 100, 0, "float32"),), waits=(1,)),
+        Op(index=3, kind="all_gather", unit="c", stream="all_gather", group="dp_shard", nbytes=30, waits=(2,)),
+    )
+    program = Program(mesh=Mesh(dp_shard=2), ranks=(RankProgram(construction=(), first=(), steady=ops),), assignment=(0, 0))
+    costs = Shares(interference=kernels, collective_interference=collectives)
+    return list(simulate_step(program, costs=costs).ranks[0].ends)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "collectives", "expected"),
+    [
+        (0.0, 0.0, [100, 40, 200, 230]),
+        (0.25, 0.0, [110, 40, 210, 240]),
+        (0.0, 0.1, [100, 44, 200, 230]),
+        (0.25, 0.1, [110, 44, 210, 240]),
+    ],
+)
+def test_each_is_longer_by_its_share_of_the_time_in_which_the_other_runs(kernels: float, collectives: float, expected: list[int]) -> None:
+    assert ends(kernels=kernels, collectives=collectives) == expected
+
+
+@pytest.mark.parametrize("name", ["published/llama-3-8b-8-h100", "published/hsdp-llama-3-8b-4x8-h100"])
+def test_collectives_of_a_step_are_longer_beside_kernels_and_only_there(name: str) -> None:
+    found = scenario.load(SCENARIOS / f"{name}.toml")
+    program, costs = plan(found, device="cuda"), Costs(cluster=found.cluster)
+    off = Costs(cluster=found.cluster, execution=Execution(interference=False))
+    times, alone = (simulate_step(program, costs=one).ranks[0] for one in (costs, off))
+    moving = [op.index for op in program.ranks[0].steady if op.kind in COLLECTIVES]
+    longer = [(times.ends[i] - times.starts[i]) / (alone.ends[i] - alone.starts[i]) for i in moving]
+    assert max(longer) > 1.05
+    assert times.ends[moving[0]] - times.starts[moving[0]] == alone.ends[moving[0]] - alone.starts[moving[0]]  # before any kernel
+
+
+def test_every_kind_of_kernel_loses() -> None:
+    """Whatever runs on the compute stream beside a collective, recomputation and the optimizer among it."""
+    for kind in ("forward", "backward", "recompute", "optimizer", "copy"):
+        ops = (
+            Op(index=0, kind=kind, unit="a", stream="compute", kernels=(Kernel("linear", 100, 0, "float32"),)),  # type: ignore[arg-type]
+            Op(index=1, kind="all_gather", unit="b", stream="all_gather", group="dp_shard", nbytes=40),
+        )
+        program = Program(mesh=Mesh(dp_shard=2), ranks=(RankProgram(construction=(), first=(), steady=ops),), assignment=(0, 0))
+        costs = Shares(interference=0.25, collective_interference=0.0)
+        assert simulate_step(program, costs=costs).ranks[0].ends[0] == 110, kind
