@@ -55,9 +55,22 @@ def _begins(path: Path) -> bytes:
 
 
 def write(path: Path, data: bytes | str) -> None:
-    """`data` as the file `path`, text as UTF-8, in a folder that is made when there is none; PlaceError when it cannot be."""
+    """`data` as the file `path`, text as UTF-8, in a folder that is made when there is none; PlaceError when it cannot be.
+
+    An earlier file stays whole until the new one is.
+    """
+    content = data.encode() if isinstance(data, str) else data
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data.encode() if isinstance(data, str) else data)
+        if path.exists() and not path.is_file():  # as /dev/null
+            path.write_bytes(content)
+            return
+        target = path.resolve()
+        part = target.with_name(f"{target.name[:200]}.{os.getpid()}.part")
+        try:
+            part.write_bytes(content)
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
     except OSError as error:
         raise PlaceError(where=str(path), expected=FILE, found=str(error.strerror)) from None

@@ -19,6 +19,25 @@ def test_folders_that_are_not_there_are_made(tmp_path):
     assert target.read_text() == "text"
 
 
+def test_an_earlier_file_stays_whole_where_the_new_one_cannot_be(tmp_path, monkeypatch):
+    target = tmp_path / "run.json"
+    (tmp_path / "link.json").symlink_to(target)
+    places.write(target, "first")
+    places.write(tmp_path / "link.json", "second")
+    assert target.read_text() == "second"
+    assert (tmp_path / "link.json").is_symlink()
+
+    def full(self, data):
+        self.touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(PlaceError, match="No space left on device"):
+        places.write(target, "third")
+    assert target.read_text() == "second"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["link.json", "run.json"]
+
+
 def test_what_cannot_be_written_is_refused_before_the_run(tmp_path):
     with pytest.raises(PlaceError, match="expected a file that can be written, found a folder"):
         places.require(tmp_path)
