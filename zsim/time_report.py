@@ -48,6 +48,7 @@ def as_object(scenario: Scenario, program: Program) -> dict[str, Any]:
                 "duration_ns": one.duration_ns,
                 "exposed_ns": one.exposed_ns,
                 "reason": one.reason,
+                "by_reason_ns": dict(one.parts),
                 "waited_for": one.waited_for,
             }
             for one in found.exposed
@@ -87,7 +88,8 @@ def _lines(found: Why, helps: Hiding, *, slower_ns: int) -> Iterator[str]:
         yield f"  {format_time(ns):>10}  {waited}{reason}"
     for one in found.exposed[:MOST]:
         after = f" after {one.waited_for}" if one.waited_for else ""
-        yield f"    {name(one.op):<32} {format_time(one.exposed_ns):>10} of {format_time(one.duration_ns):<10} {one.reason}{after}"
+        others = "".join(f"; {format_time(ns)} {reason}" for reason, ns in one.parts[1:])
+        yield f"    {name(one.op):<32} {format_time(one.exposed_ns):>10} of {format_time(one.duration_ns):<10} {one.reason}{after}{others}"
     if len(found.exposed) > MOST:
         yield f"    … and {len(found.exposed) - MOST} more"
     yield f"critical path, {len(found.critical_path)} ops, the longest of them:"

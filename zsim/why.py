@@ -1,37 +1,75 @@
-"""Why a step takes as long as it does: what each exposed collective waited for, the critical path, and what would hide the communication.
+"""Why a step takes as long as it does: why each exposed collective is, the critical path, and what would hide the communication.
 
 An op starts when the last thing that it waits for is over; walking back from the end of the step along these last things gives the
-critical path, and the last thing before an exposed collective is its reason. Everything is read from a simulated timeline, and what would
-help is simulated again, never recited.
+critical path.
+
+A collective is exposed for as long as it runs while the compute stream is idle. Those nanoseconds have these reasons, the first that
+holds, and together they are all of them:
+
+1. It began late: it was held while the compute stream worked, and would have been hidden there. What can hold it are its dependencies,
+   the host that had not issued it, its stream, the other ranks and its communicator's queue. From its start back to the end of the
+   thing before the last, the last alone held it; from there back to the one before that, that one; and so on. As much as compute
+   ran in such a stretch it lost to that reason, provided that its communicator was free: what another collective of it is hidden
+   under, or has been said to have lost already, is not there twice. Its queue counts where nothing held it longer, and all compute
+   that ran while it queued: what a communicator of its own would have hidden.
+2. It shared its links: by so much it took longer than it takes alone.
+3. It is longer than the compute over it: alone on its links, and begun as early as can be, it would not have been hidden either.
+
+Everything is read from a simulated timeline, and what would help is simulated again, never recited.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Literal
+from itertools import accumulate, pairwise
+from typing import Literal, NamedTuple
 
 from zsim.engine import Timeline, Times
 from zsim.ops import COLLECTIVES, Op
 from zsim.program import Program
 
-Reason = Literal["a dependency", "the host", "its communicator's queue", "its stream", "another rank", "longer than the compute over it"]
+Reason = Literal[
+    "a dependency",
+    "the host",
+    "its communicator's queue",
+    "its stream",
+    "another rank",
+    "a shared link",
+    "longer than the compute over it",
+]
+SHARED: Reason = "a shared link"
 LONGER: Reason = "longer than the compute over it"
 COMPUTE_STREAM = "compute"
+Kind = Literal["wait", "queue", "stream", "issued", "peer"]
+HELD: dict[Kind, Reason] = {
+    "wait": "a dependency",
+    "queue": "its communicator's queue",
+    "stream": "its stream",
+    "issued": "the host",
+    "peer": "another rank",
+}
+"""What an op can wait for; of those that end at once the first counts as the last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exposed:
-    """A collective during which the compute stream is idle for `exposed_ns`, why, and the op that it waited for ("" for none)."""
+    """A collective during which the compute stream is idle for `exposed_ns`, and why: `parts` are those nanoseconds by reason, largest
+    first. `waited_for` is the op that the first of them is about, or else the one that it began after ("" for none)."""
 
     op: Op
     start_ns: int
     duration_ns: int
     exposed_ns: int
-    reason: Reason
+    parts: tuple[tuple[Reason, int], ...]
     waited_for: str
+
+    @property
+    def reason(self) -> Reason:
+        """That of most of its exposed time."""
+        return self.parts[0][0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +97,8 @@ class Why:
         """Exposed nanoseconds by reason, largest first."""
         found: dict[str, int] = {}
         for one in self.exposed:
-            found[one.reason] = found.get(one.reason, 0) + one.exposed_ns
+            for reason, ns in one.parts:
+                found[reason] = found.get(reason, 0) + ns
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     @property
@@ -79,7 +118,9 @@ def explain(program: Program, timeline: Timeline, *, rank: int | None = None) ->
     ops, times = program.of_rank(chosen).steady, timeline.ranks[chosen]
     befores = _befores(ops)
     idle = list(_idle(ops, times))
-    exposed = [_exposed(op, ops, times, befores, ns) for op, ns in _shares(ops, times, idle) if ns]
+    shares = sorted(((op, ns) for op, ns in _shares(ops, times, idle) if ns), key=lambda one: (times.starts[one[0].index], one[0].index))
+    rooms = {group: _Room(ops, times, group) for group in {op.group for op, _ in shares}}
+    exposed = [_exposed(op, ops, times, befores, rooms[op.group], ns) for op, ns in shares]
     return Why(
         rank=chosen,
         step_ns=timeline.step_time_ns,
@@ -104,20 +145,21 @@ def _waits_for_host(ops: Sequence[Op], times: Times) -> int:
     return found
 
 
-def _befores(ops: Sequence[Op]) -> list[dict[str, int]]:
-    """By op the index of the op before it on its stream and, for a collective, on its communicator."""
+def _befores(ops: Sequence[Op]) -> list[dict[Kind, int]]:
+    """By op the index of the op before it on its communicator, for a collective, and on its stream where that is another."""
     streams: dict[str, int] = {}
     groups: dict[str, int] = {}
     found = []
     for op in ops:
-        before = {}
-        if op.stream in streams and op.stream != "host":
-            before["stream"] = streams[op.stream]
-        streams[op.stream] = op.index
+        before: dict[Kind, int] = {}
         if op.kind in COLLECTIVES:
             if op.group in groups:
                 before["queue"] = groups[op.group]
             groups[op.group] = op.index
+        ahead = streams.get(op.stream)
+        if ahead is not None and op.stream != "host" and ahead != before.get("queue"):
+            before["stream"] = ahead
+        streams[op.stream] = op.index
         found.append(before)
     return found
 
@@ -154,40 +196,113 @@ def _shares(ops: Sequence[Op], times: Times, idle: Sequence[tuple[int, int]]) ->
         yield ops[index], ns
 
 
-def _last_thing(op: Op, ops: Sequence[Op], times: Times, befores: Sequence[dict[str, int]]) -> tuple[str, int | None]:
-    """What was over last before `op` could start: "wait", "stream", "queue", "issued" or "peer", and the op that it was."""
+class _Held(NamedTuple):
+    """Until when an op could not start, of what kind the reason is, and which op it is, if one."""
+
+    until: int
+    kind: Kind
+    index: int | None
+
+
+def _held(op: Op, ops: Sequence[Op], times: Times, befores: Sequence[dict[Kind, int]]) -> list[_Held]:
+    """All that kept `op` from starting, the last first; never empty."""
+    found = [_Held(times.issued[op.index], "issued", None)]
+    found += [_Held(times.ends[wait], "wait", wait) for wait in op.waits]
+    found += [_Held(times.ends[index], kind, index) for kind, index in befores[op.index].items()]
+    order = list(HELD)
+    found.sort(key=lambda one: (-one.until, order.index(one.kind)))
     start = times.starts[op.index]
-    ends: list[tuple[int, int, str, int | None]] = [(times.issued[op.index], 0, "issued", None)]
-    ends += [(times.ends[wait], 3, "wait", wait) for wait in op.waits]
-    ends += [(times.ends[index], 1 if kind == "stream" else 2, kind, index) for kind, index in befores[op.index].items()]
-    end, _, kind, index = max(ends, key=lambda item: item[:2])
-    return ("peer", None) if end < start and op.kind in COLLECTIVES else (kind, index)
+    return [_Held(start, "peer", None), *found] if found[0].until < start and op.kind in COLLECTIVES else found
 
 
-def _exposed(op: Op, ops: Sequence[Op], times: Times, befores: Sequence[dict[str, int]], ns: int) -> Exposed:
-    kind, index = _last_thing(op, ops, times, befores)
-    duration = times.ends[op.index] - times.starts[op.index]
-    words: dict[str, Reason] = {
-        "wait": "a dependency",
-        "stream": "its stream",
-        "queue": "its communicator's queue",
-        "issued": "the host",
-        "peer": "another rank",
-    }
-    reason = words[kind]
-    if ns < duration and kind != "queue":  # it began beside compute as early as it could, and outlasted that
-        reason = LONGER
+class _Room:
+    """Compute under which a collective of one communicator could have run, and none did. Asked in the order of collectives' starts."""
+
+    def __init__(self, ops: Sequence[Op], times: Times, group: str) -> None:
+        self.compute = [(times.starts[op.index], times.ends[op.index]) for op in _compute(ops)]
+        own = [(times.starts[op.index], times.ends[op.index]) for op in ops if op.kind in COLLECTIVES and op.group == group]
+        self.coming = deque(_without(self.compute, own))
+        self.free: list[tuple[int, int]] = []
+        self.starts = [start for start, _ in self.compute]
+        self.before = [0, *accumulate(end - start for start, end in self.compute)]
+
+    def work(self, since: int, until: int) -> int:
+        """Nanoseconds of compute from `since` to `until`, whatever the communicator does."""
+        return self._up_to(until) - self._up_to(since)
+
+    def _up_to(self, moment: int) -> int:
+        place = bisect_right(self.starts, moment) - 1
+        return self.before[place] + min(moment, self.compute[place][1]) - self.starts[place] if place >= 0 else 0
+
+    def take(self, since: int, until: int, most: int) -> int:
+        """Up to `most` nanoseconds of free compute from `since` to `until`, the last first; they are not free any more."""
+        while self.coming and self.coming[0][0] < until:
+            self.free.append(self.coming.popleft())
+        place, left = len(self.free), most
+        while place and left and self.free[place - 1][1] > since:
+            place -= 1
+            begin, end = self.free[place]
+            low, high = max(begin, since), min(end, until)
+            if low < high:
+                part = min(left, high - low)
+                self.free[place : place + 1] = [span for span in ((begin, high - part), (high, end)) if span[0] < span[1]]
+                left -= part
+        return most - left
+
+
+def _without(spans: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """What is in `spans` and not in `others`; both are in order and do not overlap among themselves."""
+    place = 0
+    for begin, end in spans:
+        while place < len(others) and others[place][1] <= begin:
+            place += 1
+        at, further = begin, place
+        while further < len(others) and others[further][0] < end:
+            if others[further][0] > at:
+                yield at, others[further][0]
+            at, further = max(at, others[further][1]), further + 1
+        if at < end:
+            yield at, end
+
+
+def _late(held: Sequence[_Held], room: _Room, ns: int) -> Iterator[tuple[Reason, int, int | None]]:
+    """By what held a collective: of its `ns` exposed nanoseconds those that compute was there for, and which op it was."""
+    queued = held[0].kind == "queue"
+    counted = [one for one in held if one.kind != "queue" or queued]
+    for one, before in zip(counted, [*counted[1:], _Held(0, "issued", None)], strict=True):
+        if one.kind == "queue":
+            part = min(ns, room.work(before.until, one.until))
+        else:
+            part = room.take(before.until, one.until, ns)
+        ns -= part
+        yield HELD[one.kind], part, one.index
+
+
+def _exposed(op: Op, ops: Sequence[Op], times: Times, befores: Sequence[dict[Kind, int]], room: _Room, ns: int) -> Exposed:
+    held = _held(op, ops, times, befores)
+    found = list(_late(held, room, ns))
+    rest = ns - sum(part for _, part, _ in found)
+    shared = min(rest, times.shared.get(op.index, 0))
+    found += [(SHARED, shared, held[0].index), (LONGER, rest - shared, held[0].index)]
+    parts: dict[Reason, int] = {}
+    about: dict[Reason, int | None] = {}
+    for reason, part, index in found:
+        if part:
+            parts[reason] = parts.get(reason, 0) + part
+            about.setdefault(reason, index)
+    ordered = tuple(sorted(parts.items(), key=lambda item: -item[1]))
+    of = about[ordered[0][0]]
     return Exposed(
         op=op,
         start_ns=times.starts[op.index],
-        duration_ns=duration,
+        duration_ns=times.ends[op.index] - times.starts[op.index],
         exposed_ns=ns,
-        reason=reason,
-        waited_for="" if index is None else name(ops[index]),
+        parts=ordered,
+        waited_for="" if of is None else name(ops[of]),
     )
 
 
-def _path(ops: Sequence[Op], times: Times, befores: Sequence[dict[str, int]]) -> list[Link]:
+def _path(ops: Sequence[Op], times: Times, befores: Sequence[dict[Kind, int]]) -> list[Link]:
     """From the first op to the last that ends."""
     if not ops:
         return []
@@ -195,7 +310,7 @@ def _path(ops: Sequence[Op], times: Times, befores: Sequence[dict[str, int]]) ->
     then, found = "the step is over", []
     while at is not None:
         op = ops[at]
-        kind, before = _last_thing(op, ops, times, befores)
+        _, kind, before = _held(op, ops, times, befores)[0]
         found.append(Link(op=op, start_ns=times.starts[at], end_ns=times.ends[at], then=then))
         then = f"{name(op)} waits for " + {"issued": "the host", "peer": "another rank"}.get(kind, "it")
         at = before
