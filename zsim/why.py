@@ -201,7 +201,7 @@ class _Held(NamedTuple):
 
     until: int
     kind: Kind
-    index: int | None
+    by: int | None
 
 
 def _held(op: Op, ops: Sequence[Op], times: Times, befores: Sequence[dict[Kind, int]]) -> list[_Held]:
@@ -270,12 +270,10 @@ def _late(held: Sequence[_Held], room: _Room, ns: int) -> Iterator[tuple[Reason,
     queued = held[0].kind == "queue"
     counted = [one for one in held if one.kind != "queue" or queued]
     for one, before in zip(counted, [*counted[1:], _Held(0, "issued", None)], strict=True):
-        if one.kind == "queue":
-            part = min(ns, room.work(before.until, one.until))
-        else:
-            part = room.take(before.until, one.until, ns)
+        since, until = before.until, one.until
+        part = min(ns, room.work(since, until)) if one.kind == "queue" else room.take(since, until, ns)
         ns -= part
-        yield HELD[one.kind], part, one.index
+        yield HELD[one.kind], part, one.by
 
 
 def _exposed(op: Op, ops: Sequence[Op], times: Times, befores: Sequence[dict[Kind, int]], room: _Room, ns: int) -> Exposed:
@@ -283,7 +281,7 @@ def _exposed(op: Op, ops: Sequence[Op], times: Times, befores: Sequence[dict[Kin
     found = list(_late(held, room, ns))
     rest = ns - sum(part for _, part, _ in found)
     shared = min(rest, times.shared.get(op.index, 0))
-    found += [(SHARED, shared, held[0].index), (LONGER, rest - shared, held[0].index)]
+    found += [(SHARED, shared, held[0].by), (LONGER, rest - shared, held[0].by)]
     parts: dict[Reason, int] = {}
     about: dict[Reason, int | None] = {}
     for reason, part, index in found:
