@@ -20,16 +20,16 @@ Everything is read from a simulated timeline, and what would help is simulated a
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from zsim.engine import Timeline, Times
 from zsim.ops import COLLECTIVES, Op
 from zsim.program import Program
+from zsim.room import Room
 
 Reason = Literal[
     "a dependency",
@@ -119,7 +119,7 @@ def explain(program: Program, timeline: Timeline, *, rank: int | None = None) ->
     befores = _befores(ops)
     idle = list(_idle(ops, times))
     shares = sorted(((op, ns) for op, ns in _shares(ops, times, idle) if ns), key=lambda one: (times.starts[one[0].index], one[0].index))
-    rooms = {group: _Room(ops, times, group) for group in {op.group for op, _ in shares}}
+    rooms = {group: _room(ops, times, group) for group in {op.group for op, _ in shares}}
     exposed = [_exposed(op, ops, times, befores, rooms[op.group], ns) for op, ns in shares]
     return Why(
         rank=chosen,
@@ -215,57 +215,13 @@ def _held(op: Op, ops: Sequence[Op], times: Times, befores: Sequence[dict[Kind, 
     return [_Held(start, "peer", None), *found] if found[0].until < start and op.kind in COLLECTIVES else found
 
 
-class _Room:
-    """Compute under which a collective of one communicator could have run, and none did. Asked in the order of collectives' starts."""
-
-    def __init__(self, ops: Sequence[Op], times: Times, group: str) -> None:
-        self.compute = [(times.starts[op.index], times.ends[op.index]) for op in _compute(ops)]
-        own = [(times.starts[op.index], times.ends[op.index]) for op in ops if op.kind in COLLECTIVES and op.group == group]
-        self.coming = deque(_without(self.compute, own))
-        self.free: list[tuple[int, int]] = []
-        self.starts = [start for start, _ in self.compute]
-        self.before = [0, *accumulate(end - start for start, end in self.compute)]
-
-    def work(self, since: int, until: int) -> int:
-        """Nanoseconds of compute from `since` to `until`, whatever the communicator does."""
-        return self._up_to(until) - self._up_to(since)
-
-    def _up_to(self, moment: int) -> int:
-        place = bisect_right(self.starts, moment) - 1
-        return self.before[place] + min(moment, self.compute[place][1]) - self.starts[place] if place >= 0 else 0
-
-    def take(self, since: int, until: int, most: int) -> int:
-        """Up to `most` nanoseconds of free compute from `since` to `until`, the last first; they are not free any more."""
-        while self.coming and self.coming[0][0] < until:
-            self.free.append(self.coming.popleft())
-        place, left = len(self.free), most
-        while place and left and self.free[place - 1][1] > since:
-            place -= 1
-            begin, end = self.free[place]
-            low, high = max(begin, since), min(end, until)
-            if low < high:
-                part = min(left, high - low)
-                self.free[place : place + 1] = [span for span in ((begin, high - part), (high, end)) if span[0] < span[1]]
-                left -= part
-        return most - left
+def _room(ops: Sequence[Op], times: Times, group: str) -> Room:
+    """The room of the communicator over `group`."""
+    spans = [(times.starts[op.index], times.ends[op.index]) for op in ops if op.kind in COLLECTIVES and op.group == group]
+    return Room([(times.starts[op.index], times.ends[op.index]) for op in _compute(ops)], taken=spans)
 
 
-def _without(spans: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """What is in `spans` and not in `others`; both are in order and do not overlap among themselves."""
-    place = 0
-    for begin, end in spans:
-        while place < len(others) and others[place][1] <= begin:
-            place += 1
-        at, further = begin, place
-        while further < len(others) and others[further][0] < end:
-            if others[further][0] > at:
-                yield at, others[further][0]
-            at, further = max(at, others[further][1]), further + 1
-        if at < end:
-            yield at, end
-
-
-def _late(held: Sequence[_Held], room: _Room, ns: int) -> Iterator[tuple[Reason, int, int | None]]:
+def _late(held: Sequence[_Held], room: Room, ns: int) -> Iterator[tuple[Reason, int, int | None]]:
     """By what held a collective: of its `ns` exposed nanoseconds those that compute was there for, and which op it was."""
     queued = held[0].kind == "queue"
     counted = [one for one in held if one.kind != "queue" or queued]
@@ -276,7 +232,7 @@ def _late(held: Sequence[_Held], room: _Room, ns: int) -> Iterator[tuple[Reason,
         yield HELD[one.kind], part, one.by
 
 
-def _exposed(op: Op, ops: Sequence[Op], times: Times, befores: Sequence[dict[Kind, int]], room: _Room, ns: int) -> Exposed:
+def _exposed(op: Op, ops: Sequence[Op], times: Times, befores: Sequence[dict[Kind, int]], room: Room, ns: int) -> Exposed:
     held = _held(op, ops, times, befores)
     found = list(_late(held, room, ns))
     rest = ns - sum(part for _, part, _ in found)

@@ -146,7 +146,9 @@ precision = { parameters = "bf16", reduce = "bf16" }
 def test_a_proposal_that_does_not_fit_the_device_says_so() -> None:
     asked, found = llama()
     batch, ahead = of(found, "micro_batch"), of(found, "lookahead")
+    one_less = replace(asked.batch, micro_batch=int(batch.words.rpartition(" ")[2]) - 1)
     assert batch.hides
+    assert simulated(replace(asked, batch=one_less))[1] >= 0.01
     assert (ahead.memory, batch.memory) == ("FITS", "OOM")
     assert batch.needed_bytes > batch.capacity_bytes == ahead.capacity_bytes
     assert batch.memory_words.startswith("does not fit: needs ")
@@ -157,13 +159,17 @@ def test_a_proposal_that_does_not_fit_the_device_says_so() -> None:
 
 def test_faster_links_are_links_of_more_bandwidth_whose_latency_stays() -> None:
     """One gather of 720 MB on 8 H100, on a curve of 20 us + wire/0.5: 1,750 us of wire, of which a link twice as fast saves half."""
-    asked = small(64)
     curve = MeasuredCurve(
         scope="ring", collective="all_gather", floor=20.0, share=0.5, added=(), band=0.1, provenance="measured", source="by hand"
     )
     cluster = replace(load_cluster("dgx-h100"), curves=(curve,))
     times = [Costs(cluster=each).collective_ns("all_gather", 720_000_000, tuple(range(8))) for each in (cluster, faster(cluster, 2))]
     assert times == [8_500 + 20_000 + 3_500_000, 8_500 + 20_000 + 1_750_000]
+
+
+@pytest.mark.parametrize("dp", [8, 16])
+def test_faster_links_are_those_in_the_nodes_and_those_between_them(dp: int) -> None:
+    asked = small(64, dp=dp)
     found = of(hiding(asked), "links")
     factor = float(found.words.split()[1])
     assert factor in FACTORS
