@@ -130,16 +130,18 @@ def explain(program: Program, timeline: Timeline, *, rank: int | None = None) ->
     )
 
 
-def _compute(ops: Sequence[Op]) -> list[Op]:
-    return [op for op in ops if op.stream == COMPUTE_STREAM and op.kind not in COLLECTIVES]
+def _compute(ops: Sequence[Op], times: Times) -> list[Op]:
+    """What keeps the compute stream busy: what takes no time only stands in it."""
+    own = (op for op in ops if op.stream == COMPUTE_STREAM and op.kind not in COLLECTIVES)
+    return [op for op in own if times.ends[op.index] > times.starts[op.index]]
 
 
 def _waits_for_host(ops: Sequence[Op], times: Times) -> int:
     """Idle time of the compute stream that ends at the moment when the host issues its next op."""
     at = found = 0
-    for op in _compute(ops):
+    for op in _compute(ops, times):
         start = times.starts[op.index]
-        if start > at and start == times.issued[op.index] and op.kernels:
+        if start > at and start == times.issued[op.index]:
             found += start - at
         at = max(at, times.ends[op.index])
     return found
@@ -167,11 +169,10 @@ def _befores(ops: Sequence[Op]) -> list[dict[Kind, int]]:
 def _idle(ops: Sequence[Op], times: Times) -> Iterator[tuple[int, int]]:
     """Stretches from 0 to the end of the step in which the compute stream does nothing."""
     at = 0
-    for op in _compute(ops):
-        start, end = times.starts[op.index], times.ends[op.index]
-        if start > at and end > start:
-            yield at, start
-        at = max(at, end)
+    for op in _compute(ops, times):
+        if times.starts[op.index] > at:
+            yield at, times.starts[op.index]
+        at = max(at, times.ends[op.index])
     last = max(times.ends, default=0)
     if last > at:
         yield at, last
@@ -218,7 +219,7 @@ def _held(op: Op, ops: Sequence[Op], times: Times, befores: Sequence[dict[Kind, 
 def _room(ops: Sequence[Op], times: Times, group: str) -> Room:
     """The room of the communicator over `group`."""
     spans = [(times.starts[op.index], times.ends[op.index]) for op in ops if op.kind in COLLECTIVES and op.group == group]
-    return Room([(times.starts[op.index], times.ends[op.index]) for op in _compute(ops)], taken=spans)
+    return Room([(times.starts[op.index], times.ends[op.index]) for op in _compute(ops, times)], taken=spans)
 
 
 def _late(held: Sequence[_Held], room: Room, ns: int) -> Iterator[tuple[Reason, int, int | None]]:

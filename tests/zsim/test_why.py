@@ -14,9 +14,12 @@ from zsim.costs import Costs
 from zsim.engine import Delays, simulate
 from zsim.execution import EAGER, Execution
 from zsim.mesh import Mesh
+from zsim.metrics import figures
 from zsim.ops import Kernel, Op, OpKind
 from zsim.plan import plan
 from zsim.program import Program, RankProgram
+from zsim.run import RunOptions
+from zsim.simulator import SimBackend
 from zsim.slowdown import simulate_step
 from zsim.why import LONGER, SHARED, explain, name
 
@@ -216,21 +219,37 @@ def test_the_critical_path_goes_from_the_first_op_to_the_last_without_a_gap() ->
 
 
 @pytest.mark.parametrize(
-    "path", ["overlap/zero3-llama-3-8b-8-lookahead-0", "published/llama-3-8b-8-h100", "parity/fsdp2-gpt-4"]
+    "path",
+    [
+        "overlap/zero3-llama-3-8b-8-lookahead-0",
+        "published/llama-3-8b-8-h100",
+        "parity/fsdp2-gpt-4",
+        "parity/fsdp1-gpt-2x2",
+        "parity/hsdp-gpt-2x2",
+        "parity/ddp-gpt-4",
+    ],
 )
 def test_exposed_time_is_what_the_run_says_and_the_critical_path_is_as_long_as_the_step(path: str) -> None:
     asked = scenario.load(SCENARIOS / f"{path}.toml")
     planned = plan(asked, device=asked.cluster.kind)
     costs = Costs(cluster=asked.cluster, execution=asked.execution)
     timeline = simulate_step(planned, costs=costs)
+    run = SimBackend().run(asked, options=RunOptions())
+    by_rank = [explain(planned, timeline, rank=rank).by_reason for rank in timeline.ranks]
+    assert max(sum(by_reason.values()) for by_reason in by_rank) == figures(run, asked).exposed_communication_ns
     found = explain(planned, timeline)
-    times = timeline.ranks[found.rank]
-    compute = [op for op in planned.of_rank(found.rank).steady if op.stream == "compute"]
-    busy = sum(times.ends[op.index] - times.starts[op.index] for op in compute)
-    assert sum(one.exposed_ns for one in found.exposed) <= found.step_ns - busy
     links = found.critical_path
     assert links[-1].end_ns == found.step_ns
     assert all(earlier.end_ns <= later.start_ns for earlier, later in zip(links, links[1:], strict=False))
+
+
+def test_an_op_that_takes_no_time_does_not_end_the_idle_time_of_the_device() -> None:
+    """b is allocated at 30, when its gather is over, and computed from 35 on, when the host has issued it: 20 and 5 are idle."""
+    ready = Op(index=2, kind="alloc", unit="b", stream="compute", waits=(1,))
+    step = program(forward(0, "a", 10), gather(1, "b", 30), ready, forward(3, "b", 65, 1))
+    assert reasons(step) == {"all_gather b": {LONGER: 20}}
+    found = explain(step, simulate(step, costs=Toy(late={3: 35})))
+    assert (found.step_ns, found.host_bound_ns) == (100, 25)
 
 
 def test_a_step_that_waits_for_the_host_says_so() -> None:
