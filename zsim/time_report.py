@@ -111,4 +111,4 @@ def lines(found: Why, helps: Hiding, *, slower_ns: int) -> Iterator[str]:
         if change.ns_per_token > helps.now.ns_per_token * (1 - NOTHING):
             verdict += ", gains nothing"
         memory = f"; {change.memory_words}" if change.memory_words else ""
-        yield f"    {change.words:<40} {verdict}, {change.ns_per_token:,.0f} ns for each token{memory}"
+        yield f"    {change.words:<48} {verdict}, {change.ns_per_token:,.0f} ns for each token{memory}"

@@ -7,11 +7,11 @@ A collective is exposed for as long as it runs while the compute stream is idle.
 holds, and together they are all of them:
 
 1. It began late: it was held while the compute stream worked, and would have been hidden there. What can hold it are its dependencies,
-   the host that had not issued it, its stream, the other ranks and its communicator's queue. From its start back to the end of the
-   thing before the last, the last alone held it; from there back to the one before that, that one; and so on. As much as compute
-   ran in such a stretch it lost to that reason, provided that its communicator was free: what another collective of it is hidden
-   under, or has been said to have lost already, is not there twice. Its queue counts where nothing held it longer, and all compute
-   that ran while it queued: what a communicator of its own would have hidden.
+   the host that had not issued it, the other ranks, and what is ahead of it on its stream or in its communicator's queue. From its
+   start back to the end of the thing before the last, the last alone held it; from there back to the one before that, that one; and
+   so on. As much as compute ran in such a stretch it lost to that reason, provided that its communicator was free: what another
+   collective of it is hidden under, or has been said to have lost already, is not there twice. What is ahead of it counts where
+   nothing held it longer; of a queue it is all compute that ran meanwhile, as a communicator of its own would have hidden.
 2. It shared its links: by so much it took longer than it takes alone.
 3. It is longer than the compute over it: alone on its links, and begun as early as can be, it would not have been hidden either.
 
@@ -52,6 +52,8 @@ HELD: dict[Kind, Reason] = {
     "peer": "another rank",
 }
 """What an op can wait for; of those that end at once the first counts as the last."""
+AHEAD: tuple[Kind, ...] = ("queue", "stream")
+"""What was issued before it to the same place, and needed the time for itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,20 +150,19 @@ def _waits_for_host(ops: Sequence[Op], times: Times) -> int:
 
 
 def _befores(ops: Sequence[Op]) -> list[dict[Kind, int]]:
-    """By op the index of the op before it on its communicator, for a collective, and on its stream where that is another."""
+    """By op the index of the op before it on its stream and, for a collective, on its communicator."""
     streams: dict[str, int] = {}
     groups: dict[str, int] = {}
     found = []
     for op in ops:
         before: dict[Kind, int] = {}
+        if op.stream in streams and op.stream != "host":
+            before["stream"] = streams[op.stream]
+        streams[op.stream] = op.index
         if op.kind in COLLECTIVES:
             if op.group in groups:
                 before["queue"] = groups[op.group]
             groups[op.group] = op.index
-        ahead = streams.get(op.stream)
-        if ahead is not None and op.stream != "host" and ahead != before.get("queue"):
-            before["stream"] = ahead
-        streams[op.stream] = op.index
         found.append(before)
     return found
 
@@ -224,8 +225,7 @@ def _room(ops: Sequence[Op], times: Times, group: str) -> Room:
 
 def _late(held: Sequence[_Held], room: Room, ns: int) -> Iterator[tuple[Reason, int, int | None]]:
     """By what held a collective: of its `ns` exposed nanoseconds those that compute was there for, and which op it was."""
-    queued = held[0].kind == "queue"
-    counted = [one for one in held if one.kind != "queue" or queued]
+    counted = [one for one in held if one is held[0] or one.kind not in AHEAD]
     for one, before in zip(counted, [*counted[1:], _Held(0, "issued", None)], strict=True):
         since, until = before.until, one.until
         part = min(ns, room.work(since, until)) if one.kind == "queue" else room.take(since, until, ns)

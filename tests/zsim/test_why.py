@@ -138,6 +138,16 @@ def test_a_collective_that_waits_for_a_dependency_does_so_also_when_some_other_c
     assert reasons(step, Toy(late={2: 103})) == {"all_gather b": {"a dependency": 41, "the host": 3}}
 
 
+def test_what_is_ahead_of_a_collective_that_something_else_holds_longer_is_no_reason() -> None:
+    """d waits for c, which is issued when b's gather is long over: the copy behind that one, on d's stream, is no matter of d's."""
+    behind = Op(index=2, kind="copy", unit="b", stream="all_gather", waits=(1,))
+    step = program(forward(0, "a", 90), gather(1, "b", 40), behind, forward(3, "c", 10), gather(4, "d", 30, 3))
+    assert reasons(step) == {"all_gather d": {"a dependency": 30}}
+    long = Op(index=2, kind="copy", unit="b", stream="all_gather", waits=(1,), kernels=(Kernel("copy", 60, 0, "float32"),))
+    step = program(forward(0, "a", 90), gather(1, "b", 40), long, forward(3, "c", 10), gather(4, "d", 30))
+    assert reasons(step) == {"all_gather d": {"its stream": 30}}
+
+
 def test_compute_hides_one_collective_of_a_communicator_and_not_two() -> None:
     """Three gathers of 50 wait for a computation of 120: two would be hidden, and 20 of the third; the second also waits for the first."""
     step = program(forward(0, "a", 120), gather(1, "b", 50, 0), gather(2, "c", 50, 0), gather(3, "d", 50, 0))
