@@ -108,9 +108,13 @@ def test_of_every_strategy_it_is_said_what_would_hide_its_communication(path: st
 def test_where_only_single_blocks_can_be_units_none_of_several_is_proposed() -> None:
     """FullyShardedDataParallel wraps one module; what gathers earlier there are options that are no numbers."""
     asked = scenario.load(SCENARIOS / "parity/fsdp1-gpt-4.toml")
-    words = [change.words for change in hiding(asked).changes]
+    found = hiding(asked)
+    words = [change.words for change in found.changes]
     assert not any(each.startswith("wrapping") for each in words)
     assert words[0] == "forward_prefetch = true"
+    assert found.changes[0].ns_per_token > 0.995 * found.now.ns_per_token
+    lines = list(time_report.lines(time_report.why(asked, plan(asked, device="cuda")), found, slower_ns=0))
+    assert [words[0] in line for line in lines if "gains nothing" in line] == [True]
     slow = replace(asked.options, forward_prefetch=True, backward_prefetch="none")
     assert hiding(replace(asked, options=slow)).changes[0].words == 'backward_prefetch = "pre"'
 
