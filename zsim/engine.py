@@ -68,11 +68,15 @@ class Durations(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Start and end of each op of one rank, by index, and when its host had issued it."""
+    """Start and end of each op of one rank, by index, and when its host had issued it.
+
+    `shared`: by how much longer collectives took because others ran over their links meanwhile, of those that did.
+    """
 
     starts: Sequence[int]
     ends: Sequence[int]
     issued: Sequence[int]
+    shared: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +143,8 @@ class _Rank:
     free_at: list[int]
     issued: list[int]
     """When the host issued each op, as far as it is known."""
+    shared: dict[int, int] = field(default_factory=dict)
+    """By how much longer collectives took that shared their links."""
 
 
 def _compile(ops: tuple[Op, ...], durations: Durations, delays: Delays) -> _Compiled:
@@ -232,7 +238,7 @@ class _Engine:
         if stuck:
             raise _deadlock(stuck)
         ends = [max(rank.ends, default=0) for rank in self.ranks]
-        times = {rank.rank: Times(rank.starts, rank.ends, rank.issued) for rank in self.ranks}
+        times = {rank.rank: Times(rank.starts, rank.ends, rank.issued, rank.shared) for rank in self.ranks}
         return Timeline(ranks=times, stand_ins=self.stand_ins, step_time_ns=max(ends, default=0))
 
     def advance(self, rank: _Rank) -> None:
@@ -335,6 +341,9 @@ class _Engine:
         def ended() -> None:
             communicator.free_at, communicator.is_busy = self.now(), False
             self._launch(communicator)
+            longer = communicator.free_at - begin - alone
+            for rank, index in collective.arrived if longer else ():
+                rank.shared[index] = longer
             self._end(collective, begin, communicator.free_at)
 
         if begin == self.now():

@@ -1,93 +1,72 @@
 """The smallest change that would hide exposed communication: each candidate simulated again, with what it costs and gains.
 
-More lookahead, other units, a larger micro-batch, faster links: a user can try none of them by thought alone, since each moves what
-waits for what. A time is given for each token, so that a larger batch is not taken for a slower step.
+More gathered ahead, other units, a larger micro-batch, faster links: a user can try none of them by thought alone, since each moves what
+waits for what. Each candidate is a scenario of its own, which is refused, planned and simulated like any other. A time is given for each
+token, so that a larger batch is not taken for a slower step, and whether what is proposed fits the device.
+
+The breakeven micro-batch is the smallest that hides the communication, to a sequence: doubled until it is hidden, then bisected. That takes
+the exposed share to fall as the batch grows; of the one proposed and the one below it, which does not hide, both were simulated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
-from fractions import Fraction
+from itertools import combinations
 
 from zsim import wrapping
+from zsim.answer import Verdict, answer
+from zsim.changes import refusals
 from zsim.costs import Costs
-from zsim.engine import Timeline
-from zsim.execution import Execution
-from zsim.ops import Kernel, Op
+from zsim.errors import ScenarioError
+from zsim.hardware import ClusterSpec, Link
 from zsim.plan import plan
 from zsim.program import Program
 from zsim.scenario import Scenario
 from zsim.slowdown import simulate_step
+from zsim.units import format_bytes
 from zsim.why import explain
 from zsim.work import MANY_TIMES
-from zsim.wrapping import Wrapping
 
 HIDDEN = 0.01
 """Communication counts as hidden when less than this share of the step is exposed."""
 NOTHING = 0.005
 """A gain of less is none."""
 LOOKAHEADS = (1, 2, 3, 4)
+EAGER = {
+    "forward_prefetch": (True, "forward_prefetch = true"),
+    "backward_prefetch": ("pre", 'backward_prefetch = "pre"'),
+    "limit_all_gathers": (False, "limit_all_gathers = false"),
+}
+"""Where a strategy's option is no number: the value that lets it gather earliest, and that in words."""
 FACTORS = (1.25, 1.5, 2.0, 4.0, 8.0)
-BATCHES = (2, 4, 8, 16)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Faster:
-    """`costs` with collectives `factor` times as fast."""
-
-    costs: Costs
-    factor: float
-
-    @property
-    def execution(self) -> Execution:
-        """As before."""
-        return self.costs.execution
-
-    @property
-    def interference(self) -> float:
-        """As before."""
-        return self.costs.interference
-
-    @property
-    def collective_interference(self) -> float:
-        """As before."""
-        return self.costs.collective_interference
-
-    @property
-    def launch_queue(self) -> int:
-        """As before."""
-        return self.costs.launch_queue
-
-    def compute_ns(self, kernels: tuple[Kernel, ...]) -> int:
-        """As before."""
-        return self.costs.compute_ns(kernels)
-
-    def collective_ns(self, kind: str, nbytes: int, ranks: tuple[int, ...]) -> int:
-        """A share of what it was, at least 1."""
-        return max(1, round(self.costs.collective_ns(kind, nbytes, ranks) / self.factor))
-
-    def usage(self, ranks: tuple[int, ...]) -> Mapping[str, Fraction]:
-        """As before: shares of links that are faster alike."""
-        return self.costs.usage(ranks)
-
-    def issue_ns(self, op: Op) -> int:
-        """As before."""
-        return self.costs.issue_ns(op)
+BATCHES = (2, 4, 8, 16, 32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What is changed, in the scenario's words, and what comes of it: time per token of one rank, and the exposed share."""
+    """What is changed, in the scenario's words, and what comes of it: time per token of one rank, and the exposed share.
+
+    `memory` says whether it fits the device, needing `needed_bytes` there; both are known of what is proposed alone.
+    """
 
     words: str
     ns_per_token: float
     exposed: float
+    memory: Verdict | None = None
+    needed_bytes: int = 0
+    capacity_bytes: int = 0
 
     @property
     def hides(self) -> bool:
         """Whether nothing worth speaking of is exposed."""
         return self.exposed < HIDDEN
+
+    @property
+    def memory_words(self) -> str:
+        """What there is to say of its memory: nothing where it fits."""
+        needs = f"fit: needs {format_bytes(self.needed_bytes)} of {format_bytes(self.capacity_bytes)}"
+        return {"OOM": f"does not {needs}", "TIGHT": f"may not {needs}"}.get(self.memory or "", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,59 +79,80 @@ class Hiding:
     """Why no change was tried, where simulating that often would take minutes."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tried:
+    """A candidate that was simulated."""
+
+    change: Change
+    scenario: Scenario
+    program: Program
+
+
 def hiding(scenario: Scenario) -> Hiding:
     """What would hide the scenario's communication; nothing where it is hidden already."""
-    program = plan(scenario, device=scenario.cluster.kind)
-    costs = Costs(cluster=scenario.cluster, execution=scenario.execution)
-    now = _measured("as it is", scenario, program, simulate_step(program, costs=costs))
+    now = _simulated("as it is", scenario).change
     untried = "" if now.hides else scenario.work.problem(part=MANY_TIMES)
     if now.hides or untried:
         return Hiding(now=now, changes=(), untried=untried)
-    kinds = (_lookaheads(scenario), _units(scenario), _batches(scenario))
-    found = [_smallest(_tried(words, changed) for words, changed in kind) for kind in kinds]
-    links = (
-        _measured(f"links {factor:g} times as fast", scenario, program, simulate_step(program, costs=Faster(costs=costs, factor=factor)))
-        for factor in FACTORS
-    )
-    return Hiding(now=now, changes=tuple(change for change in (*found, _smallest(links)) if change is not None))
+    found = (_smallest(_lookaheads(scenario)), _smallest(_units(scenario)), _breakeven(scenario), _smallest(_links(scenario)))
+    return Hiding(now=now, changes=tuple(_with_memory(tried) for tried in found if tried is not None))
 
 
-def _smallest(changes: Iterator[Change]) -> Change | None:
-    """The first that hides, else the first that is as good as any: more that gains nothing is not asked for."""
-    seen: list[Change] = []
-    for change in changes:
-        seen.append(change)
-        if change.hides:
-            return change
-    best = min((change.ns_per_token for change in seen), default=0.0)
-    return next((change for change in seen if change.ns_per_token <= best * (1 + NOTHING)), None)
-
-
-def _tried(words: str, scenario: Scenario) -> Change:
+def _simulated(words: str, scenario: Scenario) -> _Tried:
     program = plan(scenario, device=scenario.cluster.kind)
-    costs = Costs(cluster=scenario.cluster, execution=scenario.execution)
-    return _measured(words, scenario, program, simulate_step(program, costs=costs))
-
-
-def _measured(words: str, scenario: Scenario, program: Program, timeline: Timeline) -> Change:
+    timeline = simulate_step(program, costs=Costs(cluster=scenario.cluster, execution=scenario.execution))
     batch = scenario.batch
     tokens = batch.micro_batch * batch.sequence_length * batch.accumulation * batch.forwards
     exposed = sum(one.exposed_ns for one in explain(program, timeline).exposed)
-    return Change(words=words, ns_per_token=timeline.step_time_ns / tokens, exposed=exposed / max(1, timeline.step_time_ns))
+    step_ns = timeline.step_time_ns
+    change = Change(words=words, ns_per_token=step_ns / tokens, exposed=exposed / max(1, step_ns))
+    return _Tried(change=change, scenario=scenario, program=program)
+
+
+def _tried(words: str, scenario: Scenario) -> _Tried | None:
+    """The candidate simulated; None where a scenario file that asked for it would be refused."""
+    if refusals(scenario):
+        return None
+    try:
+        return _simulated(words, scenario)
+    except ScenarioError:  # a strategy that finds out only while it plans
+        return None
+
+
+def _with_memory(tried: _Tried) -> Change:
+    scenario = tried.scenario
+    found = answer(tried.program, scenario.cluster, expandable_segments=scenario.expandable_segments)
+    return replace(tried.change, memory=found.verdict, needed_bytes=found.needed.nbytes, capacity_bytes=found.capacity.nbytes)
+
+
+def _smallest(candidates: Iterable[tuple[str, Scenario]]) -> _Tried | None:
+    """The first that hides, else the first that is as good as any: more that gains nothing is not asked for."""
+    seen: list[_Tried] = []
+    for words, scenario in candidates:
+        tried = _tried(words, scenario)
+        if tried is not None:
+            seen.append(tried)
+            if tried.change.hides:
+                return tried
+    best = min((tried.change.ns_per_token for tried in seen), default=0.0)
+    return next((tried for tried in seen if tried.change.ns_per_token <= best * (1 + NOTHING)), None)
 
 
 def _lookaheads(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
-    """More units gathered ahead, where the strategy has an option for that."""
-    names = {field.name for field in fields(scenario.options)}
-    prefetches = [name for name in ("lookahead", "forward_prefetch", "backward_prefetch") if name in names]
-    prefetches = [name for name in prefetches if type(getattr(scenario.options, name)) is int]
-    if not prefetches:
-        return
-    least = max(getattr(scenario.options, name) for name in prefetches)
-    for ahead in LOOKAHEADS:
+    """More units gathered ahead, where the strategy has options for that: by number, or one, two, all of those that are no numbers."""
+    options = scenario.options
+    known = {field.name: getattr(options, field.name) for field in fields(options)}
+    numbers = [name for name in ("lookahead", "forward_prefetch", "backward_prefetch") if type(known.get(name)) is int]
+    least = max((known[name] for name in numbers), default=0)
+    for ahead in LOOKAHEADS if numbers else ():
         if ahead > least:
-            options = replace(scenario.options, **dict.fromkeys(prefetches, ahead))
-            yield " and ".join(f"{name} = {ahead}" for name in prefetches), replace(scenario, options=options)
+            words = " and ".join(f"{name} = {ahead}" for name in numbers)
+            yield words, replace(scenario, options=replace(options, **dict.fromkeys(numbers, ahead)))
+    others = [name for name, (value, _) in EAGER.items() if type(known.get(name)) is type(value) and known[name] != value]
+    for count in range(1, len(others) + 1):
+        for names in combinations(others, count):
+            words = " and ".join(EAGER[name][1] for name in names)
+            yield words, replace(scenario, options=replace(options, **{name: EAGER[name][0] for name in names}))
 
 
 def _units(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
@@ -161,14 +161,45 @@ def _units(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
     if model.family == wrapping.TRACED or len(model.blocks) < 2:
         return
     for every in (1, 2, 4):
-        asked = Wrapping(every=every)
+        asked = replace(scenario.wrapping, every=every)
         if asked != scenario.wrapping and not tuple(wrapping.problems(asked, model)):
             yield f"wrapping.every = {every}", replace(scenario, wrapping=asked, model=wrapping.wrapped(model, asked))
 
 
-def _batches(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
+def _breakeven(scenario: Scenario) -> _Tried | None:
+    """The smallest micro-batch that hides, or the best of its multiples."""
     if scenario.model.family == wrapping.TRACED:
-        return
-    for times in BATCHES:
-        size = scenario.batch.micro_batch * times
-        yield f"micro_batch = {size}", replace(scenario, batch=replace(scenario.batch, micro_batch=size))
+        return None
+    now = scenario.batch.micro_batch
+    found = _smallest(_with_batch(scenario, now * times) for times in BATCHES)
+    if found is None or not found.change.hides:
+        return found
+    high = found.scenario.batch.micro_batch
+    low = max(size for size in (now, *(now * times for times in BATCHES)) if size < high)
+    while high - low > 1:
+        middle = (low + high) // 2
+        tried = _tried(*_with_batch(scenario, middle))
+        if tried is not None and tried.change.hides:
+            found, high = tried, middle
+        else:
+            low = middle
+    return found
+
+
+def _with_batch(scenario: Scenario, size: int) -> tuple[str, Scenario]:
+    return f"micro_batch = {size}", replace(scenario, batch=replace(scenario.batch, micro_batch=size))
+
+
+def _links(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
+    """Links between devices and between nodes of more bandwidth; their latency, and what a collective costs besides, stay."""
+    for factor in FACTORS:
+        yield f"links {factor:g} times as fast", replace(scenario, cluster=_faster(scenario.cluster, factor))
+
+
+def _faster(cluster: ClusterSpec, factor: float) -> ClusterSpec:
+    def times(link: Link) -> Link:
+        return replace(link, bandwidth=round(link.bandwidth * factor))
+
+    links = replace(cluster.links, fabric=times(cluster.links.fabric), pcie=times(cluster.links.pcie), rail=times(cluster.links.rail))
+    slow = tuple(replace(one, bandwidth=round(one.bandwidth * factor)) for one in cluster.slow_rails)
+    return replace(cluster, links=links, slow_rails=slow)

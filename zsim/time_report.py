@@ -8,7 +8,7 @@ from typing import Any
 
 from zsim import report
 from zsim.costs import Costs
-from zsim.hiding import HIDDEN, Change, Hiding, hiding
+from zsim.hiding import HIDDEN, NOTHING, Change, Hiding, hiding
 from zsim.program import Program
 from zsim.scenario import Scenario
 from zsim.slowdown import simulate_step
@@ -48,6 +48,7 @@ def as_object(scenario: Scenario, program: Program) -> dict[str, Any]:
                 "duration_ns": one.duration_ns,
                 "exposed_ns": one.exposed_ns,
                 "reason": one.reason,
+                "by_reason_ns": dict(one.parts),
                 "waited_for": one.waited_for,
             }
             for one in found.exposed
@@ -63,17 +64,20 @@ def as_object(scenario: Scenario, program: Program) -> dict[str, Any]:
 
 
 def _change(change: Change) -> dict[str, Any]:
-    return {"change": change.words, "ns_per_token": change.ns_per_token, "exposed": change.exposed, "hides": change.hides}
+    found = {"change": change.words, "ns_per_token": change.ns_per_token, "exposed": change.exposed, "hides": change.hides}
+    memory = {"memory": change.memory, "needed_bytes": change.needed_bytes, "capacity_bytes": change.capacity_bytes}
+    return found | memory if change.memory else found
 
 
 def show(scenario: Scenario, program: Program) -> None:
     """The same in words."""
     found = why(scenario, program)
-    for line in _lines(found, hiding(scenario), slower_ns=interference_ns(scenario, program, found.step_ns)):
+    for line in lines(found, hiding(scenario), slower_ns=interference_ns(scenario, program, found.step_ns)):
         report.say(line)
 
 
-def _lines(found: Why, helps: Hiding, *, slower_ns: int) -> Iterator[str]:
+def lines(found: Why, helps: Hiding, *, slower_ns: int) -> Iterator[str]:
+    """The report, line by line; `slower_ns` are lost to collectives that run beside kernels."""
     waits = format_time(found.host_bound_ns)
     yield f"step of {format_time(found.step_ns)} on rank {found.rank}, of which {waits} the device waits for the host"
     if slower_ns:
@@ -87,7 +91,8 @@ def _lines(found: Why, helps: Hiding, *, slower_ns: int) -> Iterator[str]:
         yield f"  {format_time(ns):>10}  {waited}{reason}"
     for one in found.exposed[:MOST]:
         after = f" after {one.waited_for}" if one.waited_for else ""
-        yield f"    {name(one.op):<32} {format_time(one.exposed_ns):>10} of {format_time(one.duration_ns):<10} {one.reason}{after}"
+        others = "".join(f"; {format_time(ns)} {reason}" for reason, ns in one.parts[1:])
+        yield f"    {name(one.op):<32} {format_time(one.exposed_ns):>10} of {format_time(one.duration_ns):<10} {one.reason}{after}{others}"
     if len(found.exposed) > MOST:
         yield f"    … and {len(found.exposed) - MOST} more"
     yield f"critical path, {len(found.critical_path)} ops, the longest of them:"
@@ -103,4 +108,7 @@ def _lines(found: Why, helps: Hiding, *, slower_ns: int) -> Iterator[str]:
     yield f"what would hide it ({helps.now.ns_per_token:,.0f} ns for each token now):"
     for change in helps.changes:
         verdict = "hides it" if change.hides else f"leaves {100 * change.exposed:.1f} % exposed"
-        yield f"    {change.words:<40} {verdict}, {change.ns_per_token:,.0f} ns for each token"
+        if change.ns_per_token > helps.now.ns_per_token * (1 - NOTHING):
+            verdict += ", gains nothing"
+        memory = f"; {change.memory_words}" if change.memory_words else ""
+        yield f"    {change.words:<48} {verdict}, {change.ns_per_token:,.0f} ns for each token{memory}"

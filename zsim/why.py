@@ -1,8 +1,21 @@
-"""Why a step takes as long as it does: what each exposed collective waited for, the critical path, and what would hide the communication.
+"""Why a step takes as long as it does: why each exposed collective is, the critical path, and what would hide the communication.
 
 An op starts when the last thing that it waits for is over; walking back from the end of the step along these last things gives the
-critical path, and the last thing before an exposed collective is its reason. Everything is read from a simulated timeline, and what would
-help is simulated again, never recited.
+critical path.
+
+A collective is exposed for as long as it runs while the compute stream is idle. Those nanoseconds have these reasons, the first that
+holds, and together they are all of them:
+
+1. It began late: it was held while the compute stream worked, and would have been hidden there. What can hold it are its dependencies,
+   the host that had not issued it, the other ranks, and what is ahead of it on its stream or in its communicator's queue. From its
+   start back to the end of the thing before the last, the last alone held it; from there back to the one before that, that one; and
+   so on. As much as compute ran in such a stretch it lost to that reason, provided that its communicator was free: what another
+   collective of it is hidden under, or has been said to have lost already, is not there twice. What is ahead of it counts where
+   nothing held it longer; of a queue it is all compute that ran meanwhile, as a communicator of its own would have hidden.
+2. It shared its links: by so much it took longer than it takes alone.
+3. It is longer than the compute over it: alone on its links, and begun as early as can be, it would not have been hidden either.
+
+Everything is read from a simulated timeline, and what would help is simulated again, never recited.
 """
 
 from __future__ import annotations
@@ -11,27 +24,54 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from zsim.engine import Timeline, Times
 from zsim.ops import COLLECTIVES, Op
 from zsim.program import Program
+from zsim.room import Room
 
-Reason = Literal["a dependency", "the host", "its communicator's queue", "its stream", "another rank", "longer than the compute over it"]
+Reason = Literal[
+    "a dependency",
+    "the host",
+    "its communicator's queue",
+    "its stream",
+    "another rank",
+    "a shared link",
+    "longer than the compute over it",
+]
+SHARED: Reason = "a shared link"
 LONGER: Reason = "longer than the compute over it"
 COMPUTE_STREAM = "compute"
+Kind = Literal["wait", "queue", "stream", "issued", "peer"]
+HELD: dict[Kind, Reason] = {
+    "wait": "a dependency",
+    "queue": "its communicator's queue",
+    "stream": "its stream",
+    "issued": "the host",
+    "peer": "another rank",
+}
+"""What an op can wait for; of those that end at once the first counts as the last."""
+AHEAD: tuple[Kind, ...] = ("queue", "stream")
+"""What was issued before it to the same place, and needed the time for itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exposed:
-    """A collective during which the compute stream is idle for `exposed_ns`, why, and the op that it waited for ("" for none)."""
+    """A collective during which the compute stream is idle for `exposed_ns`, and why: `parts` are those nanoseconds by reason, largest
+    first. `waited_for` is the op that the first of them is about, or else the one that it began after ("" for none)."""
 
     op: Op
     start_ns: int
     duration_ns: int
     exposed_ns: int
-    reason: Reason
+    parts: tuple[tuple[Reason, int], ...]
     waited_for: str
+
+    @property
+    def reason(self) -> Reason:
+        """That of most of its exposed time."""
+        return self.parts[0][0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +99,8 @@ class Why:
         """Exposed nanoseconds by reason, largest first."""
         found: dict[str, int] = {}
         for one in self.exposed:
-            found[one.reason] = found.get(one.reason, 0) + one.exposed_ns
+            for reason, ns in one.parts:
+                found[reason] = found.get(reason, 0) + ns
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     @property
@@ -79,7 +120,9 @@ def explain(program: Program, timeline: Timeline, *, rank: int | None = None) ->
     ops, times = program.of_rank(chosen).steady, timeline.ranks[chosen]
     befores = _befores(ops)
     idle = list(_idle(ops, times))
-    exposed = [_exposed(op, ops, times, befores, ns) for op, ns in _shares(ops, times, idle) if ns]
+    shares = sorted(((op, ns) for op, ns in _shares(ops, times, idle) if ns), key=lambda one: (times.starts[one[0].index], one[0].index))
+    rooms = {group: _room(ops, times, group) for group in {op.group for op, _ in shares}}
+    exposed = [_exposed(op, ops, times, befores, rooms[op.group], ns) for op, ns in shares]
     return Why(
         rank=chosen,
         step_ns=timeline.step_time_ns,
@@ -89,28 +132,30 @@ def explain(program: Program, timeline: Timeline, *, rank: int | None = None) ->
     )
 
 
-def _compute(ops: Sequence[Op]) -> list[Op]:
-    return [op for op in ops if op.stream == COMPUTE_STREAM and op.kind not in COLLECTIVES]
+def _compute(ops: Sequence[Op], times: Times) -> list[Op]:
+    """What keeps the compute stream busy: what takes no time only stands in it."""
+    own = (op for op in ops if op.stream == COMPUTE_STREAM and op.kind not in COLLECTIVES)
+    return [op for op in own if times.ends[op.index] > times.starts[op.index]]
 
 
 def _waits_for_host(ops: Sequence[Op], times: Times) -> int:
     """Idle time of the compute stream that ends at the moment when the host issues its next op."""
     at = found = 0
-    for op in _compute(ops):
+    for op in _compute(ops, times):
         start = times.starts[op.index]
-        if start > at and start == times.issued[op.index] and op.kernels:
+        if start > at and start == times.issued[op.index]:
             found += start - at
         at = max(at, times.ends[op.index])
     return found
 
 
-def _befores(ops: Sequence[Op]) -> list[dict[str, int]]:
+def _befores(ops: Sequence[Op]) -> list[dict[Kind, int]]:
     """By op the index of the op before it on its stream and, for a collective, on its communicator."""
     streams: dict[str, int] = {}
     groups: dict[str, int] = {}
     found = []
     for op in ops:
-        before = {}
+        before: dict[Kind, int] = {}
         if op.stream in streams and op.stream != "host":
             before["stream"] = streams[op.stream]
         streams[op.stream] = op.index
@@ -125,11 +170,10 @@ def _befores(ops: Sequence[Op]) -> list[dict[str, int]]:
 def _idle(ops: Sequence[Op], times: Times) -> Iterator[tuple[int, int]]:
     """Stretches from 0 to the end of the step in which the compute stream does nothing."""
     at = 0
-    for op in _compute(ops):
-        start, end = times.starts[op.index], times.ends[op.index]
-        if start > at and end > start:
-            yield at, start
-        at = max(at, end)
+    for op in _compute(ops, times):
+        if times.starts[op.index] > at:
+            yield at, times.starts[op.index]
+        at = max(at, times.ends[op.index])
     last = max(times.ends, default=0)
     if last > at:
         yield at, last
@@ -154,40 +198,66 @@ def _shares(ops: Sequence[Op], times: Times, idle: Sequence[tuple[int, int]]) ->
         yield ops[index], ns
 
 
-def _last_thing(op: Op, ops: Sequence[Op], times: Times, befores: Sequence[dict[str, int]]) -> tuple[str, int | None]:
-    """What was over last before `op` could start: "wait", "stream", "queue", "issued" or "peer", and the op that it was."""
+class _Held(NamedTuple):
+    """Until when an op could not start, of what kind the reason is, and which op it is, if one."""
+
+    until: int
+    kind: Kind
+    by: int | None
+
+
+def _held(op: Op, ops: Sequence[Op], times: Times, befores: Sequence[dict[Kind, int]]) -> list[_Held]:
+    """All that kept `op` from starting, the last first; never empty."""
+    found = [_Held(times.issued[op.index], "issued", None)]
+    found += [_Held(times.ends[wait], "wait", wait) for wait in op.waits]
+    found += [_Held(times.ends[index], kind, index) for kind, index in befores[op.index].items()]
+    order = list(HELD)
+    found.sort(key=lambda one: (-one.until, order.index(one.kind)))
     start = times.starts[op.index]
-    ends: list[tuple[int, int, str, int | None]] = [(times.issued[op.index], 0, "issued", None)]
-    ends += [(times.ends[wait], 3, "wait", wait) for wait in op.waits]
-    ends += [(times.ends[index], 1 if kind == "stream" else 2, kind, index) for kind, index in befores[op.index].items()]
-    end, _, kind, index = max(ends, key=lambda item: item[:2])
-    return ("peer", None) if end < start and op.kind in COLLECTIVES else (kind, index)
+    return [_Held(start, "peer", None), *found] if found[0].until < start and op.kind in COLLECTIVES else found
 
 
-def _exposed(op: Op, ops: Sequence[Op], times: Times, befores: Sequence[dict[str, int]], ns: int) -> Exposed:
-    kind, index = _last_thing(op, ops, times, befores)
-    duration = times.ends[op.index] - times.starts[op.index]
-    words: dict[str, Reason] = {
-        "wait": "a dependency",
-        "stream": "its stream",
-        "queue": "its communicator's queue",
-        "issued": "the host",
-        "peer": "another rank",
-    }
-    reason = words[kind]
-    if ns < duration and kind != "queue":  # it began beside compute as early as it could, and outlasted that
-        reason = LONGER
+def _room(ops: Sequence[Op], times: Times, group: str) -> Room:
+    """The room of the communicator over `group`."""
+    spans = [(times.starts[op.index], times.ends[op.index]) for op in ops if op.kind in COLLECTIVES and op.group == group]
+    return Room([(times.starts[op.index], times.ends[op.index]) for op in _compute(ops, times)], taken=spans)
+
+
+def _late(held: Sequence[_Held], room: Room, ns: int) -> Iterator[tuple[Reason, int, int | None]]:
+    """By what held a collective: of its `ns` exposed nanoseconds those that compute was there for, and which op it was."""
+    counted = [one for one in held if one is held[0] or one.kind not in AHEAD]
+    for one, before in zip(counted, [*counted[1:], _Held(0, "issued", None)], strict=True):
+        since, until = before.until, one.until
+        part = min(ns, room.work(since, until)) if one.kind == "queue" else room.take(since, until, ns)
+        ns -= part
+        yield HELD[one.kind], part, one.by
+
+
+def _exposed(op: Op, ops: Sequence[Op], times: Times, befores: Sequence[dict[Kind, int]], room: Room, ns: int) -> Exposed:
+    held = _held(op, ops, times, befores)
+    found = list(_late(held, room, ns))
+    rest = ns - sum(part for _, part, _ in found)
+    shared = min(rest, times.shared.get(op.index, 0))
+    found += [(SHARED, shared, held[0].by), (LONGER, rest - shared, held[0].by)]
+    parts: dict[Reason, int] = {}
+    about: dict[Reason, int | None] = {}
+    for reason, part, index in found:
+        if part:
+            parts[reason] = parts.get(reason, 0) + part
+            about.setdefault(reason, index)
+    ordered = tuple(sorted(parts.items(), key=lambda item: -item[1]))
+    of = about[ordered[0][0]]
     return Exposed(
         op=op,
         start_ns=times.starts[op.index],
-        duration_ns=duration,
+        duration_ns=times.ends[op.index] - times.starts[op.index],
         exposed_ns=ns,
-        reason=reason,
-        waited_for="" if index is None else name(ops[index]),
+        parts=ordered,
+        waited_for="" if of is None else name(ops[of]),
     )
 
 
-def _path(ops: Sequence[Op], times: Times, befores: Sequence[dict[str, int]]) -> list[Link]:
+def _path(ops: Sequence[Op], times: Times, befores: Sequence[dict[Kind, int]]) -> list[Link]:
     """From the first op to the last that ends."""
     if not ops:
         return []
@@ -195,7 +265,7 @@ def _path(ops: Sequence[Op], times: Times, befores: Sequence[dict[str, int]]) ->
     then, found = "the step is over", []
     while at is not None:
         op = ops[at]
-        kind, before = _last_thing(op, ops, times, befores)
+        _, kind, before = _held(op, ops, times, befores)[0]
         found.append(Link(op=op, start_ns=times.starts[at], end_ns=times.ends[at], then=then))
         then = f"{name(op)} waits for " + {"issued": "the host", "peer": "another rank"}.get(kind, "it")
         at = before

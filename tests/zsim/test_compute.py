@@ -111,3 +111,12 @@ def test_every_figure_of_a_device_has_a_source(name: str) -> None:
     device = load_device(name)
     assert all(figure.source and figure.key.startswith("device.") for figure in device.figures)
     assert device.num_sms == 1 or {"flash2", "triton"} <= set(device.attention)
+
+
+@pytest.mark.parametrize("operator", ["copy", "cast", "add", "norm", "scale", "adamw", "sgd"])
+def test_what_reads_and_writes_contiguous_memory_reaches_the_rate_of_a_stream(operator: str) -> None:
+    """1 GB at the bandwidth that copies reach, and compiled as fast; an element-wise kernel of another kind is slower."""
+    seconds = 1e9 / (A100.memory_bandwidth * A100.memory_efficiency)
+    kernel = Kernel(operator, 0, 10**9, "float32")
+    assert kernel_ns(kernel, A100) == kernel_ns(kernel, A100, Execution(compile=True)) == ceil(seconds * 1e9) + A100.kernel
+    assert kernel_ns(Kernel("gelu", 0, 10**9, "float32"), A100) > kernel_ns(kernel, A100)

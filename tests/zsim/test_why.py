@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -11,25 +13,29 @@ from zsim import scenario
 from zsim.costs import Costs
 from zsim.engine import Delays, simulate
 from zsim.execution import EAGER, Execution
-from zsim.hiding import hiding
 from zsim.mesh import Mesh
-from zsim.ops import Kernel, Op
+from zsim.metrics import figures
+from zsim.ops import Kernel, Op, OpKind
 from zsim.plan import plan
 from zsim.program import Program, RankProgram
+from zsim.run import RunOptions
+from zsim.simulator import SimBackend
 from zsim.slowdown import simulate_step
-from zsim.why import LONGER, explain, name
+from zsim.why import LONGER, SHARED, explain, name
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 
 
 @dataclass(frozen=True)
 class Toy:
-    """A kernel takes as many nanoseconds as it has FLOPs, a collective as many as bytes; issuing takes `issue` each."""
+    """A kernel takes as many nanoseconds as it has FLOPs, a collective as many as bytes; issuing takes `issue` each,
+    but for those that are `late`. All communicators use one link whole."""
 
     issue: int = 0
     share: float = 0.0
     launch_queue: int = 0
     execution: Execution = EAGER
+    late: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def interference(self) -> float:
@@ -45,8 +51,11 @@ class Toy:
     def collective_ns(self, kind: str, nbytes: int, ranks: tuple[int, ...]) -> int:
         return nbytes
 
+    def usage(self, ranks: tuple[int, ...]) -> dict[str, Fraction]:
+        return {"link": Fraction(1)}
+
     def issue_ns(self, op: Op) -> int:
-        return self.issue
+        return self.late.get(op.index, self.issue)
 
 
 def forward(index: int, unit: str, ns: int, *waits: int, micro_batch: int = 0) -> Op:
@@ -60,14 +69,33 @@ def gather(index: int, unit: str, ns: int, *waits: int) -> Op:
     return Op(index=index, kind="all_gather", unit=unit, stream="all_gather", group="dp_shard", nbytes=ns, waits=waits)
 
 
+def all_reduce(index: int, unit: str, ns: int, *waits: int) -> Op:
+    return Op(index=index, kind="all_reduce", unit=unit, stream="all_reduce", group="dp_replicate", nbytes=ns, waits=waits)
+
+
+def reasons(step: Program, costs: Toy | None = None, *, rank: int | None = None) -> dict[str, dict[str, int]]:
+    """By collective its exposed time by reason, each of which adds up."""
+    found = explain(step, simulate(step, costs=costs or Toy()), rank=rank)
+    assert all(sum(ns for _, ns in one.parts) == one.exposed_ns and all(ns > 0 for _, ns in one.parts) for one in found.exposed)
+    assert sum(found.by_reason.values()) == sum(one.exposed_ns for one in found.exposed)
+    return {name(one.op): dict(one.parts) for one in found.exposed}
+
+
 def program(*ops: Op) -> Program:
     return Program(
         mesh=Mesh(dp_shard=2), ranks=(RankProgram(construction=(), first=(), steady=ops),), assignment=(0, 0)
     )
 
 
+def over_replicas(*ops: Op) -> Program:
+    """The same on two groups of two ranks, so that there are two communicators."""
+    steady = (RankProgram(construction=(), first=(), steady=ops),)
+    return Program(mesh=Mesh(dp_shard=2, dp_replicate=2), ranks=steady, assignment=(0,) * 4)
+
+
 def test_each_exposed_collective_says_what_it_waited_for() -> None:
-    """a's gather opens the step; b's runs beside a and outlasts it; c's waits in the queue behind b's; d's for a dependency."""
+    """a's gather opens the step, when there is no compute yet; b's runs beside a and outlasts it; c's waits in the queue behind b's while
+    a computes for 20; d's for a dependency that computes for 5."""
     step = program(
         gather(0, "a", 10),
         forward(1, "a", 20, 0),
@@ -81,14 +109,115 @@ def test_each_exposed_collective_says_what_it_waited_for() -> None:
     found = explain(step, simulate(step, costs=Toy()))
     by_name = {name(one.op): (one.exposed_ns, one.reason, one.waited_for) for one in found.exposed}
     assert by_name == {
-        "all_gather a": (10, "the host", ""),
+        "all_gather a": (10, LONGER, ""),
         "all_gather b": (10, LONGER, "all_gather a"),
         "all_gather c": (35, "its communicator's queue", "all_gather b"),
         "all_gather d": (7, "a dependency", "forward c"),
     }
+    assert reasons(step) == {
+        "all_gather a": {LONGER: 10},
+        "all_gather b": {LONGER: 10},
+        "all_gather c": {"its communicator's queue": 20, LONGER: 15},
+        "all_gather d": {"a dependency": 5, LONGER: 2},
+    }
+    assert found.by_reason == {LONGER: 37, "its communicator's queue": 20, "a dependency": 5}
     assert found.step_ns == 93
-    assert sum(found.by_reason.values()) == 10 + 10 + 35 + 7
     assert not found.host_bound
+
+
+def test_a_collective_that_is_issued_late_beside_compute_that_is_long_enough_waited_for_the_host() -> None:
+    """Forward runs from 0 to 100, and a gather of 50 is issued at 95: 45 are exposed, and 50 would have been hidden in 100."""
+    step = program(forward(0, "a", 100), gather(1, "b", 50))
+    assert reasons(step, Toy(late={1: 95})) == {"all_gather b": {"the host": 45}}
+    step = program(forward(0, "a", 30), gather(1, "b", 50))
+    assert reasons(step, Toy(late={1: 25})) == {"all_gather b": {"the host": 25, LONGER: 20}}
+
+
+def test_a_collective_that_waits_for_a_dependency_does_so_also_when_some_other_compute_runs_beside_it() -> None:
+    """A gather of 50 waits for a, which ends at 100; 1 ns of b runs beside it. Issued 3 ns later
+    while c computes, it waits for the host in those."""
+    step = program(forward(0, "a", 100), gather(1, "b", 50, 0), forward(2, "b", 1))
+    assert reasons(step) == {"all_gather b": {"a dependency": 49}}
+    step = program(forward(0, "a", 100), forward(1, "c", 9), gather(2, "b", 50, 0))
+    assert reasons(step, Toy(late={2: 103})) == {"all_gather b": {"a dependency": 41, "the host": 3}}
+
+
+def test_what_is_ahead_of_a_collective_that_something_else_holds_longer_is_no_reason() -> None:
+    """d waits for c, which is issued when b's gather is long over: the copy behind that one, on d's stream, is no matter of d's."""
+    behind = Op(index=2, kind="copy", unit="b", stream="all_gather", waits=(1,))
+    step = program(forward(0, "a", 90), gather(1, "b", 40), behind, forward(3, "c", 10), gather(4, "d", 30, 3))
+    assert reasons(step) == {"all_gather d": {"a dependency": 30}}
+    long = Op(index=2, kind="copy", unit="b", stream="all_gather", waits=(1,), kernels=(Kernel("copy", 60, 0, "float32"),))
+    step = program(forward(0, "a", 90), gather(1, "b", 40), long, forward(3, "c", 10), gather(4, "d", 30))
+    assert reasons(step) == {"all_gather d": {"its stream": 30}}
+
+
+def test_compute_hides_one_collective_of_a_communicator_and_not_two() -> None:
+    """Three gathers of 50 wait for a computation of 120: two would be hidden, and 20 of the third; the second also waits for the first."""
+    step = program(forward(0, "a", 120), gather(1, "b", 50, 0), gather(2, "c", 50, 0), gather(3, "d", 50, 0))
+    assert reasons(step) == {
+        "all_gather b": {"a dependency": 50},
+        "all_gather c": {"a dependency": 50},
+        "all_gather d": {"a dependency": 20, LONGER: 30},
+    }
+
+
+def test_what_a_communicator_hides_elsewhere_is_no_room_for_what_comes_after() -> None:
+    """Layers that are alike, each gathered during the one before it: the communicator never rests, so nothing could begin earlier."""
+    layers = [
+        op
+        for place in range(1, 9, 2)
+        for op in (gather(place, f"{place}", 30, max(0, place - 2)), forward(place + 1, f"{place}", 20, max(0, place - 2)))
+    ]
+    assert {reason for parts in reasons(program(gather(0, "a", 30), *layers)).values() for reason in parts} == {LONGER}
+
+
+def test_a_collective_that_another_rank_holds_up_says_so() -> None:
+    """Rank 1 arrives at 60; rank 0 was there at 20, and could have hidden 40 more of its 80 under b, which ends at 120."""
+    ops = [(forward(0, "a", ns), gather(1, "c", 80, 0), forward(2, "b", 100)) for ns in (20, 60)]
+    ranks = tuple(RankProgram(construction=(), first=(), steady=each) for each in ops)
+    step = Program(mesh=Mesh(dp_shard=2), ranks=ranks, assignment=(0, 1))
+    assert reasons(step, rank=0) == {"all_gather c": {"another rank": 20}}
+
+
+def test_two_collectives_that_share_a_link_are_exposed_for_that() -> None:
+    """60 ns each over one link take 120 together, 20 more than the compute over them; each alone is hidden. The last has the time."""
+    step = over_replicas(forward(0, "a", 100), gather(1, "b", 60), all_reduce(2, "c", 60))
+    assert reasons(step) == {"all_reduce c": {SHARED: 20}}
+    short = over_replicas(forward(0, "a", 40), gather(1, "b", 60), all_reduce(2, "c", 60))
+    assert reasons(short) == {"all_reduce c": {SHARED: 60, LONGER: 20}}
+
+
+def test_where_several_collectives_are_exposed_at_once_the_one_that_ends_last_has_the_time() -> None:
+    """Over links of their own: the all-reduce is over at 30 and the gather at 50, of which 10 are hidden."""
+    step = over_replicas(forward(0, "a", 10), all_reduce(1, "b", 30), gather(2, "c", 50))
+    found = explain(step, simulate(step, costs=Toy(), contention=False))
+    assert [(name(one.op), one.exposed_ns) for one in found.exposed] == [("all_gather c", 40)]
+    turned = over_replicas(forward(0, "a", 10), all_reduce(1, "b", 50), gather(2, "c", 30))
+    found = explain(turned, simulate(turned, costs=Toy(), contention=False))
+    assert [(name(one.op), one.exposed_ns) for one in found.exposed] == [("all_reduce b", 40)]
+
+
+def test_what_sharing_costs_a_step_that_communication_bounds_is_said_to_be_shared_links() -> None:
+    """HSDP over 8 p4d, whose nodes share their NICs between the gathers of 16 ranks and the all-reduces of 4."""
+    asked = scenario.parse(
+        b"""
+model.preset = "mpt-1b"
+batch = { micro_batch = 1 }
+cluster = { preset = "p4d", nodes = 8 }
+strategy = { name = "hsdp", dp_shard = 16, dp_replicate = 4 }
+precision = { parameters = "bf16", reduce = "bf16" }
+execution = { interference = false }
+""",
+        where="hsdp.toml",
+    )
+    step, costs = plan(asked, device="cuda"), Costs(cluster=asked.cluster, execution=asked.execution)
+    with_others, alone = (simulate(step, costs=costs, contention=contention) for contention in (True, False))
+    longer = with_others.step_time_ns - alone.step_time_ns
+    shared = explain(step, with_others).by_reason[SHARED]
+    assert longer > 0.1 * alone.step_time_ns
+    assert abs(shared / longer - 1) < 0.1
+    assert SHARED not in explain(step, alone).by_reason
 
 
 def test_the_critical_path_goes_from_the_first_op_to_the_last_without_a_gap() -> None:
@@ -104,21 +233,37 @@ def test_the_critical_path_goes_from_the_first_op_to_the_last_without_a_gap() ->
 
 
 @pytest.mark.parametrize(
-    "path", ["overlap/zero3-llama-3-8b-8-lookahead-0", "published/llama-3-8b-8-h100", "parity/fsdp2-gpt-4"]
+    "path",
+    [
+        "overlap/zero3-llama-3-8b-8-lookahead-0",
+        "published/llama-3-8b-8-h100",
+        "parity/fsdp2-gpt-4",
+        "parity/fsdp1-gpt-2x2",
+        "parity/hsdp-gpt-2x2",
+        "parity/ddp-gpt-4",
+    ],
 )
 def test_exposed_time_is_what_the_run_says_and_the_critical_path_is_as_long_as_the_step(path: str) -> None:
     asked = scenario.load(SCENARIOS / f"{path}.toml")
     planned = plan(asked, device=asked.cluster.kind)
     costs = Costs(cluster=asked.cluster, execution=asked.execution)
     timeline = simulate_step(planned, costs=costs)
+    run = SimBackend().run(asked, options=RunOptions())
+    by_rank = [explain(planned, timeline, rank=rank).by_reason for rank in timeline.ranks]
+    assert max(sum(by_reason.values()) for by_reason in by_rank) == figures(run, asked).exposed_communication_ns
     found = explain(planned, timeline)
-    times = timeline.ranks[found.rank]
-    compute = [op for op in planned.of_rank(found.rank).steady if op.stream == "compute"]
-    busy = sum(times.ends[op.index] - times.starts[op.index] for op in compute)
-    assert sum(one.exposed_ns for one in found.exposed) <= found.step_ns - busy
     links = found.critical_path
     assert links[-1].end_ns == found.step_ns
     assert all(earlier.end_ns <= later.start_ns for earlier, later in zip(links, links[1:], strict=False))
+
+
+def test_an_op_that_takes_no_time_does_not_end_the_idle_time_of_the_device() -> None:
+    """b is allocated at 30, when its gather is over, and computed from 35 on, when the host has issued it: 20 and 5 are idle."""
+    ready = Op(index=2, kind="alloc", unit="b", stream="compute", waits=(1,))
+    step = program(forward(0, "a", 10), gather(1, "b", 30), ready, forward(3, "b", 65, 1))
+    assert reasons(step) == {"all_gather b": {LONGER: 20}}
+    found = explain(step, simulate(step, costs=Toy(late={3: 35})))
+    assert (found.step_ns, found.host_bound_ns) == (100, 25)
 
 
 def test_a_step_that_waits_for_the_host_says_so() -> None:
@@ -127,11 +272,27 @@ def test_a_step_that_waits_for_the_host_says_so() -> None:
     assert (found.step_ns, found.host_bound_ns, found.host_bound) == (51, 5 + 9 * 4, True)
 
 
+@pytest.mark.parametrize(("issue", "is_bound"), [(1, False), (2, True)])
+def test_a_step_is_bound_by_the_host_from_a_tenth_of_it_on(issue: int, is_bound: bool) -> None:
+    """Two computations of 7, the second issued 1 or 2 ns after the first is over: 1 of 15 is below a tenth, 2 of 16 above."""
+    step = program(forward(0, "a", 7), forward(1, "b", 7))
+    found = explain(step, simulate(step, costs=Toy(late={1: 7 + issue})))
+    assert (found.step_ns, found.host_bound_ns, found.host_bound) == (14 + issue, issue, is_bound)
+
+
 def test_kernels_lose_a_share_of_the_time_in_which_collectives_run_beside_them() -> None:
     """b's gather of 40 runs beside all of a's 100: 20 % of 40 are lost."""
     step = program(gather(0, "a", 10), forward(1, "a", 100, 0), gather(2, "b", 40, 0), forward(3, "b", 50, 2))
     assert simulate_step(step, costs=Toy()).step_time_ns == 160
     assert simulate_step(step, costs=Toy(share=0.2)).step_time_ns == 168
+
+
+@pytest.mark.parametrize("kind", ["forward", "recompute", "backward", "optimizer", "copy"])
+def test_every_kind_of_kernel_loses_to_a_collective_beside_it(kind: OpKind) -> None:
+    """100 ns beside a gather of 40, of which a quarter is lost."""
+    kernels = (Kernel("linear", 100, 0, "float32"),)
+    step = program(gather(0, "a", 40), Op(index=1, kind=kind, unit="b", stream="compute", kernels=kernels))
+    assert simulate_step(step, costs=Toy(share=0.25)).step_time_ns == 110
 
 
 def test_pauses_of_the_trainer_stop_host_and_device() -> None:
@@ -148,43 +309,3 @@ def test_delays_of_one_op_are_its_own() -> None:
     step = program(forward(0, "a", 10), forward(1, "b", 10))
     times = simulate(step, costs=Toy(), delays=[Delays({0: 5}, {1: 40})]).ranks[0]
     assert (times.starts, times.ends) == ([0, 40], [15, 50])
-
-
-def small(micro_batch: int, *, lookahead: int = 0, dp: int = 8) -> scenario.Scenario:
-    text = f"""
-model.family = "mlp"
-model.sizes = {{ dims = [{", ".join(["4096"] * 9)}], hidden = 16384, num_classes = 1024 }}
-batch = {{ micro_batch = {micro_batch} }}
-cluster = {{ preset = "dgx-h100", nodes = {dp // 8} }}
-strategy = {{ name = "zero3", dp_shard = {dp}, lookahead = {lookahead} }}
-precision = {{ parameters = "bf16", reduce = "bf16" }}
-execution = {{ interference = false }}
-"""
-    return scenario.parse(text.encode(), where="small.toml")
-
-
-def test_of_uniform_layers_one_unit_of_lookahead_hides_what_any_number_does() -> None:
-    """The published claims T3 and T4: one communicator is one queue, so with layers that are alike a deeper lookahead gains nothing."""
-    asked = small(8192)
-    found = hiding(asked)
-    ahead = next(change for change in found.changes if "lookahead" in change.words)
-    times = {
-        k: simulate_step(
-            plan(one, device="cuda"), costs=Costs(cluster=one.cluster, execution=one.execution)
-        ).step_time_ns
-        for k in (0, 1, 2, 3)
-        for one in [replace(asked, options=replace(asked.options, lookahead=k))]
-    }
-    assert times[1] < times[0]
-    assert times[3] >= times[1] * 0.99
-    assert ahead.words == "lookahead = 1"
-
-
-def test_the_breakeven_batch_is_the_smallest_that_hides_the_communication() -> None:
-    asked = small(1024, lookahead=1)
-    found = hiding(asked)
-    batch = next(change for change in found.changes if change.words.startswith("micro_batch"))
-    links = next(change for change in found.changes if change.words.startswith("links"))
-    assert found.now.exposed > batch.exposed
-    assert found.now.exposed > links.exposed
-    assert links.ns_per_token < found.now.ns_per_token

@@ -1,0 +1,195 @@
+"""What would hide communication: every candidate is a scenario that can be asked for, and the smallest of its kind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from zsim import scenario, time_report
+from zsim.costs import Costs
+from zsim.hardware import ClusterSpec, Link, MeasuredCurve, load_cluster
+from zsim.hiding import FACTORS, Change, Hiding, hiding
+from zsim.plan import plan
+from zsim.scenario import Scenario
+from zsim.slowdown import simulate_step
+from zsim.why import explain
+
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
+
+
+def small(micro_batch: int, *, lookahead: int = 0, dp: int = 8) -> Scenario:
+    text = f"""
+model.family = "mlp"
+model.sizes = {{ dims = [{", ".join(["4096"] * 9)}], hidden = 16384, num_classes = 1024 }}
+batch = {{ micro_batch = {micro_batch} }}
+cluster = {{ preset = "dgx-h100", nodes = {dp // 8} }}
+strategy = {{ name = "zero3", dp_shard = {dp}, lookahead = {lookahead} }}
+precision = {{ parameters = "bf16", reduce = "bf16" }}
+execution = {{ interference = false }}
+"""
+    return scenario.parse(text.encode(), where="small.toml")
+
+
+def simulated(asked: Scenario) -> tuple[float, float]:
+    """Nanoseconds per token, and the exposed share."""
+    program = plan(asked, device=asked.cluster.kind)
+    timeline = simulate_step(program, costs=Costs(cluster=asked.cluster, execution=asked.execution))
+    exposed = sum(one.exposed_ns for one in explain(program, timeline).exposed)
+    batch = asked.batch
+    tokens = batch.micro_batch * batch.sequence_length * batch.accumulation
+    return timeline.step_time_ns / tokens, exposed / timeline.step_time_ns
+
+
+def faster(cluster: ClusterSpec, factor: float) -> ClusterSpec:
+    """The cluster with `factor` times the bandwidth between devices, and between nodes."""
+
+    def times(link: Link) -> Link:
+        return Link(bandwidth=round(link.bandwidth * factor), latency=link.latency)
+
+    links = cluster.links
+    return replace(cluster, links=replace(links, fabric=times(links.fabric), pcie=times(links.pcie), rail=times(links.rail)))
+
+
+@cache
+def llama() -> tuple[Scenario, Hiding]:
+    asked = scenario.load(SCENARIOS / "overlap/zero3-llama-3-8b-8-lookahead-0.toml")
+    return asked, hiding(asked)
+
+
+def of(found: Hiding, word: str) -> Change:
+    """The change of the kind that its words begin with."""
+    return next(change for change in found.changes if change.words.startswith(word))
+
+
+def test_of_uniform_layers_one_unit_of_lookahead_hides_what_any_number_does() -> None:
+    """The published claims T3 and T4: one communicator is one queue, so with layers that are alike a deeper lookahead gains nothing."""
+    asked = small(8192)
+    found = hiding(asked)
+    times = {k: simulated(replace(asked, options=replace(asked.options, lookahead=k)))[0] for k in (0, 1, 2, 3)}
+    assert times[1] < times[0]
+    assert times[3] >= times[1] * 0.99
+    assert of(found, "lookahead").words == "lookahead = 1"
+
+
+def test_more_lookahead_that_gains_next_to_nothing_is_not_asked_for() -> None:
+    """Llama-3 8B with four units ahead is faster than with one by a few parts in a billion."""
+    asked, found = llama()
+    one, four = (simulated(replace(asked, options=replace(asked.options, lookahead=k)))[0] for k in (1, 4))
+    assert 0.999 < four / one < 1
+    assert of(found, "lookahead").words == "lookahead = 1"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "ddp-mlp-2",
+        "fsdp1-gpt-4",
+        "fsdp1-gpt-2x2",
+        "fsdp2-mlp-2",
+        "hsdp-mlp-2x2",
+        "zero-redundancy-mlp-2",
+        "zero1-mlp-2",
+        "zero2-mlp-2",
+        "zero3-mlp-2-lookahead-0",
+    ],
+)
+def test_of_every_strategy_it_is_said_what_would_hide_its_communication(path: str) -> None:
+    asked = scenario.load(SCENARIOS / f"parity/{path}.toml")
+    found = time_report.as_object(asked, plan(asked, device=asked.cluster.kind))
+    exposed = sum(one["exposed_ns"] for one in found["exposed"])
+    assert sum(found["exposed_by_reason_ns"].values()) == exposed == found["step_time_ns"] * found["as_it_is"]["exposed"]
+    assert all(sum(one["by_reason_ns"].values()) == one["exposed_ns"] for one in found["exposed"])
+    assert found["as_it_is"]["hides"] or found["what_would_hide_it"]
+
+
+def test_where_only_single_blocks_can_be_units_none_of_several_is_proposed() -> None:
+    """FullyShardedDataParallel wraps one module; what gathers earlier there are options that are no numbers."""
+    asked = scenario.load(SCENARIOS / "parity/fsdp1-gpt-4.toml")
+    found = hiding(asked)
+    words = [change.words for change in found.changes]
+    assert not any(each.startswith("wrapping") for each in words)
+    assert words[0] == "forward_prefetch = true"
+    assert found.changes[0].ns_per_token > 0.995 * found.now.ns_per_token
+    lines = list(time_report.lines(time_report.why(asked, plan(asked, device="cuda")), found, slower_ns=0))
+    assert [words[0] in line for line in lines if "gains nothing" in line] == [True]
+    slow = replace(asked.options, forward_prefetch=True, backward_prefetch="none")
+    assert hiding(replace(asked, options=slow)).changes[0].words == 'backward_prefetch = "pre"'
+
+
+def test_units_that_are_joined_keep_what_else_is_asked_of_them() -> None:
+    """Embedding and head that are wrapped apart stay so."""
+    text = (SCENARIOS / "parity/fsdp2-llama-4-bf16.toml").read_text() + '\n[wrapping]\nends = "apart"\n'
+    asked = scenario.parse(text.encode(), where="apart.toml")
+    joined = of(hiding(asked), "wrapping.every")
+    every = int(joined.words.rpartition(" ")[2])
+    apart = scenario.parse(text.replace("[wrapping]", f"[wrapping]\nevery = {every}").encode(), where="apart.toml")
+    assert (joined.ns_per_token, joined.exposed) == simulated(apart)
+
+
+def test_the_breakeven_batch_is_the_smallest_that_hides_the_communication() -> None:
+    """To a sequence: the one proposed hides, and one less does not."""
+    text = """
+model.preset = "mpt-350m"
+batch = { micro_batch = 1, sequence_length = 2048 }
+cluster = { preset = "dgx-h100", nodes = 4 }
+strategy = { name = "zero3", dp_shard = 32, lookahead = 1 }
+precision = { parameters = "bf16", reduce = "bf16" }
+"""
+    asked = scenario.parse(text.encode(), where="breakeven.toml")
+    found = of(hiding(asked), "micro_batch")
+    size = int(found.words.rpartition(" ")[2])
+    shares = [simulated(replace(asked, batch=replace(asked.batch, micro_batch=each)))[1] for each in (size - 1, size)]
+    assert shares[0] >= 0.01 > shares[1] == found.exposed
+    assert size not in (2, 4, 8, 16, 32)
+    assert (found.hides, found.memory, found.memory_words) == (True, "FITS", "")
+
+
+def test_a_proposal_that_does_not_fit_the_device_says_so() -> None:
+    asked, found = llama()
+    batch, ahead = of(found, "micro_batch"), of(found, "lookahead")
+    one_less = replace(asked.batch, micro_batch=int(batch.words.rpartition(" ")[2]) - 1)
+    assert batch.hides
+    assert simulated(replace(asked, batch=one_less))[1] >= 0.01
+    assert (ahead.memory, batch.memory) == ("FITS", "OOM")
+    assert batch.needed_bytes > batch.capacity_bytes == ahead.capacity_bytes
+    assert batch.memory_words.startswith("does not fit: needs ")
+    lines = list(time_report.lines(time_report.why(asked, plan(asked, device="cuda")), found, slower_ns=0))
+    assert [line.endswith(batch.memory_words) for line in lines if "micro_batch" in line] == [True]
+    assert not any("fit" in line for line in lines if "lookahead" in line)
+
+
+def test_faster_links_are_links_of_more_bandwidth_whose_latency_stays() -> None:
+    """One gather of 720 MB on 8 H100, on a curve of 20 us + wire/0.5: 1,750 us of wire, of which a link twice as fast saves half."""
+    curve = MeasuredCurve(
+        scope="ring", collective="all_gather", floor=20.0, share=0.5, added=(), band=0.1, provenance="measured", source="by hand"
+    )
+    cluster = replace(load_cluster("dgx-h100"), curves=(curve,))
+    times = [Costs(cluster=each).collective_ns("all_gather", 720_000_000, tuple(range(8))) for each in (cluster, faster(cluster, 2))]
+    assert times == [8_500 + 20_000 + 3_500_000, 8_500 + 20_000 + 1_750_000]
+
+
+@pytest.mark.parametrize("dp", [8, 16])
+def test_faster_links_are_those_in_the_nodes_and_those_between_them(dp: int) -> None:
+    asked = small(64, dp=dp)
+    found = of(hiding(asked), "links")
+    factor = float(found.words.split()[1])
+    assert factor in FACTORS
+    assert (found.ns_per_token, found.exposed) == simulated(replace(asked, cluster=faster(asked.cluster, factor)))
+
+
+def test_where_latency_is_what_takes_long_faster_links_help_little() -> None:
+    """Ever smaller shards on 16 nodes: links eight times as fast leave most of what is exposed."""
+    text = """
+model.preset = "mpt-350m"
+batch = { micro_batch = 1, sequence_length = 2048 }
+cluster = { preset = "dgx-h100", nodes = 16 }
+strategy = { name = "zero3", dp_shard = 128, lookahead = 1 }
+precision = { parameters = "bf16", reduce = "bf16" }
+"""
+    asked = scenario.parse(text.encode(), where="latency.toml")
+    now, fast = simulated(asked), simulated(replace(asked, cluster=faster(asked.cluster, 8)))
+    assert now[0] / 1.5 < fast[0] < now[0]
+    assert fast[1] > 0.3

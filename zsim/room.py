@@ -1,0 +1,65 @@
+"""The compute under which a communicator's collectives could have run: each nanosecond hides one of them.
+
+It knows spans of time and no ops.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+Span = tuple[int, int]
+
+
+class Room:
+    """Spans of `compute`, and of them what is free: not `taken` by collectives, nor handed out. Both lists are in order.
+
+    It is asked in the order of collectives' starts.
+    """
+
+    def __init__(self, compute: Sequence[Span], *, taken: Sequence[Span]) -> None:
+        self.compute = compute
+        self.starts = [start for start, _ in compute]
+        self.before = [0, *accumulate(end - start for start, end in compute)]
+        self.coming = deque(_without(compute, taken))
+        self.free: list[Span] = []
+
+    def work(self, since: int, until: int) -> int:
+        """Nanoseconds of compute from `since` to `until`, free or not."""
+        return self._up_to(until) - self._up_to(since)
+
+    def _up_to(self, moment: int) -> int:
+        place = bisect_right(self.starts, moment) - 1
+        return self.before[place] + min(moment, self.compute[place][1]) - self.starts[place] if place >= 0 else 0
+
+    def take(self, since: int, until: int, most: int) -> int:
+        """Up to `most` nanoseconds of free compute from `since` to `until`, the last first; they are not free any more."""
+        while self.coming and self.coming[0][0] < until:
+            self.free.append(self.coming.popleft())
+        place, left = len(self.free), most
+        while place and left and self.free[place - 1][1] > since:
+            place -= 1
+            begin, end = self.free[place]
+            low, high = max(begin, since), min(end, until)
+            if low < high:
+                part = min(left, high - low)
+                self.free[place : place + 1] = [span for span in ((begin, high - part), (high, end)) if span[0] < span[1]]
+                left -= part
+        return most - left
+
+
+def _without(spans: Sequence[Span], others: Sequence[Span]) -> Iterator[Span]:
+    """What is in `spans` and not in `others`; both are in order and do not overlap among themselves."""
+    place = 0
+    for begin, end in spans:
+        while place < len(others) and others[place][1] <= begin:
+            place += 1
+        at, further = begin, place
+        while further < len(others) and others[further][0] < end:
+            if others[further][0] > at:
+                yield at, others[further][0]
+            at, further = max(at, others[further][1]), further + 1
+        if at < end:
+            yield at, end
