@@ -96,7 +96,7 @@ def under(asked: Checkpointing) -> AbstractContextManager[None]:
     return nullcontext() if asked.early_stop else set_checkpoint_early_stop(False)
 
 
-PAIRS = one_in(17, [(name, form) for name in NAMES for form in ASKED])
+PAIRS = one_in(35, [(name, form) for name in NAMES for form in ASKED])
 
 
 @pytest.mark.parametrize(("name", "form"), PAIRS)
