@@ -66,7 +66,11 @@ def test_there_are_no_more_kinds_of_ranks_than_counted(name):
 
 
 def test_so_much_lookahead_that_nothing_is_sharded_is_refused():
-    text = 'model = { preset = "gpt-tiny" }\nbatch = { micro_batch = 1, sequence_length = 4 }\ncluster = { preset = "cpu-gloo", ranks = 2 }\n'
+    text = """
+model = { preset = "gpt-tiny" }
+batch = { micro_batch = 1, sequence_length = 4 }
+cluster = { preset = "cpu-gloo", ranks = 2 }
+"""
     parse(f'{text}strategy = {{ name = "zero3", lookahead = 256 }}'.encode(), where="ahead.toml")
     with pytest.raises(ScenarioError, match="strategy.lookahead: expected at most 256, found 257"):
         parse(f'{text}strategy = {{ name = "zero3", lookahead = 257 }}'.encode(), where="ahead.toml")
