@@ -104,7 +104,7 @@ def test_a_row_is_explained_as_its_scenario(tmp_path: Path, capsys: pytest.Captu
     assert "# assumed: Triton attention, causal" in said
     assert 'cluster = { preset = "dgx-a100-40", nodes = 1, ranks = 8 }' in said
     assert cli.main(["accuracy", str(tmp_path), "--explain", "a.csv:3"]) == 0
-    assert capsys.readouterr().out.startswith("# skipped: gpu: expected an A100")
+    assert capsys.readouterr().out.startswith("# skipped: gpu: expected an A100 SXM")
     assert cli.main(["accuracy", str(tmp_path), "--explain", "a.csv:9"]) == 2
     assert "found no such row" in capsys.readouterr().err
 
