@@ -23,19 +23,17 @@ MODELS = {
     ("3.3", "70"): "llama-3-70b",
 }
 """By generation and thousands of millions of parameters; 3.1 and 3.3 have the sizes of 3."""
-_NAME = re.compile(
-    r"(?:meta-llama/)?(?:meta[-_ ]?)?llama[-_ ]?v?([23])(?:[._]?([0-3]))?[-_ ]*(\d{1,3})[-_ ]?b(?:[-_ ](?:hf|base|instruct|chat))*"
-)
+_BEFORE, _BEHIND = r"(?:meta-llama/)?(?:meta[-_ ]?)?llama[-_ ]?v?", r"[-_ ]?b(?:[-_ ](?:hf|base|instruct|chat))*"
 
 
 def model_of(name: str) -> str:
     """The preset of the Llama that `name` spells, as "Llama 3.1 8B" or llama3-8b; RowError for another model."""
-    found = _NAME.fullmatch(name.strip().lower())
-    for generation in (found and f"{found[1]}.{found[2]}", found and found[1]):
-        if found and (generation, found[3]) in MODELS:
-            return MODELS[str(generation), found[3]]
-    known = ", ".join(f"llama{generation}-{size}b" for generation, size in MODELS)
-    raise RowError(f"model: expected one of {known}, found {name[:40]!r}")
+    said = name.strip().lower()
+    for (generation, size), known in MODELS.items():
+        if re.fullmatch(f"{_BEFORE}{generation.replace('.', '[-._]?')}[-_ ]*{size}{_BEHIND}", said):
+            return known
+    expected = ", ".join(f"llama{generation}-{size}b" for generation, size in MODELS)
+    raise RowError(f"model: expected one of {expected}, found {name[:40]!r}")
 
 
 def table_of(name: str, *, vocabulary: int) -> dict[str, object]:
