@@ -223,7 +223,7 @@ def test_a_file_that_is_no_table_is_refused(tmp_path: Path, data: bytes, message
 
 
 def test_a_folder_without_tables_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(MeasurementError, match="expected a folder with CSV files of measurements, found none"):
+    with pytest.raises(MeasurementError, match="expected a folder with CSV files of measurements, or logs of nccl-tests, found none"):
         measurements.files(tmp_path)
 
 

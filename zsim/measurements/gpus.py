@@ -63,9 +63,9 @@ def named(gpu: str) -> Named:
     """The tokens of `gpu`; RowError for one that names no known model, or two, or two sizes."""
     text = re.sub(r"PCI[-\s]?(?:EXPRESS|E)(?![A-Z])", "PCIE", gpu.upper().replace("_", " "))
     tokens = [re.sub(r"^\d{1,4}X(?=[A-Z])", "", token) for token in re.findall(r"[A-Z0-9]+", text)]
-    split = [re.fullmatch(rf"({'|'.join(MODELS)})(SXM\d?|NVL|PCIE)?", token) for token in tokens]
-    models = {found[1] for found in split if found}
-    forms = {found[2][:3] for found in split if found and found[2]} | {token[:3] for token in tokens if re.fullmatch(r"SXM\d?|NVL|PCIE", token)}
+    split = [re.fullmatch(rf"({'|'.join(MODELS)})?(SXM\d?|NVL|PCIE)?", token) for token in tokens]
+    models = {found[1] for found in split if found and found[1]}
+    forms = {found[2][:3] for found in split if found and found[2]}
     form = next((name for name in FORMS if name[:3] in forms), "")
     sizes = {int(size) for size in re.findall(r"(?<![\d.])(\d{2,3})\s*GI?B?(?![A-Z0-9/])", text)}
     sizes |= set() if sizes else _bare(text)

@@ -96,7 +96,8 @@ def _possible(parameters: int, tokens_per_s: float, machine: Machine, *, eight_b
     device = load_device(machine.part.device)
     share = 6 * parameters * tokens_per_s / (device.float8 if eight_bits else device.bfloat16)
     if not SLOWEST <= share <= 1:
-        raise RowError(f"{tokens_per_s:.4g} tokens a second of one GPU are {100 * share:.3g} % of its peak: another unit, or another number of GPUs")
+        found = f"{tokens_per_s:.4g} tokens a second of one GPU are {100 * share:.3g} % of its peak"
+        raise RowError(f"{found}: another unit, or another number of GPUs")
 
 
 def checkpointing(words: str, assumed: Assumed) -> dict[str, object]:
