@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 from zsim.measurements.checks import Assumed, accumulation, dtypes, not_doubted, only_data_parallel, said
 from zsim.measurements.machines import NODE, Machine, machine
-from zsim.measurements.mapping import ScenarioText, num_parameters, step_of
+from zsim.measurements.mapping import ScenarioText, num_parameters, sizes, step_of
 from zsim.measurements.table import Record, RowError, Step
 
 COLUMNS = frozenset(
@@ -37,9 +37,6 @@ COLUMNS = frozenset(
 )
 FIELDS = (
     "model",
-    "d_model",
-    "n_heads",
-    "n_layers",
     "seq_len",
     "n_gpus",
     "gpu",
@@ -74,7 +71,8 @@ def step(record: Record, *, source: str) -> Step:
     text = _scenario(record, place, steps, assumed)
     _consistent(record, text.model, sequences=sequences, rate=rate, ranks=place.ranks)
     seconds = sequences * length / rate
-    return step_of(record, text, source=source, machine=place, seconds=seconds, names=FIELDS, assumed=assumed)
+    model = sizes(record, "d_model", "n_heads", "n_layers", "vocab_size")
+    return step_of(record, text, source=source, machine=place, seconds=seconds, assumed=assumed, names=FIELDS, also=model)
 
 
 def _consistent(record: Record, model: Mapping[str, object], *, sequences: int, rate: float, ranks: int) -> None:

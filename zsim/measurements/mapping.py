@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from zsim.devices import load_device
@@ -70,9 +71,20 @@ def num_parameters(model: Mapping[str, Any], length: int) -> int:
 
 
 def step_of(
-    record: Record, text: ScenarioText, *, source: str, machine: Machine, seconds: float, names: Iterable[str], assumed: Assumed
+    record: Record,
+    text: ScenarioText,
+    *,
+    source: str,
+    machine: Machine,
+    seconds: float,
+    assumed: Assumed,
+    names: Iterable[str],
+    also: Mapping[str, str] = MappingProxyType({}),
 ) -> Step:
-    """The measured step; RowError for a time that no such device can have taken. `names` are the fields that tell rows apart."""
+    """The measured step; RowError for a time that no such device can have taken.
+
+    `names` are the fields that tell rows apart, and `also` what is read out of several of them.
+    """
     length = text.batch["sequence_length"]
     tokens = text.batch["micro_batch"] * text.batch.get("accumulation", 1) * length
     _possible(num_parameters(text.model, length), tokens / seconds, machine, eight_bits=bool(text.execution.get("float8")))
@@ -83,12 +95,17 @@ def step_of(
         scenario=str(text),
         seconds=seconds,
         tokens=tokens,
-        gpu=record.text("gpu").lower(),
+        gpu=record.text("gpu"),
         nodes=machine.nodes,
-        fields={name: record.text(name, "") for name in names},
+        fields={**{name: record.text(name, "") for name in names}, **also},
         assumed=tuple(assumed.words),
         widened=assumed.widened,
     )
+
+
+def sizes(record: Record, *names: str) -> dict[str, str]:
+    """The model with its sizes as one field: another model is one change, also where it goes by the same name."""
+    return {"model": " ".join([record.text("model"), *(f"{name}={record.text(name, '')}" for name in names)])}
 
 
 def _possible(parameters: int, tokens_per_s: float, machine: Machine, *, eight_bits: bool) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from zsim.measurements.checks import Assumed, accumulation, not_doubted, only_data_parallel, said, two_bytes
 from zsim.measurements.machines import machine
-from zsim.measurements.mapping import ScenarioText, checkpointing, num_parameters, step_of
+from zsim.measurements.mapping import ScenarioText, checkpointing, num_parameters, sizes, step_of
 from zsim.measurements.table import Record, RowError, Step, same
 
 COLUMNS = frozenset(
@@ -40,14 +40,8 @@ FIELDS = (
     "zero_stage",
     "precision",
     "activation_checkpointing",
-    "n_layers",
-    "d_model",
-    "n_heads",
-    "n_kv_heads",
-    "d_ff",
-    "vocab_size",
-    "tied_embeddings",
 )
+SIZES = ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "vocab_size", "tied_embeddings")
 PEAK = 989.5e12
 
 
@@ -78,7 +72,8 @@ def step(record: Record, *, source: str) -> Step:
         optimizer={"name": "adamw", "implementation": "fused", "clip_norm": 1.0},
         activation_checkpointing=checkpointing(record.text("activation_checkpointing", "none"), assumed),
     )
-    return step_of(record, text, source=source, machine=place, seconds=seconds, names=FIELDS, assumed=assumed)
+    also = sizes(record, *SIZES)
+    return step_of(record, text, source=source, machine=place, seconds=seconds, assumed=assumed, names=FIELDS, also=also)
 
 
 def _sizes(record: Record) -> dict[str, object]:

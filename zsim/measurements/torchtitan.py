@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from zsim.measurements.checks import Assumed, accumulation, only_data_parallel, said, two_bytes
 from zsim.measurements.llamas import model_of
@@ -71,9 +70,10 @@ def step(record: Record, *, source: str) -> Step:
         execution=_execution(record, place, assumed),
     )
     record.text("async_tp", "")  # changes nothing without tensor parallelism
-    made = step_of(record, text, source=source, machine=place, seconds=batch * steps * length / rate, names=FIELDS, assumed=assumed)
     shards = "all" if strategy.get("dp_shard") == place.ranks else str(strategy.get("dp_shard", 1))
-    return replace(made, fields={**made.fields, "dp_shard": shards, "accumulation": str(steps)})
+    also = {"dp_shard": shards, "accumulation": str(steps)}
+    seconds = batch * steps * length / rate
+    return step_of(record, text, source=source, machine=place, seconds=seconds, assumed=assumed, names=FIELDS, also=also)
 
 
 def _accumulates(record: Record) -> bool:
@@ -103,7 +103,7 @@ def _strategy(record: Record, place: Machine, assumed: Assumed) -> dict[str, obj
         shard = record.size("dp_shard")
     if ranks % shard:
         raise RowError(f"dp_shard: {shard} does not divide n_gpus = {ranks}")
-    kept = {"reshard_after_forward": False} if re.search(r"no[- ]reshard|zero-?2|never|grad_op", words.lower()) else {}
+    kept: dict[str, object] = {"reshard_after_forward": False} if re.search(r"no[- ]reshard|zero-?2|never|grad_op", words.lower()) else {}
     if shard < ranks:
         return {"name": "hsdp", "dp_replicate": ranks // shard, "dp_shard": shard, **kept}
     return {"name": "fsdp2", "dp_shard": shard, **kept}
@@ -116,4 +116,5 @@ def _execution(record: Record, place: Machine, assumed: Assumed) -> dict[str, ob
         raise RowError(f"float8: {place.part.words} has no products of 8 bits")
     if narrow:
         assumed.add("linears in float8, everything else in bf16")
-    return ({"compile": True} if record.truth("torch_compile", False) else {}) | ({"float8": True} if narrow else {})
+    compiled = record.truth("torch_compile", False)
+    return {**({"compile": True} if compiled else {}), **({"float8": True} if narrow else {})}
