@@ -212,6 +212,7 @@ def test_a_line_that_ends_early_is_skipped(tmp_path: Path) -> None:
     [
         (b"\xff\xfe\x00", "expected a CSV table in UTF-8"),
         (b'a,b\n"unclosed', "expected a CSV table in UTF-8"),
+        (b"a,b, a\n1,2,3\n", "two columns 'a'"),
         (b"a,b\n" + b"x" * 30_000 + b",1\n", "a field of more than 20,000 characters"),
     ],
 )

@@ -201,6 +201,11 @@ def test_a_time_is_taken_from_what_there_is_and_said_to_be(cells: str, microseco
     assert predict(row).assumed == assumed
 
 
+def test_a_column_that_nobody_knows_is_named_as_assumed() -> None:
+    (row,) = read_csv(f"{HEADER.strip()},algo,dtype\nall_reduce,A100,8,1,{GIB},8203.9,229.04,Tree,float\n", source="rows.csv").rows
+    assert row.assumed == ("algo = 'Tree' changes nothing: the column is not known",)
+
+
 @pytest.mark.parametrize("cells", ["8.2039,130.88,,,,", "8203.9,229.04,,,,", ",,,8.2039,130.88,", ",130.88,130.88,,,"])
 def test_an_algorithm_bandwidth_that_contradicts_is_refused(cells: str) -> None:
     found = read_csv(f"{FULL}all_reduce,A100,8,1,{GIB},{cells}\n", source="rows.csv")

@@ -7,7 +7,7 @@ itself. Nothing here looks at a prediction.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import hypot
 
 from zsim.measurements.table import Record, RowError, same
@@ -93,16 +93,20 @@ def accumulation(record: Record, key: str, *, total: str, at_once: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dtypes:
-    """What words of precision say: what products are computed in, and gradients reduced or kept in; "" where they do not say."""
+    """What words of precision say: what products are computed in, and gradients reduced or kept in; "" where they do not say.
+
+    `eight_bits`: some products are in 8 bits, the others in `compute`, "fp8" where only those are named.
+    """
 
     compute: str
     reduce: str
+    eight_bits: bool = False
 
 
 def dtypes(text: str) -> Dtypes:
     """The dtypes in words as "bf16 compute, fp32 master/reduce"; RowError for words without one, or with two of the same role."""
     roles: dict[str, set[str]] = {"compute": set(), "reduce": set(), "kept": set()}
-    for part in re.split(r"[,;+&]|\band\b|\bwith\b", text.lower()):
+    for part in re.split(r"[,;+&()]|\band\b|\bwith\b", text.lower()):
         words = re.findall(r"[a-z]+\d*[a-z]*\d*", part.replace("_", " "))
         found = {DTYPES[word] for word in words if word in DTYPES}
         if re.search(r"reduc|grad|accum", part):
@@ -111,19 +115,25 @@ def dtypes(text: str) -> Dtypes:
             roles["kept"] |= found
         else:
             roles["compute"] |= found
+    eight_bits = "fp8" in roles["compute"]
+    if len(roles["compute"]) == 2:
+        roles["compute"] -= {"fp8"}
     if len(roles["compute"]) != 1 or len(roles["reduce"]) > 1 or re.search(r"\bpure\b", text.lower()) or roles["kept"] - {"fp32"}:
         raise RowError(f"precision: expected one dtype of compute, perhaps one of reduction, over fp32 parameters, found {text[:60]!r}")
-    return Dtypes(compute=roles["compute"].pop(), reduce=next(iter(roles["reduce"]), ""))
+    return Dtypes(compute=roles["compute"].pop(), reduce=next(iter(roles["reduce"]), ""), eight_bits=eight_bits)
 
 
-def two_bytes(record: Record, *, default: str, reduce: str) -> Dtypes:
-    """The row's dtypes where products are in two bytes, `reduce` where it does not say; RowError for other products."""
+def two_bytes(record: Record, *, default: str, reduce: str, or_one: bool = False) -> Dtypes:
+    """The row's dtypes where products are in two bytes, `reduce` where it does not say; RowError for other products.
+
+    Some may be in 8 bits where `or_one`.
+    """
     found = dtypes(record.text("precision", default))
-    if found.compute not in ("bf16", "fp16"):
+    if found.compute not in ("bf16", "fp16") or (found.eight_bits and not or_one):
         raise RowError(f"precision: expected products in bf16 or fp16, found {record.text('precision')[:60]!r}")
     if (found.reduce or reduce) not in (found.compute, "fp32"):
         raise RowError(f"precision: expected reductions in {found.compute} or fp32, found {record.text('precision')[:60]!r}")
-    return Dtypes(compute=found.compute, reduce=found.reduce or reduce)
+    return replace(found, reduce=found.reduce or reduce)
 
 
 def unread(record: Record, assumed: Assumed) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from zsim.measurements.checks import Assumed, accumulation, dtypes, not_doubted, only_data_parallel, said
+from zsim.measurements.checks import Assumed, accumulation, dtypes, only_data_parallel, said
 from zsim.measurements.machines import NODE, Machine, machine
 from zsim.measurements.mapping import ScenarioText, num_parameters, sizes, step_of
 from zsim.measurements.table import Record, RowError, Step
@@ -59,10 +59,11 @@ SMALL_CHANGE = 0.05
 def step(record: Record, *, source: str) -> Step:
     """The training step of one row; RowError for one that cannot be mapped."""
     only_data_parallel(record)
-    not_doubted(record, "n_params_formula_ok")
     if record.truth("activation_cpu_offload", False):
         raise RowError("activation_cpu_offload: not simulated")
     assumed = Assumed()
+    if not record.truth("n_params_formula_ok", True):
+        assumed.add("parameters by the sizes, of which the source says that they do not add up", widens=SMALL_CHANGE)
     place = machine(record, assumed)
     micro_batch, length = record.size("micro_batch"), record.size("seq_len")
     steps = accumulation(record, "grad_accum", total="global_batch_seqs", at_once=micro_batch * place.ranks)
@@ -91,7 +92,7 @@ def _consistent(record: Record, model: Mapping[str, object], *, sequences: int, 
     if record.text("peak_tflops_used", ""):
         peak = record.positive("peak_tflops_used") * 1e12
         for name in ("mfu_pct", "mfu_pct_recomputed"):
-            said(record, name, 100 * flops / peak, within=0.05, rounding=0.1)
+            said(record, name, 100 * flops / peak, within=0.1, rounding=0.1)
 
 
 def _scenario(record: Record, place: Machine, steps: int, assumed: Assumed) -> ScenarioText:
@@ -151,8 +152,8 @@ def _sizes(record: Record, attention: str, assumed: Assumed) -> dict[str, object
 def _precision(record: Record, place: Machine, assumed: Assumed) -> tuple[dict[str, str], bool]:
     """The scenario's table by Composer's `mp_mode`, and whether linears multiply in 8 bits."""
     words = record.text("precision", "bf16")
-    compute = dtypes(words).compute
-    eight_bits = compute == "fp8"
+    found = dtypes(words)
+    compute, eight_bits = found.compute, found.eight_bits
     if compute not in ("bf16", "fp16", "fp8"):
         raise RowError(f"precision: expected bf16, fp16 or fp8, for Composer runs others in TF32, found {words[:40]!r}")
     if eight_bits and not place.part.float8:
@@ -161,7 +162,7 @@ def _precision(record: Record, place: Machine, assumed: Assumed) -> tuple[dict[s
         assumed.add("linears in float8, everything else in bf16")
     if compute == "fp16":
         assumed.add("without its scaler of gradients", widens=SMALL_CHANGE)
-    narrow = "bf16" if eight_bits else compute
+    narrow = "bf16" if compute == "fp8" else compute
     mode = record.text("mp_mode").upper()
     tables = {
         "DEFAULT": {"parameters": narrow, "reduce": "fp32"},

@@ -124,10 +124,12 @@ def checkpointing(words: str, assumed: Assumed) -> dict[str, object]:
     first = tokens[0] if tokens else ""
     if first == "selective":
         return _selective(tokens[1:], words, assumed)
-    if first in ("full", "true", "yes"):
+    if first in ("full", "true", "yes", "on"):
         return {"mode": "full"}
-    if first in ("none", "false", "no", "off"):
+    if first in ("none", "false", "no", "off", "0"):
         return {}
+    if first in ("p", "every") or first[:1].isdigit():
+        return _selective(tokens, words, assumed)
     raise RowError(f"activation_checkpointing: not known: {words[:60]!r}")
 
 
@@ -135,7 +137,7 @@ def _selective(tokens: list[str], words: str, assumed: Assumed) -> dict[str, obj
     if "op" in tokens or "ops" in tokens:
         return {"mode": "selective", "save": ["linear", "attention"], "save_every": 2}
     numbers = [token for token in tokens if token[0].isdigit()]
-    if not numbers and not set(tokens) - {"ac", "layer", "layers", "block", "blocks", "default"}:
+    if not numbers and not set(tokens) - {"ac", "activation", "checkpointing", "layer", "layers", "block", "blocks", "default"}:
         assumed.add("selective activation checkpointing recomputes every second block, torchtitan's default")
         return {"mode": "full", "every": 2}
     every = _every(numbers[0]) if len(numbers) == 1 else 0

@@ -10,6 +10,7 @@ import io
 from collections.abc import Callable
 from pathlib import Path
 
+from zsim.measurements.checks import OUTCOMES
 from zsim.measurements.nccl_checks import RefusedError, Rows, Skipped, Timed, checked, collect, inferred, number, whole
 from zsim.measurements.nccl_logs import read_json, read_text
 from zsim.measurements.nccl_rows import NcclRow
@@ -18,6 +19,10 @@ CSV_NEEDS: tuple[str, ...] = ("collective", "gpu", "n_ranks", "n_nodes", "size_b
 CSV_TIMES: tuple[str, ...] = ("time_us_oop", "time_us")
 CSV_BUS: tuple[str, ...] = ("busbw_gb_s_oop", "busbw_gb_s")
 CSV_ALGORITHM: tuple[str, ...] = ("algbw_gb_s_oop", "algbw_gb_s")
+CSV_KNOWN = frozenset(
+    (*CSV_NEEDS, *CSV_TIMES, *CSV_BUS, *CSV_ALGORITHM, "time_us_ip", "busbw_gb_s_ip", "algbw_gb_s_ip", "n_ranks_inferred", "intra_node")
+) | {"inter_node", "nccl_version", "dtype"}
+"""A dtype changes nothing of a message whose bytes are known."""
 IN_PLACE: tuple[str, ...] = ("time_us_ip", "busbw_gb_s_ip", "algbw_gb_s_ip")
 
 
@@ -66,6 +71,8 @@ def _csv_row(table: dict[str, str | None], source: str, line: int) -> Callable[[
         said = {key: (value or "").strip() for key, value in table.items()}
         ranks, nodes, size = (whole(said, name) for name in ("n_ranks", "n_nodes", "size_bytes"))
         timed, assumed = _timed(said)
+        unread = [name for name, value in said.items() if value and not _known(name)]
+        assumed += tuple(f"{name} = {said[name][:40]!r} changes nothing: the column is not known" for name in unread)
         inferred(said.get("n_ranks_inferred", ""), ranks)
         return checked(
             NcclRow(
@@ -88,6 +95,10 @@ def _csv_row(table: dict[str, str | None], source: str, line: int) -> Callable[[
         )
 
     return make
+
+
+def _known(name: str) -> bool:
+    return name in CSV_KNOWN or OUTCOMES.fullmatch(name.strip().lower()) is not None
 
 
 def _timed(said: dict[str, str]) -> tuple[Timed, tuple[str, ...]]:

@@ -156,7 +156,11 @@ def table_of(data: bytes, *, where: str) -> tuple[tuple[str, ...], list[Record]]
     try:
         text = data.decode("utf-8-sig")
         reader = csv.DictReader(io.StringIO(text, newline=""), strict=True, restkey="", restval="")
-        columns = tuple(reader.fieldnames or ())
+        columns = tuple(name.strip() for name in reader.fieldnames or ())
+        twice = next((name for name in columns if name and columns.count(name) > 1), "")
+        if twice:
+            raise csv.Error(f"two columns {twice[:40]!r}")
+        reader.fieldnames = columns
         rows = list(_records(reader))
     except (UnicodeDecodeError, csv.Error) as error:
         raise MeasurementError(where=where, expected="a CSV table in UTF-8", found=str(error)[:200]) from None

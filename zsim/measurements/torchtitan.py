@@ -57,7 +57,7 @@ def step(record: Record, *, source: str) -> Step:
     rate = record.positive("tokens_per_s_per_gpu")
     said(record, "step_time_s_derived", batch * steps * length / rate)
     said(record, "n_params", num_parameters({"preset": name}, length))
-    precision = two_bytes(record, default="bf16", reduce="fp32")
+    precision = two_bytes(record, default="bf16", reduce="fp32", or_one=True)
     text = ScenarioText(
         description=f"torchtitan, {record.text('model')} on {place.ranks} GPUs",
         model={"preset": name},
@@ -67,7 +67,7 @@ def step(record: Record, *, source: str) -> Step:
         precision={"parameters": precision.compute, "reduce": precision.reduce},
         optimizer={"name": "adamw", "implementation": "fused", "clip_norm": 1.0},
         activation_checkpointing=checkpointing(record.text("activation_checkpointing", "none"), assumed),
-        execution=_execution(record, place, assumed),
+        execution=_execution(record, place, assumed, narrow=precision.eight_bits),
     )
     record.text("async_tp", "")  # changes nothing without tensor parallelism
     shards = "all" if strategy.get("dp_shard") == place.ranks else str(strategy.get("dp_shard", 1))
@@ -109,9 +109,9 @@ def _strategy(record: Record, place: Machine, assumed: Assumed) -> dict[str, obj
     return {"name": "fsdp2", "dp_shard": shard, **kept}
 
 
-def _execution(record: Record, place: Machine, assumed: Assumed) -> dict[str, object]:
-    """Compiled, and in 8 bits where the device has such products."""
-    narrow = record.text("float8", "none").lower() not in ("none", "false", "no", "off", "0")
+def _execution(record: Record, place: Machine, assumed: Assumed, *, narrow: bool) -> dict[str, object]:
+    """Compiled, and in 8 bits, as `narrow` or float8 says, where the device has such products."""
+    narrow = narrow or record.text("float8", "none").lower() not in ("none", "false", "no", "off", "0")
     if narrow and not place.part.float8:
         raise RowError(f"float8: {place.part.words} has no products of 8 bits")
     if narrow:
