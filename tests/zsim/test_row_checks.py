@@ -145,6 +145,9 @@ def test_a_cell_changes_its_scenario(tmp_path: Path, row: dict[str, str], change
         (FOUNDRY, {"colour": "blue"}, "colour = 'blue' changes nothing: the column is not known"),
         (MEGATRON, {"n_gpus": "64", "dp": "64"}, "1600 Gbit/s of network a node, as dgx-a100 has"),
         (MEGATRON, {"framework": "NeMo"}, "NeMo as Megatron-DeepSpeed"),
+        (MEGATRON, {"intra_node": "Infinity Fabric"}, "NVLink between the GPUs of a node"),
+        (TITAN, {"framework": "trainer of ours"}, "trainer of ours as torchtitan"),
+        (FMS, {"activation_checkpointing": ""}, "as the source usually has them, for the row does not say: activation_checkpointing"),
         (NANOTRON, {"n_gpus": "16", "dp": "16", "nodes": "2", "interconnect": "RoCE 3200 Gbps/node"}, "roce as the ib of dgx-h100"),
     ],
 )
@@ -214,6 +217,9 @@ def test_what_cannot_be_mapped_is_skipped_by_name(tmp_path: Path, row: dict[str,
         (NANOTRON, {"mfu_pct": "3.92"}, "mfu_pct: 3.92 contradicts 39.2"),
         (TITAN, {"tokens_per_s_per_gpu": "6.667"}, "6.667 tokens a second of one GPU are"),
         (FMS, {"mfu_frac": "57"}, "mfu_frac: 57 contradicts 0.5"),
+        (FMS, {"hfu_frac": "0.057"}, "hfu_frac: 0.057 contradicts 0.5"),
+        (FOUNDRY, {"hfu_pct": "75", "peak_tflops_used": "312"}, "hfu_pct: 75 contradicts 56.2"),
+        (TITAN, {"mfu_pct": "0.39"}, "mfu_pct: 0.39 contradicts 39"),
     ],
 )
 def test_a_row_that_contradicts_itself_is_skipped_by_name(tmp_path: Path, row: dict[str, str], change: dict[str, str], words: str) -> None:

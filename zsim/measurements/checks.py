@@ -7,6 +7,7 @@ itself. Nothing here looks at a prediction.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from math import hypot
 
@@ -36,8 +37,11 @@ DTYPES = {
     "float8": "fp8",
     "e4m3": "fp8",
 }
-UNREAD = 0.1
-"""How much wider a band is for a column that nobody has read: as much as a generation of software moves a step."""
+UNREAD, UNSAID = 0.1, 0.05
+"""How much wider a band is for a column that nobody has read, as much as a generation of software moves a step, and for a field that a row
+leaves open where other rows of its source have what is usual there."""
+PEAKS: dict[str, float] = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12}
+"""Dense FLOP/s in bf16 that sources divide by for their MFU (NVIDIA's data sheets)."""
 
 
 @dataclass(slots=True)
@@ -134,6 +138,20 @@ def two_bytes(record: Record, *, default: str, reduce: str, or_one: bool = False
     if (found.reduce or reduce) not in (found.compute, "fp32"):
         raise RowError(f"precision: expected reductions in {found.compute} or fp32, found {record.text('precision')[:60]!r}")
     return replace(found, reduce=found.reduce or reduce)
+
+
+def utilisation(record: Record, names: tuple[str, ...], flops_per_s: float, *, model: str, percent: bool) -> None:
+    """RowError where an MFU is not that of `flops_per_s` on the GPU `model`; within 15 %, for sources count FLOPs each in its own way."""
+    if model in PEAKS:
+        for name in names:
+            said(record, name, (100 if percent else 1) * flops_per_s / PEAKS[model], within=0.15)
+
+
+def unsaid(record: Record, names: Iterable[str], assumed: Assumed) -> None:
+    """Names the fields among `names` that the row leaves open, for which its mapping takes what its source usually has."""
+    missing = [name for name in names if not record.text(name, "")]
+    if missing:
+        assumed.add(f"as the source usually has them, for the row does not say: {', '.join(missing)}", widens=UNSAID)
 
 
 def unread(record: Record, assumed: Assumed) -> None:

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from zsim.measurements.checks import Assumed, accumulation, only_data_parallel, said, two_bytes
+from zsim.measurements.checks import Assumed, accumulation, only_data_parallel, said, two_bytes, utilisation
 from zsim.measurements.llamas import model_of, table_of
 from zsim.measurements.machines import NODE, Machine, machine
 from zsim.measurements.mapping import ScenarioText, checkpointing, num_parameters, step_of
@@ -70,7 +70,9 @@ def step(record: Record, *, source: str) -> Step:
     seconds = batch * steps * length / rate
     again = checkpointing(record.text("activation_checkpointing", "none"), assumed)
     said(record, "step_time_s_derived", seconds)
-    _utilisation(record, name, length, rate, place)
+    _consistent(record, name, length, rate, place, again=bool(again))
+    if not _accumulates(record):
+        assumed.add("one micro-batch a step")
     text = ScenarioText(
         description=f"fms-fsdp, {record.text('model')} on {place.ranks} GPUs",
         model=model,
@@ -106,13 +108,13 @@ def _optimizer(record: Record) -> str:
     return "fused" if "fused" in words and "not fused" not in words else "foreach"
 
 
-def _utilisation(record: Record, name: str, length: int, rate: float, place: Machine) -> None:
-    """Its MFU counts all parameters and whole attention; within 15 %, for not all sources count alike."""
+def _consistent(record: Record, name: str, length: int, rate: float, place: Machine, *, again: bool) -> None:
+    """RowError where its MFU, which counts all parameters and whole attention, or its HFU, with all that ran, is of another rate."""
     sizes = preset(name).sizes
     flops = 6 * num_parameters({"preset": name}, length) + 12 * sizes.num_layers * sizes.hidden_size * length  # type: ignore[union-attr]
-    peak = 312e12 if place.part.model == "A100" else 989e12
-    if place.part.model in ("A100", "H100", "H200"):
-        said(record, "mfu_frac", flops * rate / peak, within=0.15)
+    utilisation(record, ("mfu_frac",), flops * rate, model=place.part.model, percent=False)
+    if not again:
+        utilisation(record, ("hfu_frac",), flops * rate, model=place.part.model, percent=False)
 
 
 def _strategy(sharding: str, num_gpus: int) -> dict[str, object]:

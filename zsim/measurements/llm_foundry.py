@@ -93,6 +93,8 @@ def _consistent(record: Record, model: Mapping[str, object], *, sequences: int, 
         peak = record.positive("peak_tflops_used") * 1e12
         for name in ("mfu_pct", "mfu_pct_recomputed"):
             said(record, name, 100 * flops / peak, within=0.1, rounding=0.1)
+        again = 4 / 3 if record.truth("activation_checkpointing", False) else 1
+        said(record, "hfu_pct", 100 * again * flops / peak, within=0.1, rounding=0.1)
 
 
 def _scenario(record: Record, place: Machine, steps: int, assumed: Assumed) -> ScenarioText:

@@ -50,6 +50,9 @@ def machine(record: Record, assumed: Assumed) -> Machine:
     words = "; ".join(text for text in (record.text(name, "") for name in ("interconnect", "intra_node", "inter_node")) if text)
     if part.form == "SXM" and re.search(r"\bPCI-?E?\b", words.upper()) and not re.search("NVLINK|NVSWITCH", words.upper()):
         raise RowError(f"interconnect: expected GPUs joined by NVLink, found {words[:60]!r}")
+    inside = record.text("intra_node", "").upper()
+    if inside and part.form == "SXM" and not re.search("NVLINK|NVSWITCH|SXM|HGX|DGX", inside):
+        assumed.add("NVLink between the GPUs of a node", widens=UNSAID)
     return Machine(part=part, preset=_preset(record, part, words, nodes, assumed), nodes=nodes, ranks=ranks)
 
 

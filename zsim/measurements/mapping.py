@@ -10,11 +10,13 @@ from typing import Any
 
 from zsim.devices import load_device
 from zsim.errors import ZsimError
-from zsim.measurements.checks import Assumed, unread
+from zsim.measurements.checks import Assumed, unread, unsaid
 from zsim.measurements.machines import Machine
 from zsim.measurements.table import Record, RowError, Step
 from zsim.models import FAMILIES, build, load_preset
 
+SAID_ELSEWHERE = ("interconnect", "inter_node_gbps_per_node", "grad_accum", "n_microbatches", "learned_pos_emb", "optimizer")
+"""Fields that may be open: what they say is used for several nodes alone, follows from other fields, or never differs within the source."""
 SLOWEST = 0.001
 """The least share of a device's peak that a training step is taken to reach: a thousandth of the best is another unit."""
 
@@ -88,6 +90,7 @@ def step_of(
     length = text.batch["sequence_length"]
     tokens = text.batch["micro_batch"] * text.batch.get("accumulation", 1) * length
     _possible(num_parameters(text.model, length), tokens / seconds, machine, eight_bits=bool(text.execution.get("float8")))
+    unsaid(record, (name for name in names if name not in SAID_ELSEWHERE), assumed)
     unread(record, assumed)
     return Step(
         source=source,

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import re
 
-from zsim.measurements.checks import Assumed, accumulation, only_data_parallel, said, two_bytes
+from zsim.measurements.checks import Assumed, accumulation, only_data_parallel, said, two_bytes, utilisation
 from zsim.measurements.llamas import model_of
 from zsim.measurements.machines import NODE, Machine, machine
 from zsim.measurements.mapping import ScenarioText, checkpointing, num_parameters, step_of
 from zsim.measurements.table import Record, RowError, Step
+from zsim.models import preset
 
 COLUMNS = frozenset(
     (
@@ -45,6 +46,10 @@ FIELDS = (
 )
 
 
+ANOTHER_FRAMEWORK = 0.15
+"""How much wider the band is for other software: as a step's with published constants alone."""
+
+
 def step(record: Record, *, source: str) -> Step:
     """The training step of one row; RowError for one that cannot be mapped."""
     only_data_parallel(record)
@@ -56,7 +61,11 @@ def step(record: Record, *, source: str) -> Step:
     name = model_of(record.text("model"))
     rate = record.positive("tokens_per_s_per_gpu")
     said(record, "step_time_s_derived", batch * steps * length / rate)
-    said(record, "n_params", num_parameters({"preset": name}, length))
+    _consistent(record, name, length, rate, place)
+    if "torchtitan" not in record.text("framework", "torchtitan").lower():
+        assumed.add(f"{record.text('framework')[:40]} as torchtitan", widens=ANOTHER_FRAMEWORK)
+    if not _accumulates(record):
+        assumed.add("one micro-batch a step")
     precision = two_bytes(record, default="bf16", reduce="fp32", or_one=True)
     text = ScenarioText(
         description=f"torchtitan, {record.text('model')} on {place.ranks} GPUs",
@@ -74,6 +83,15 @@ def step(record: Record, *, source: str) -> Step:
     also = {"dp_shard": shards, "accumulation": str(steps)}
     seconds = batch * steps * length / rate
     return step_of(record, text, source=source, machine=place, seconds=seconds, assumed=assumed, names=FIELDS, also=also)
+
+
+def _consistent(record: Record, name: str, length: int, rate: float, place: Machine) -> None:
+    """RowError where its parameters are others, or its MFU, which counts all of them but the input embedding's, is of another rate."""
+    parameters, sizes = num_parameters({"preset": name}, length), preset(name).sizes
+    said(record, "n_params", parameters)
+    embedding = sizes.vocabulary * sizes.hidden_size  # type: ignore[union-attr]
+    flops = 6 * (parameters - embedding) + 12 * sizes.num_layers * sizes.hidden_size * length  # type: ignore[union-attr]
+    utilisation(record, ("mfu_pct",), flops * rate, model=place.part.model, percent=True)
 
 
 def _accumulates(record: Record) -> bool:
