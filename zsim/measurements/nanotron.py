@@ -54,6 +54,8 @@ def step(record: Record, *, source: str) -> Step:
     precision = two_bytes(record, default="bf16 + fp32 grad accumulation", reduce="bf16")
     assumed = Assumed(["FlashAttention 2, fused AdamW with clipping", f"gradients reduced in {precision.reduce}, once per step"])
     place = machine(record, assumed)
+    if place.nodes > 1:
+        assumed.add("a network that nobody else uses, though this cluster's is shared")
     same("dp", record.size("dp"), place.ranks)
     batch, length = record.size("micro_batch"), record.size("seq_len")
     steps = accumulation(record, "grad_accum", total="global_batch_seqs", at_once=batch * place.ranks)
