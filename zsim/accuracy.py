@@ -257,7 +257,10 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 
 def pairs(rows: Sequence[Predicted]) -> Iterable[Pairs]:
-    """By the one field in which two steps of a source differ; a collective of another size says nothing that its group does not."""
+    """By the one field in which two steps of a source differ, of which names behind a dot are parts.
+
+    A collective of another size says nothing that its group does not.
+    """
     found: dict[str, list[tuple[float, float]]] = defaultdict(list)
     by_source: dict[str, list[Predicted]] = defaultdict(list)
     for row in rows:
@@ -265,11 +268,12 @@ def pairs(rows: Sequence[Predicted]) -> Iterable[Pairs]:
             by_source[row.source].append(row)
     for members in by_source.values():
         for first, second in combinations(members[:MAX_PAIR_ROWS], 2):
-            differing = [name for name, value in first.fields.items() if second.fields.get(name) != value]
+            differing = {name.partition(".")[0] for name, value in first.fields.items() if second.fields.get(name) != value}
             if len(differing) == 1:
+                (name,) = differing
                 predicted = (second.predicted / second.per) / (first.predicted / first.per)
                 measured = (second.measured / second.per) / (first.measured / first.per)
-                found[differing[0]].append((predicted, measured))
+                found[name].append((predicted, measured))
     for name, ratios in sorted(found.items()):
         telling = [(p, m) for p, m in ratios if abs(m - 1) > MATTERS]
         right = sum(log(p) * log(m) > 0 for p, m in telling)

@@ -205,7 +205,7 @@ def test_a_table_whose_notes_speak_of_nccl_tests_is_still_a_table(tmp_path: Path
     assert [one.kind for one in accuracy.accuracy(tmp_path).rows] == ["product"]
 
 
-SHORT = FOUNDRY | {"n_layers": "2", "grad_accum": "1", "global_batch_seqs": "64"}
+SHORT = FOUNDRY | {"attn_impl": "triton", "n_layers": "2", "grad_accum": "1", "global_batch_seqs": "64"}
 NCCL_LOG = """# nThread 1 nGpus 2
 # Using devices
 #  Rank  0 Group  0 Pid 1 on node-a device  0 [0000:07:00] NVIDIA H100 80GB HBM3
@@ -303,6 +303,11 @@ def test_worlds_of_two_sizes_that_both_shard_over_all_ranks_are_a_pair(tmp_path:
     assert found["n_gpus"].n == 1
     assert found["dp_shard"].n == 1
     assert found["n_gpus"].sign_right == 1
+
+
+def test_a_model_of_other_sizes_is_one_change_whatever_its_name() -> None:
+    rows = [row(1.0, 1.0, model="a", **{"model.layers": layers}) for layers in ("1", "2")]
+    assert [(pair.field, pair.n) for pair in pairs([*rows, row(2.0, 2.0, model="b", **{"model.layers": "3"})])] == [("model", 3)]
 
 
 def test_rows_that_attend_otherwise_are_a_pair_of_that(tmp_path: Path) -> None:

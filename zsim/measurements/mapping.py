@@ -107,8 +107,8 @@ def step_of(
 
 
 def sizes(record: Record, *names: str) -> dict[str, str]:
-    """The model with its sizes as one field: another model is one change, also where it goes by the same name."""
-    return {"model": " ".join([record.text("model"), *(f"{name}={record.text(name, '')}" for name in names)])}
+    """The model's sizes as parts of its field: another model is one change, also where it goes by the same name."""
+    return {f"model.{name}": record.text(name, "") for name in names}
 
 
 def _possible(parameters: int, tokens_per_s: float, machine: Machine, *, eight_bits: bool) -> None:
