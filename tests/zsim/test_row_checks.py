@@ -144,6 +144,8 @@ def test_a_cell_changes_its_scenario(tmp_path: Path, row: dict[str, str], change
         (MEGATRON, {"gpus_per_node": "4"}, "a node of 4 GPUs as part of"),
         (FOUNDRY, {"colour": "blue"}, "colour = 'blue' changes nothing: the column is not known"),
         (MEGATRON, {"n_gpus": "64", "dp": "64"}, "1600 Gbit/s of network a node, as dgx-a100 has"),
+        (MEGATRON, {"n_gpus": "64", "dp": "64", "inter_node_gbps_per_node": "200"}, "200 Gbit/s a node as slower links of dgx-a100"),
+        (FMS, {"interconnect": "400 Gbps/node InfiniBand"}, "400 Gbit/s a node as slower links of dgx-a100"),
         (MEGATRON, {"framework": "NeMo"}, "NeMo as Megatron-DeepSpeed"),
         (MEGATRON, {"intra_node": "Infinity Fabric"}, "NVLink between the GPUs of a node"),
         (TITAN, {"framework": "trainer of ours"}, "trainer of ours as torchtitan"),
@@ -173,7 +175,8 @@ def test_a_row_that_says_attention_of_its_own_is_not_said_to_run_tritons(tmp_pat
         (FOUNDRY, {"gpus_per_node": "4"}, "gpus_per_node: expected nodes of 8, found 4"),
         (FOUNDRY, {"interconnect": "PCIe Gen4"}, "interconnect: expected GPUs joined by NVLink"),
         (FOUNDRY, {"grad_accum": "", "global_batch_seqs": "500"}, "global_batch_seqs: 500 is no multiple of 64"),
-        (MEGATRON, {"n_gpus": "64", "dp": "64", "inter_node_gbps_per_node": "100"}, "network: expected one of a preset of A100 SXM"),
+        (MEGATRON, {"n_gpus": "64", "dp": "64", "inter_node_gbps_per_node": "3200"}, "network: expected at most one of a preset"),
+        (FMS, {"interconnect": "TCP 100 Gbps/node"}, "network: expected at most one of a preset of A100 SXM"),
         (MEGATRON, {"n_gpus": "8", "dp": "8", "gpus_per_node": "4"}, "gpus_per_node: expected nodes of 8, found 4"),
         (MEGATRON, {"activation_checkpointing": "selective"}, "activation_checkpointing: expected full or none"),
         (NANOTRON, {"nodes": "4"}, "nodes: expected 1 nodes of 8 for 8 GPUs, found 4"),
@@ -252,6 +255,14 @@ def test_a_llama_is_known_however_it_is_spelled(tmp_path: Path, name: str, param
 
 def test_a_model_of_another_name_is_skipped(tmp_path: Path) -> None:
     assert reason(tmp_path, TITAN | {"model": "llama3.1-9b"}).startswith("model: expected one of llama2-7b")
+
+
+def test_a_slower_network_is_that_of_every_ring(tmp_path: Path) -> None:
+    rates = {}
+    for said in ("1600", "800", "600", "200"):
+        asked = read(step(tmp_path, MEGATRON | {"n_gpus": "64", "dp": "64", "inter_node_gbps_per_node": said}))
+        rates[said] = asked.cluster.path(tuple(range(64))).bytes_per_s
+    assert rates == {"1600": 192 * 10**9, "800": 96 * 10**9, "600": 72 * 10**9, "200": 24 * 10**9}
 
 
 def test_reasons_are_one_line(tmp_path: Path) -> None:

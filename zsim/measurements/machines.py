@@ -1,7 +1,7 @@
 """Which cluster preset a row ran on: the GPU's part, how many make a node, and what its network carries.
 
-Presets have nodes of eight. A network that no preset of the part has is refused by name where the row uses one; where the row says
-nothing of it, the preset's is assumed, and the band wider.
+Presets have nodes of eight. A network between those that presets of the part have is one of them with slower links, a faster one is
+refused by name; where a row of several nodes says nothing of it, the preset's is assumed, and the band wider.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from zsim.measurements.table import Record, RowError
 
 NODE = 8
 RATES_AGREE = 0.1
+AS_SOLD = 0.96
 """NCCL counts 12 GB/s of a NIC of 100 Gbit/s, which is sold as 12.5."""
 ANOTHER_FABRIC, UNSAID = 0.05, 0.1
 """How much wider a band is for a network of another kind with the same rate, and for one of which the row says nothing."""
@@ -27,17 +28,26 @@ ANOTHER_FABRIC, UNSAID = 0.05, 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """The GPUs of a row: their part, the preset of their nodes, how many nodes and ranks."""
+    """The GPUs of a row: their part, the preset of their nodes, how many nodes and ranks.
+
+    `nic_gb_s` is what each NIC's link carries where that is less than the preset's, else 0.
+    """
 
     part: Part
     preset: str
     nodes: int
     ranks: int
+    nic_gb_s: float = 0.0
 
     @property
     def table(self) -> dict[str, object]:
-        """The scenario's table."""
-        return {"preset": self.preset, "nodes": self.nodes, "ranks": self.ranks}
+        """The scenario's table. A ring is as fast as its slowest link, so one node's links make the whole network slower."""
+        found: dict[str, object] = {"preset": self.preset, "nodes": self.nodes, "ranks": self.ranks}
+        if self.nic_gb_s:
+            rate = f"{self.nic_gb_s:.6g} GB/s"
+            nics = range(load_cluster(self.preset).nics_per_node)
+            found["slow_links"] = [{"node": 0, "nic": nic, "bandwidth": rate} for nic in nics]
+        return found
 
 
 def machine(record: Record, assumed: Assumed) -> Machine:
@@ -53,7 +63,8 @@ def machine(record: Record, assumed: Assumed) -> Machine:
     inside = record.text("intra_node", "").upper()
     if inside and part.form == "SXM" and not re.search("NVLINK|NVSWITCH|SXM|HGX|DGX", inside):
         assumed.add("NVLink between the GPUs of a node", widens=UNSAID)
-    return Machine(part=part, preset=_preset(record, part, words, nodes, assumed), nodes=nodes, ranks=ranks)
+    preset, slower = _network(record, part, words, nodes, assumed)
+    return Machine(part=part, preset=preset, nodes=nodes, ranks=ranks, nic_gb_s=slower)
 
 
 def _nodes(record: Record, ranks: int, assumed: Assumed) -> int:
@@ -80,31 +91,43 @@ def _networks(device: str) -> dict[str, tuple[Fabric, float]]:
     return found
 
 
-def _preset(record: Record, part: Part, words: str, nodes: int, assumed: Assumed) -> str:
-    """The preset whose network is as the row says; the part's usual one where it says nothing or has a single node."""
+def _network(record: Record, part: Part, words: str, nodes: int, assumed: Assumed) -> tuple[str, float]:
+    """The preset whose network is as the row says, and GB/s of each NIC where its links are slower than the preset's, else 0.
+
+    The part's usual preset where the row says nothing or has a single node, which uses no network.
+    """
     outside = ", ".join(text for text in re.split(r"[;,]", words) if not re.search("NVLINK|NVSWITCH|PCIE", text.upper()))
     fabric = nccl_text.fabric(outside)
     rate = record.positive("inter_node_gbps_per_node") / 8 if record.text("inter_node_gbps_per_node", "") else _rate(outside, part)
     networks = _networks(part.device)
     names = [part.cluster, *(name for name in networks if name != part.cluster)]
-    near = [name for name in names if rate is None or abs(networks[name][1] / 0.96 / rate - 1) <= RATES_AGREE]
+    near = [name for name in names if rate is None or abs(_sold(networks[name][1]) / rate - 1) <= RATES_AGREE]
     alike = [name for name in near if networks[name][0] == fabric]
-    chosen = (alike or near or [part.cluster])[0]
     if nodes == 1:
-        return chosen
+        return (alike or near or [part.cluster])[0], 0.0
+    wider = [name for name in names if rate is not None and name not in near and _sold(networks[name][1]) > rate]
+    wider_alike = [name for name in wider if networks[name][0] == fabric]
+    chosen = next(iter((*alike, *wider_alike, *near, *wider)), "")
+    if not chosen or (fabric == "tcp" and networks[chosen][0] != fabric):
+        have = ", ".join(dict.fromkeys(f"{8 * _sold(gb_s):.0f} Gbit/s of {kind}" for kind, gb_s in networks.values()))
+        found = f"{8 * rate:.0f} Gbit/s" if rate is not None and fabric != "tcp" else fabric
+        raise RowError(f"network: expected at most one of a preset of {part.words}, {have} a node, found {found}")
     kind, carried = networks[chosen]
-    if (rate is not None and not near) or (fabric == "tcp" and not alike):
-        have = ", ".join(dict.fromkeys(f"{8 * gb_s / 0.96:.0f} Gbit/s of {kind}" for kind, gb_s in networks.values()))
-        found = f"{8 * rate:.0f} Gbit/s" if rate is not None else fabric
-        raise RowError(f"network: expected one of a preset of {part.words}, {have} a node, found {found}")
     if rate is None:
-        assumed.add(f"{8 * carried / 0.96:.0f} Gbit/s of network a node, as {chosen} has", widens=UNSAID)
+        assumed.add(f"{8 * _sold(carried):.0f} Gbit/s of network a node, as {chosen} has", widens=UNSAID)
     if fabric not in ("unknown", kind):
         assumed.add(f"{fabric} as the {kind} of {chosen}", widens=ANOTHER_FABRIC)
-    return chosen
+    if chosen in near or rate is None:
+        return chosen, 0.0
+    assumed.add(f"{8 * rate:.0f} Gbit/s a node as slower links of {chosen}", widens=ANOTHER_FABRIC)
+    return chosen, AS_SOLD * rate / load_cluster(chosen).nics_per_node
+
+
+def _sold(gb_s: float) -> float:
+    return gb_s / AS_SOLD
 
 
 def _rate(outside: str, part: Part) -> float | None:
     nccl = load_cluster(part.cluster).nccl
-    most = PCIE_GB_S[nccl.generation] / 0.96 if nccl else 50.0
+    most = _sold(PCIE_GB_S[nccl.generation]) if nccl else 50.0
     return nccl_text.node_gb_s(outside, per_node=NODE, most=most)
