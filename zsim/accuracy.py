@@ -23,8 +23,12 @@ from zsim.measurements.nccl_errors import size_of
 from zsim.measurements.nccl_rows import predict as predict_collective
 from zsim.measurements.nccl_rows import question
 from zsim.measurements.nccl_text import is_shared
+from zsim.memory import replay
 from zsim.plan import plan
+from zsim.program import Program
+from zsim.scenario import Scenario
 from zsim.slowdown import simulate_step
+from zsim.units import format_bytes
 
 MATTERS = 0.05
 """Pairs whose measured times differ by less say nothing about a sign: identical runs differ by 1 to 3 %."""
@@ -93,12 +97,18 @@ class Accuracy:
     skipped: tuple[Skipped, ...]
 
 
-def accuracy(folder: Path, *, say: Callable[[str], None] = lambda _: None) -> Accuracy:
-    """Every row of every file in `folder` predicted; `say` gets a line of progress now and then."""
+def accuracy(folder: Path, *, collective: str = "", say: Callable[[str], None] = lambda _: None) -> Accuracy:
+    """Every row of every file in `folder` predicted; `say` gets a line of progress now and then.
+
+    A damaged file among others is skipped by name; one that is given by itself is a MeasurementError. `collective` is what logs of
+    nccl-tests ran that do not say it.
+    """
+    listed = measurements.files(folder)
     rows: list[Predicted] = []
-    skipped: list[Skipped] = []
-    for path in measurements.files(folder):
-        found = measurements.rows(path)
+    skipped: list[Skipped] = list(listed.skipped)
+    for path, name in listed.files:
+        read = measurements.rows if folder.is_file() else measurements.readable
+        found = read(path, name=name, collective=collective)
         for count, row in enumerate(found, start=1):
             one = row if isinstance(row, Skipped) else predict_row(row)
             if isinstance(one, Predicted):
@@ -106,7 +116,7 @@ def accuracy(folder: Path, *, say: Callable[[str], None] = lambda _: None) -> Ac
             else:
                 skipped.append(one)
             if count % 20 == 0:
-                say(f"{path.name}: {count} of {len(found)} rows")
+                say(f"{name}: {count} of {len(found)} rows")
     return Accuracy(rows=tuple(rows), groups=tuple(groups(rows)), pairs=tuple(pairs(rows)), skipped=tuple(skipped))
 
 
@@ -162,6 +172,7 @@ def predict(step: Step) -> Predicted | Skipped:
         timeline = simulate_step(program, costs=costs)
     except ZsimError as error:
         return Skipped(source=step.source, line=step.line, reason=str(error))
+    low, high = band(program, timeline, costs=costs)
     return Predicted(
         source=step.source,
         line=step.line,
@@ -170,11 +181,29 @@ def predict(step: Step) -> Predicted | Skipped:
         nodes=step.nodes,
         predicted=timeline.step_time_ns / 1e9,
         measured=step.seconds,
-        band=band(program, timeline, costs=costs),
-        assumed=step.assumed,
+        band=(low / (1 + step.widened), high * (1 + step.widened)),
+        assumed=(*step.assumed, *caution(program, asked)),
         fields=step.fields,
         per=step.tokens,
     )
+
+
+def caution(program: Program, asked: Scenario) -> tuple[str, ...]:
+    """That the step needs more than its device has, where no allocator could make it fit: nobody has run that as it is mapped."""
+    memory = asked.cluster.device.memory
+    needed = max(replay(rank, timeline=False)["steady"].peak_bytes for rank in program.ranks)
+    if needed <= memory:
+        return ()
+    return (f"as mapped it cannot fit: {format_bytes(needed)} are allocated at once on {format_bytes(memory)}",)
+
+
+def cautions(step: Step) -> tuple[str, ...]:
+    """What is to be known of a step's prediction before it is made, or why there is none."""
+    try:
+        asked = scenario.parse(step.scenario.encode(), where=f"{step.source} line {step.line}")
+        return caution(plan(asked, device=asked.cluster.kind), asked)
+    except ZsimError as error:
+        return (" ".join(f"not predicted: {error}".split()),)
 
 
 def groups(rows: Sequence[Predicted]) -> Iterable[Group]:
@@ -228,7 +257,10 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 
 def pairs(rows: Sequence[Predicted]) -> Iterable[Pairs]:
-    """By the one field in which two steps of a source differ; a collective of another size says nothing that its group does not."""
+    """By the one field in which two steps of a source differ, of which names behind a dot are parts.
+
+    A collective of another size says nothing that its group does not.
+    """
     found: dict[str, list[tuple[float, float]]] = defaultdict(list)
     by_source: dict[str, list[Predicted]] = defaultdict(list)
     for row in rows:
@@ -236,11 +268,12 @@ def pairs(rows: Sequence[Predicted]) -> Iterable[Pairs]:
             by_source[row.source].append(row)
     for members in by_source.values():
         for first, second in combinations(members[:MAX_PAIR_ROWS], 2):
-            differing = [name for name, value in first.fields.items() if second.fields.get(name) != value]
+            differing = {name.partition(".")[0] for name, value in first.fields.items() if second.fields.get(name) != value}
             if len(differing) == 1:
+                (name,) = differing
                 predicted = (second.predicted / second.per) / (first.predicted / first.per)
                 measured = (second.measured / second.per) / (first.measured / first.per)
-                found[differing[0]].append((predicted, measured))
+                found[name].append((predicted, measured))
     for name, ratios in sorted(found.items()):
         telling = [(p, m) for p, m in ratios if abs(m - 1) > MATTERS]
         right = sum(log(p) * log(m) > 0 for p, m in telling)

@@ -23,13 +23,13 @@ class NoSuchRowError(ZsimError):
 
 def show(options: argparse.Namespace) -> int:
     """`zsim accuracy FOLDER`: predict every row and print the errors."""
-    folder = Path(options.folder)
+    folder, collective = Path(options.folder), options.collective or ""
     if options.explain:
-        return _explain(folder, options.explain, as_json=options.json)
+        return _explain(folder, options.explain, collective=collective, as_json=options.json)
     if options.plot:
         places.require(Path(options.plot), option="--plot", apart_from=folder.glob("*"))
     with progress(f"accuracy of {folder}"):
-        found = accuracy.accuracy(folder, say=tell)
+        found = accuracy.accuracy(folder, collective=collective, say=tell)
     if options.plot:
         plots.write(found.rows, Path(options.plot))
     if options.json:
@@ -110,13 +110,14 @@ def _said(row: Predicted) -> str:
     return ", ".join(f"{name} {value}" for name, value in row.fields.items() if value)[:160]
 
 
-def _explain(folder: Path, asked: str, *, as_json: bool) -> int:
+def _explain(folder: Path, asked: str, *, collective: str, as_json: bool) -> int:
     """`--explain FILE:LINE`: the scenario of one row, or what a collective or a product was taken for, and what was assumed."""
     name, _, line = asked.rpartition(":")
-    for path in measurements.files(folder):
-        if path.name not in (name, f"{name}.csv") or not line.isdecimal():
-            continue
-        found = [row for row in measurements.rows(path) if row.line == int(line)]
+    listed = measurements.files(folder)
+    wanted = [one for one in listed.files if name in (one[1], one[1].rpartition(".")[0])]
+    wanted = wanted or [one for one in listed.files if one[0].name == name]
+    for path, known in wanted if line.isdecimal() else ():
+        found = [row for row in measurements.readable(path, name=known, collective=collective) if row.line == int(line)]
         if found:
             sys.stdout.write(explanations.text(found[0], as_json=as_json))
             return 0

@@ -17,6 +17,7 @@ from zsim.errors import ScenarioError, ZsimError
 from zsim.output import guarded
 
 EPILOG = "exit codes: 0 fine, 1 a verdict failed, 2 bad usage or bad scenario, 3 backend not available"
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 LISTS = ("scenarios", "models", "clusters", "strategies", "backends", "schema")
 
 
@@ -75,9 +76,10 @@ def parser() -> argparse.ArgumentParser:
     _allocator(fit)
     _json(fit)
     accuracy = commands.add_parser("accuracy", help="predict published measurements, and print the errors", allow_abbrev=False)
-    accuracy.add_argument("folder", type=_path, metavar="FOLDER", help="a folder of CSV files of measurements, or one file")
+    accuracy.add_argument("folder", type=_path, metavar="FOLDER", help="a folder of measurements: CSV files, nccl-tests' logs; or one file")
     accuracy.add_argument("--plot", metavar="FILE.svg", type=_path, help="draw predicted against measured")
     accuracy.add_argument("--explain", metavar="FILE:LINE", help="the scenario that a row is, and what its mapping assumed")
+    accuracy.add_argument("--collective", choices=COLLECTIVES, help="what logs of nccl-tests ran that do not say it")
     _json(accuracy)
     calibrate = commands.add_parser("calibrate", help="fit constants to measurements, and write a cluster's file", allow_abbrev=False)
     calibrate.add_argument(

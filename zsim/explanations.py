@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from zsim.accuracy import cautions
 from zsim.collectives.nccl import Communicator
 from zsim.collectives.nccl_search import RINGS_IN_NODE, nvls_graph
 from zsim.collectives.nccl_tuning import Graph, System, choices
@@ -28,10 +29,14 @@ def text(row: Row | Skipped, *, as_json: bool) -> str:
 def of_row(row: Row) -> dict[str, Any]:
     """`measured` in seconds, `assumed`, and either the `scenario` or, in words, what it was `taken_for`."""
     if isinstance(row, Step):
-        return {"scenario": row.scenario, "measured": row.seconds, "assumed": list(row.assumed)}
+        return {"scenario": row.scenario, "measured": row.seconds, "assumed": [*row.assumed, *cautions(row), *_wider(row)]}
     if isinstance(row, Product):
         return {"taken_for": _product(row), "measured": row.seconds, "assumed": list(row.assumed)}
     return {"taken_for": _collective(row), "measured": (row.microseconds or 0) / 1e6, "assumed": list(mapped(row).assumed)}
+
+
+def _wider(row: Step) -> tuple[str, ...]:
+    return (f"so the band is {100 * row.widened:.0f} % wider on both sides",) if row.widened else ()
 
 
 def _product(row: Product) -> dict[str, str]:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.zsim.test_measurements import FOUNDRY, MEGATRON, table
-from zsim import accuracy, accuracy_commands, cli
+from tests.zsim.test_measurements import FOUNDRY, MEGATRON, TITAN, table
+from zsim import accuracy, accuracy_commands, cli, measurements
 from zsim.accuracy import Predicted, groups, pairs, percentile, spearman
 
 
@@ -104,7 +104,7 @@ def test_a_row_is_explained_as_its_scenario(tmp_path: Path, capsys: pytest.Captu
     assert "# assumed: Triton attention, causal" in said
     assert 'cluster = { preset = "dgx-a100-40", nodes = 1, ranks = 8 }' in said
     assert cli.main(["accuracy", str(tmp_path), "--explain", "a.csv:3"]) == 0
-    assert capsys.readouterr().out.startswith("# skipped: gpu: expected an A100")
+    assert capsys.readouterr().out.startswith("# skipped: gpu: expected an A100 SXM")
     assert cli.main(["accuracy", str(tmp_path), "--explain", "a.csv:9"]) == 2
     assert "found no such row" in capsys.readouterr().err
 
@@ -203,3 +203,113 @@ def test_an_nccl_log_that_was_cut_is_skipped_with_its_count(tmp_path: Path) -> N
 def test_a_table_whose_notes_speak_of_nccl_tests_is_still_a_table(tmp_path: Path) -> None:
     table(tmp_path / "g.csv", PRODUCT | {"notes": "as with nccl-tests, # nThread 1"})
     assert [one.kind for one in accuracy.accuracy(tmp_path).rows] == ["product"]
+
+
+SHORT = FOUNDRY | {"attn_impl": "triton", "n_layers": "2", "grad_accum": "1", "global_batch_seqs": "64"}
+NCCL_LOG = """# nThread 1 nGpus 2
+# Using devices
+#  Rank  0 Group  0 Pid 1 on node-a device  0 [0000:07:00] NVIDIA H100 80GB HBM3
+#  Rank  1 Group  0 Pid 1 on node-a device  1 [0000:0f:00] NVIDIA H100 80GB HBM3
+#                                                              out-of-place                       in-place
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)  (GB/s)  (GB/s)
+  1073741824     268435456     float     sum      -1  3000.00  357.91  357.91       0  3000.00  357.91  357.91       0
+# Avg bus bandwidth    : 358.2
+"""
+
+
+def test_every_file_of_a_folder_is_read_or_skipped_by_name(tmp_path: Path) -> None:
+    table(tmp_path / "UPPER.CSV", SWEEP)
+    (tmp_path / "sub").mkdir()
+    table(tmp_path / "sub" / "a.csv", SWEEP)
+    (tmp_path / "sub" / "all_reduce.txt").write_text(NCCL_LOG)
+    (tmp_path / "unnamed.log").write_text(NCCL_LOG)
+    (tmp_path / "bad.csv").write_text('collectve,b\n1,"2\n3,4\n5,6\n')
+    (tmp_path / "wide.csv").write_bytes("a,b\n1,2\n".encode("utf-16"))
+    (tmp_path / "binary.csv").write_bytes(bytes(range(256)))
+    (tmp_path / "empty.csv").write_text("")
+    (tmp_path / "blank.csv").write_text("\n\n")
+    (tmp_path / "other.json").write_text('["no", "run"]')
+    (tmp_path / "run.json").write_text('{"schema_version": 1, "scenario": "x"}')
+    (tmp_path / "words.md").write_text("# words")
+    (tmp_path / ".hidden.csv").write_text("a")
+    found = accuracy.accuracy(tmp_path)
+    assert {row.source for row in found.rows} == {"UPPER.CSV", "sub/a.csv", "sub/all_reduce.txt"}
+    reasons = {one.source: one.reason for one in found.skipped}
+    assert set(reasons) == {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("[!.]*") if path.is_file()} - {
+        row.source for row in found.rows
+    }
+    for name, words in {
+        "bad.csv": "expected a CSV table in UTF-8, found unexpected end of data (3 rows)",
+        "wide.csv": "expected a CSV table in UTF-8",
+        "binary.csv": "expected a CSV table in UTF-8",
+        "empty.csv": "an empty file",
+        "blank.csv": "an empty file",
+        "other.json": "not a whole run of nccl-tests",
+        "run.json": "a saved Run",
+        "words.md": "no file of measurements",
+        "unnamed.log": "no collective named: `--collective` says it",
+    }.items():
+        assert reasons[name].startswith(words)
+    named = accuracy.accuracy(tmp_path / "unnamed.log", collective="all_reduce")
+    assert [row.of for row in named.rows] == ["all_reduce large"]
+
+
+def test_files_beyond_the_most_that_are_read_are_skipped_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measurements, "MAX_FILES", 1)
+    for name in ("a.csv", "b.csv"):
+        table(tmp_path / name, SWEEP)
+    found = accuracy.accuracy(tmp_path)
+    assert ([row.source for row in found.rows], [one.source for one in found.skipped]) == (["a.csv"], ["b.csv"])
+
+
+def test_a_damaged_file_that_is_asked_for_by_itself_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "bad.csv").write_text('a,b\n1,"2\n')
+    assert cli.main(["accuracy", str(tmp_path / "bad.csv")]) == 2
+
+
+def test_a_row_in_a_subfolder_is_explained_by_its_place_or_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "sub").mkdir()
+    table(tmp_path / "sub" / "a.csv", FOUNDRY)
+    for name in ("sub/a.csv:2", "sub/a:2", "a.csv:2"):
+        assert cli.main(["accuracy", str(tmp_path), "--explain", name]) == 0
+        assert capsys.readouterr().out.startswith("# sub/a.csv line 2, measured")
+
+
+def test_the_band_is_wider_by_what_a_row_leaves_open(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table(tmp_path / "a.csv", SHORT | {"colour": ""}, SHORT | {"colour": "blue"})
+    plain, open_ = accuracy.accuracy(tmp_path).rows
+    assert open_.predicted == plain.predicted
+    assert open_.band == (pytest.approx(plain.band[0] / 1.1), pytest.approx(plain.band[1] * 1.1))
+    assert cli.main(["accuracy", str(tmp_path), "--explain", "a.csv:3"]) == 0
+    said = capsys.readouterr().out
+    assert "# assumed: colour = 'blue' changes nothing: the column is not known" in said
+    assert "# assumed: so the band is 10 % wider on both sides" in said
+
+
+def test_a_model_that_cannot_fit_is_predicted_with_a_caution(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    large = {"d_model": "8192", "n_heads": "64", "n_layers": "80", "gpu": "h100_80gb", "activation_checkpointing": "True"}
+    rate = {"micro_batch": "1", "tokens_per_s": "5000", "tokens_per_s_per_gpu": "", "global_batch_seqs": "", "grad_accum": "1"}
+    table(tmp_path / "a.csv", FOUNDRY | large | rate)
+    (one,) = accuracy.accuracy(tmp_path).rows
+    assert one.assumed[-1].startswith("as mapped it cannot fit: ")
+    assert cli.main(["accuracy", str(tmp_path), "--explain", "a.csv:2"]) == 0
+    assert "as mapped it cannot fit: " in capsys.readouterr().out
+
+
+def test_worlds_of_two_sizes_that_both_shard_over_all_ranks_are_a_pair(tmp_path: Path) -> None:
+    more = {"n_gpus": "128", "dp_shard": "128", "tokens_per_s_per_gpu": "5000"}
+    table(tmp_path / "a.csv", TITAN, TITAN | more, TITAN | more | {"dp_shard": "8"})
+    found = {pair.field: pair for pair in accuracy.accuracy(tmp_path).pairs}
+    assert found["n_gpus"].n == 1
+    assert found["dp_shard"].n == 1
+    assert found["n_gpus"].sign_right == 1
+
+
+def test_a_model_of_other_sizes_is_one_change_whatever_its_name() -> None:
+    rows = [row(1.0, 1.0, model="a", **{"model.layers": layers}) for layers in ("1", "2")]
+    assert [(pair.field, pair.n) for pair in pairs([*rows, row(2.0, 2.0, model="b", **{"model.layers": "3"})])] == [("model", 3)]
+
+
+def test_rows_that_attend_otherwise_are_a_pair_of_that(tmp_path: Path) -> None:
+    table(tmp_path / "a.csv", SHORT | {"attn_impl": "triton"}, SHORT | {"attn_impl": "torch"})
+    assert [(pair.field, pair.n) for pair in accuracy.accuracy(tmp_path).pairs] == [("attn_impl", 1)]

@@ -95,7 +95,7 @@ def test_a_group_is_left_out_of_what_predicts_it(tmp_path: Path) -> None:
 
 def test_steps_of_another_machine_are_skipped_by_name_and_move_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = measured(tmp_path, {})
-    other = table(tmp_path / "other.csv", *(row | {"gpu": "h100_80gb", "tokens_per_s": "1000"} for row in ROWS[:2]))
+    other = table(tmp_path / "other.csv", *(row | {"gpu": "h100_80gb", "tokens_per_s": "100000"} for row in ROWS[:2]))
     asked = ["calibrate", "--from", str(path), str(other), "--cluster", "dgx-a100-40", "--json"]
     assert cli.main(asked) == 0
     found = json.loads(capsys.readouterr().out)
@@ -132,7 +132,9 @@ SIZES = (2**18, 2**20, 2**22, 2**24, 2**26, 2**28)
 def nccl_text(times: dict[int, float], *, ranks: int = 8) -> str:
     """What nccl-tests prints for an all-gather in one node."""
     devices = [f"#  Rank  {rank} Group  0 Pid  1 on  host device  {rank} [0x00] NVIDIA H100 80GB HBM3" for rank in range(ranks)]
-    rows = [f"{size} {size // 4} float none -1 {us:.2f} 0 {size / us / 1000 * (ranks - 1) / ranks:.2f} 0" for size, us in times.items()]
+    share = (ranks - 1) / ranks
+    rates = {size: size / us / 1000 for size, us in times.items()}
+    rows = [f"{size} {size // 4} float none -1 {us:.2f} {rates[size]:.2f} {share * rates[size]:.2f} 0" for size, us in times.items()]
     head = ["# nThread 1 nGpus 8 all_gather_perf", *devices, "#  size count type redop root time algbw busbw", "#  (B) (us) (GB/s)"]
     return "\n".join([*head, *rows, "# Avg bus bandwidth    : 100", ""])
 

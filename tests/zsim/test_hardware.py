@@ -23,6 +23,7 @@ NAMES = clusters()
 def test_the_presets_are_those_that_the_documentation_names() -> None:
     assert NAMES == (
         "a100-40-roce",
+        "a100-80-4hdr",
         "a100-80-roce",
         "cpu-gloo",
         "dgx-a100",

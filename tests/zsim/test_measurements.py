@@ -157,7 +157,7 @@ def test_a_row_of_llm_foundry_says_in_a_scenario_what_it_ran(tmp_path: Path) -> 
     assert read.cluster.name == "dgx-h100"
     assert step.seconds == 512 * 2048 / 154171
     older = scenario.parse(
-        found(table(tmp_path / "t.csv", row | {"gpu": "a100_80gb"}))[0].scenario.encode(), where="row"
+        found(table(tmp_path / "t.csv", row | {"gpu": "a100_80gb", "precision": "amp_bf16"}))[0].scenario.encode(), where="row"
     )  # type: ignore[union-attr]
     assert not older.checkpointing.early_stop
 
@@ -170,8 +170,8 @@ def test_a_row_of_llm_foundry_says_in_a_scenario_what_it_ran(tmp_path: Path) -> 
         ({"tokens_per_s": "nan"}, "tokens_per_s: expected a number above 0, found 'nan'"),
         ({"tokens_per_s": "-3"}, "tokens_per_s: expected a number above 0, found '-3'"),
         ({"n_layers": "2.5"}, "n_layers: expected a whole number of at least 1, found '2.5'"),
-        ({"gpu": "v100"}, "gpu: expected an A100, H100, H200 or B200"),
-        ({"mp_mode": "OTHER"}, "mp_mode: expected one of DEFAULT, PURE, found 'OTHER'"),
+        ({"gpu": "v100"}, "gpu: expected an A100 SXM of 80 GB, A100 SXM of 40 GB, H100"),
+        ({"mp_mode": "OTHER"}, "mp_mode: expected one of DEFAULT, PURE, FULL, found 'OTHER'"),
         ({"global_batch_seqs": "500"}, "global_batch_seqs: 500 contradicts 512, which the other fields say"),
         ({"tokens_per_s_per_gpu": "154171"}, "tokens_per_s_per_gpu: 154171 contradicts 19271.4"),
         ({"activation_checkpointing": "maybe"}, "activation_checkpointing: expected True or False, found 'maybe'"),
@@ -212,6 +212,7 @@ def test_a_line_that_ends_early_is_skipped(tmp_path: Path) -> None:
     [
         (b"\xff\xfe\x00", "expected a CSV table in UTF-8"),
         (b'a,b\n"unclosed', "expected a CSV table in UTF-8"),
+        (b"a,b, a\n1,2,3\n", "two columns 'a'"),
         (b"a,b\n" + b"x" * 30_000 + b",1\n", "a field of more than 20,000 characters"),
     ],
 )
@@ -223,7 +224,7 @@ def test_a_file_that_is_no_table_is_refused(tmp_path: Path, data: bytes, message
 
 
 def test_a_folder_without_tables_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(MeasurementError, match="expected a folder with CSV files of measurements, found none"):
+    with pytest.raises(MeasurementError, match="expected a folder with CSV files of measurements, or logs of nccl-tests, found none"):
         measurements.files(tmp_path)
 
 

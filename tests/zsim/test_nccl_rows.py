@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.measurements import nccl_text
+from zsim.measurements.nccl_checks import Rows, Skipped
 from zsim.measurements.nccl_errors import TARGETS, Errors, score, table
-from zsim.measurements.nccl_files import Rows, Skipped, read, read_csv, read_json, read_text
+from zsim.measurements.nccl_files import read, read_csv
 from zsim.measurements.nccl_left_out import predict_left_out
+from zsim.measurements.nccl_logs import UNNAMED, read_json, read_text
 from zsim.measurements.nccl_rows import NcclRow, UnknownGpuError, mapped, predict
 
 PUBLISHED = Path(__file__).parents[1] / "published"
@@ -156,7 +159,14 @@ HEADER = "collective,gpu,n_ranks,n_nodes,size_bytes,time_us,busbw_gb_s\n"
         ("all_reduce,A100,8,3,1073741824,8203.9,229.04", "ranks and nodes contradict each other"),
         ("all_reduce,A100,,1,1073741824,8203.9,229.04", "n_ranks missing or no whole number"),
         ("all_reduce,A100,8,1,1 GiB,8203.9,229.04", "size_bytes missing or no whole number"),
-        ("all_reduce,A100,8,1,1073741824,,229.04", "time_us missing or no number"),
+        ("all_reduce,A100,8,1,1073741824,,", "time_us missing or no number"),
+        ("all_reduce,A100,8,1,1024,,0.05", "time_us missing or no number"),
+        ("all_reduce,A100,8,1,1073741824,8.204,", "faster than its links: a time in another unit, or a size of another message"),
+        (
+            "all_reduce,A100,8,1,1073741824,8203900,",
+            "hardly anything of its links' bandwidth: a time in another unit, or a size of another message",
+        ),
+        ("all_reduce,H100 NVL 94GB,8,1,1073741824,8203.9,229.04", "no NCCL model of the GPU 'H100 NVL 94GB'"),
         ("all_reduce,A100,8,1,1073741824,nan,229.04", "time_us missing or no number"),
         ("all_reduce,A100,8,1,1073741824,0,229.04", "size or time is not above 0"),
         ("all_to_all,A100,8,1,1073741824,8203.9,229.04", "collective 'all_to_all' has no model"),
@@ -170,6 +180,57 @@ def test_a_row_that_cannot_be_used_is_skipped_by_name_and_the_others_are_kept(ro
     assert [one.line for one in found.rows] == [2, 4]
     assert found.skipped == (Skipped(source="rows.csv", line=3, reason=reason),)
     assert found.reasons == {reason: 1}
+
+
+FULL = "collective,gpu,n_ranks,n_nodes,size_bytes,time_us_oop,algbw_gb_s_oop,busbw_gb_s_oop,time_us_ip,algbw_gb_s_ip,busbw_gb_s_ip\n"
+
+
+@pytest.mark.parametrize(
+    ("cells", "microseconds", "assumed"),
+    [
+        ("8203.9,130.88,229.04,9000,,", 8203.9, ()),
+        (",,,8203.9,130.88,229.04", 8203.9, ("the in-place time as out of place",)),
+        (",130.88,,,,", GIB / 130.88 / 1000, ("the time from size and bandwidth",)),
+        (",,229.04,,,", GIB / 229.04 * 1.75 / 1000, ("the time from size and bandwidth",)),
+        (",,,,130.88,", GIB / 130.88 / 1000, ("the in-place time as out of place", "the time from size and bandwidth")),
+    ],
+)
+def test_a_time_is_taken_from_what_there_is_and_said_to_be(cells: str, microseconds: float, assumed: tuple[str, ...]) -> None:
+    (row,) = read_csv(f"{FULL}all_reduce,A100,8,1,{GIB},{cells}\n", source="rows.csv").rows
+    assert (row.microseconds, row.assumed) == (pytest.approx(microseconds), assumed)
+    assert predict(row).assumed == assumed
+
+
+def test_a_column_that_nobody_knows_is_named_as_assumed() -> None:
+    (row,) = read_csv(f"{HEADER.strip()},algo,dtype\nall_reduce,A100,8,1,{GIB},8203.9,229.04,Tree,float\n", source="rows.csv").rows
+    assert row.assumed == ("algo = 'Tree' changes nothing: the column is not known",)
+
+
+@pytest.mark.parametrize("cells", ["8.2039,130.88,,,,", "8203.9,229.04,,,,", ",,,8.2039,130.88,", ",130.88,130.88,,,"])
+def test_an_algorithm_bandwidth_that_contradicts_is_refused(cells: str) -> None:
+    found = read_csv(f"{FULL}all_reduce,A100,8,1,{GIB},{cells}\n", source="rows.csv")
+    assert found.reasons == {"time, size and bus bandwidth contradict one another": 1}
+
+
+@pytest.mark.parametrize("name", ["AllReduce", "all-reduce", "All Reduce", "allreduce", "all_reduce_perf"])
+def test_a_collective_is_known_however_it_is_spelled(name: str) -> None:
+    (row,) = read_csv(f"{HEADER}{name},A100,8,1,{GIB},8203.9,229.04\n", source="rows.csv").rows
+    assert row.collective == "all_reduce"
+
+
+def test_what_is_assumed_widens_the_band_by_half_on_both_sides() -> None:
+    row = NcclRow(collective="all_reduce", gpu="A100", n_ranks=8, n_nodes=1, size_bytes=GIB)
+    known, assumed = predict(row), predict(replace(row, assumed=("something",)))
+    assert assumed.microseconds == known.microseconds
+    assert (assumed.low, assumed.high) == (pytest.approx(known.low / 1.5), pytest.approx(known.high * 1.5))
+    assert (known.provenance, assumed.provenance) == ("calibrated", "assumed")
+
+
+def test_a_log_that_does_not_name_its_collective_is_read_by_its_file_s_name_or_what_it_is_given() -> None:
+    unnamed = LOG.replace("all_reduce_perf", "perf")
+    assert [row.collective for row in read_text(unnamed, source="runs/AllReduce-2xH100.txt").rows] == ["all_reduce", "all_reduce"]
+    assert [row.collective for row in read_text(unnamed, source="a", collective="all_gather").rows] == []  # contradicts its bandwidths
+    assert len(read_text(unnamed, source="a", collective="all_reduce").rows) == 2
 
 
 def test_a_table_in_another_unit_is_refused_as_a_whole_with_its_count() -> None:
@@ -216,7 +277,7 @@ def test_a_log_that_was_cut_is_refused_with_the_number_of_its_rows(lines_kept: i
 def test_a_log_in_milliseconds_or_without_devices_is_refused() -> None:
     assert read_text(LOG.replace("(us)", "(ms)"), source="a").reasons == {"no time in us": 2}
     assert read_text(LOG.replace("#  Rank", "#  Runk"), source="a").reasons == {"no devices listed": 2}
-    assert read_text(LOG.replace("all_reduce_perf", "perf"), source="a").reasons == {"no collective named": 2}
+    assert read_text(LOG.replace("all_reduce_perf", "perf"), source="a").reasons == {UNNAMED: 2}
     assert read_text("", source="a").reasons == {"log cut: no closing summary": 1}
 
 

@@ -6,6 +6,7 @@ folders and files may be called anything, and rows that nobody has seen of a kno
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from zsim.measurements.products import Product
 from zsim.measurements.table import MeasurementError, Record, RowError, Skipped, Step, content, read, table_of
 
 MAX_FILES = 1000
+SUFFIXES = (".csv", ".txt", ".log", ".out", ".json")
 Row = Step | NcclRow | Product
 Made = TypeVar("Made", Step, Product)
 
@@ -39,34 +41,82 @@ SOURCES: dict[str, Source] = {
 }
 
 
-def files(folder: Path) -> list[Path]:
-    """The CSV files of a folder, or the one file given; MeasurementError where there are none."""
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The files of a folder that may hold measurements, each with its name below the folder, and those that are not read."""
+
+    files: tuple[tuple[Path, str], ...]
+    skipped: tuple[Skipped, ...]
+
+
+def files(folder: Path) -> Found:
+    """The tables, logs and JSON files of a folder and of the folders in it, or the one file given; MeasurementError where there are none.
+
+    Every other file is skipped by name, but those whose names begin with a dot.
+    """
     if folder.is_file():
-        return [folder]
-    found = sorted(path for path in folder.glob("*.csv") if path.is_file()) if folder.is_dir() else []
-    if not found:
-        raise MeasurementError(
-            where=str(folder), expected="a folder with CSV files of measurements", found="none"
-        )
-    return found[:MAX_FILES]
+        return Found(((folder, folder.name),), ())
+    paths: list[tuple[Path, str]] = []
+    skipped: list[Skipped] = []
+    for path in _below(folder):
+        name = path.relative_to(folder).as_posix()
+        if path.suffix.lower() not in SUFFIXES:
+            skipped.append(Skipped(source=name, line=1, reason=f"no file of measurements: its name does not end in {', '.join(SUFFIXES)}"))
+        elif len(paths) >= MAX_FILES:
+            skipped.append(Skipped(source=name, line=1, reason=f"more than {MAX_FILES:,} files in the folder"))
+        else:
+            paths.append((path, name))
+    if not paths:
+        expected = "a folder with CSV files of measurements, or logs of nccl-tests"
+        raise MeasurementError(where=str(folder), expected=expected, found=f"none among {len(skipped)} files" if skipped else "none")
+    return Found(tuple(paths), tuple(skipped))
 
 
-def rows(path: Path) -> list[Row | Skipped]:
+def _below(folder: Path) -> Iterator[Path]:
+    """Plain files below a folder in order, not those that begin with a dot nor what links lead to."""
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith((".", "__")))
+        yield from (Path(place) / name for name in sorted(names) if not name.startswith(".") and (Path(place) / name).is_file())
+
+
+def rows(path: Path, *, name: str = "", collective: str = "") -> list[Row | Skipped]:
     """Every row of a file as what was measured, or why it is skipped; MeasurementError for a file that is no table and no nccl-tests.
 
-    A file whose columns nobody knows is one row that is skipped.
+    A file whose columns nobody knows is one row that is skipped. `name` is what rows call the file, `collective` what a log of nccl-tests
+    ran that does not say it.
     """
-    data = content(path)
+    data, name = content(path), name or path.name
     text = data.decode("utf-8-sig", errors="replace")
-    if nccl_files.is_csv(text) or _is_nccl_tests(text):
-        return _collectives(text, path.name)
+    if not text.strip():
+        return [Skipped(source=name, line=1, reason="an empty file")]
+    if re.match(r'\s*\{\s*"(run|schema_version)"', text):
+        return [Skipped(source=name, line=1, reason="a saved Run, whose scenario `zsim calibrate` and `zsim compare` read")]
+    if nccl_files.is_csv(text) or _is_nccl_tests(text) or path.suffix.lower() == ".json":
+        return _collectives(text, name, collective)
     columns, records = table_of(data, where=str(path))
-    name = source_of(columns)
-    if name:
-        return list(steps(name, records, file=path.name))
+    schema = source_of(columns)
+    if schema:
+        return list(steps(schema, records, file=name))
     if products.COLUMNS.issubset(columns):
-        return list(_each(records, path.name, products.product))
-    return [Skipped(source=path.name, line=1, reason=f"columns of no known source: {', '.join(columns)[:200]}")]
+        return list(_each(records, name, products.product))
+    reason = f"columns of no known source: {', '.join(columns)[:200] or 'the first line is empty'}"
+    return [Skipped(source=name, line=1, reason=reason + (f" ({len(records)} rows)" if len(records) > 1 else ""))]
+
+
+def readable(path: Path, *, name: str, collective: str = "") -> list[Row | Skipped]:
+    """`rows` of one file among others: one that is damaged is skipped by name, with how many lines it has."""
+    try:
+        return rows(path, name=name, collective=collective)
+    except MeasurementError as error:
+        return [Skipped(source=name, line=1, reason=f"expected {error.expected}, found {error.found}{_lines(path)}")]
+
+
+def _lines(path: Path) -> str:
+    try:
+        count = content(path).count(b"\n")
+    except MeasurementError:
+        return ""
+    return f" ({max(0, count - 1)} rows)" if count > 2 else ""
 
 
 def _is_nccl_tests(text: str) -> bool:
@@ -75,8 +125,8 @@ def _is_nccl_tests(text: str) -> bool:
     return start.startswith("{") or re.search(r"^#\s+(nThread|Using devices|Collective test|nccl-tests)", start, re.MULTILINE) is not None
 
 
-def _collectives(text: str, name: str) -> list[Row | Skipped]:
-    found = nccl_files.read_any(text, source=name)
+def _collectives(text: str, name: str, collective: str) -> list[Row | Skipped]:
+    found = nccl_files.read_any(text, source=name, collective=collective)
     skipped = [
         Skipped(source=name, line=one.line, reason=f"{one.reason} ({one.count} rows)" if one.count > 1 else one.reason)
         for one in found.skipped
@@ -106,6 +156,7 @@ def _each(records: list[Record], file: str, make: Callable[..., Made]) -> Iterat
 
 __all__ = [
     "SOURCES",
+    "Found",
     "MeasurementError",
     "NcclRow",
     "Product",
@@ -117,6 +168,7 @@ __all__ = [
     "Step",
     "files",
     "read",
+    "readable",
     "rows",
     "source_of",
     "steps",

@@ -1,14 +1,18 @@
 """IBM's fms-fsdp table: Llama 2 on 128 A100 with torch's FSDP in its hybrid form, and H100 where rows have them.
 
-- Hybrid: shards within a node, replicas across nodes. Mixed precision in bf16, reductions in bf16 too (its `bfSixteen` policy).
-- FlashAttention 2 through scaled_dot_product_attention, AdamW as torch has it (foreach), gradients clipped.
+- Hybrid: shards within a node, replicas across nodes. Mixed precision in bf16, reductions in bf16 too (its `bfSixteen` policy) unless
+  the row says otherwise.
+- FlashAttention 2 through scaled_dot_product_attention unless the row says otherwise, AdamW as torch has it (foreach), gradients clipped.
 """
 
 from __future__ import annotations
 
-from zsim.measurements.mapping import ScenarioText, cluster_of
+from zsim.measurements.checks import Assumed, accumulation, only_data_parallel, said, two_bytes, utilisation
+from zsim.measurements.llamas import model_of, table_of
+from zsim.measurements.machines import NODE, Machine, machine
+from zsim.measurements.mapping import ScenarioText, checkpointing, num_parameters, step_of
 from zsim.measurements.table import Record, RowError, Step
-from zsim.measurements.torchtitan import MODELS, checkpointing
+from zsim.models import preset
 
 COLUMNS = frozenset(
     (
@@ -23,64 +27,101 @@ COLUMNS = frozenset(
         "tokens_per_s_per_gpu",
     )
 )
+FIELDS = (
+    "model",
+    "n_gpus",
+    "gpu",
+    "interconnect",
+    "seq_len",
+    "micro_batch",
+    "grad_accum",
+    "sharding",
+    "activation_checkpointing",
+    "torch_compile",
+    "precision",
+    "attention",
+    "optimizer",
+    "vocab_size",
+)
+ATTENTIONS: tuple[tuple[tuple[str, ...], dict[str, str], dict[str, str]], ...] = (
+    (("flash v3", "flash3", "flash-3", "flashattention 3", "flashattention-3", "fa3"), {}, {"attention_kernels": "flash3"}),
+    (("flash", "fa2"), {}, {}),
+    (("math",), {"attention": "math"}, {}),
+    (("efficient", "xformers"), {"attention": "efficient"}, {}),
+    (("eager", "explicit", "naive"), {"attention": "explicit"}, {}),
+    (("sdpa", "scaled_dot"), {}, {}),
+)
+"""Words of a row, and what they change of a scenario's model and execution; the first that fits."""
 
 
 def step(record: Record, *, source: str) -> Step:
     """The training step of one row; RowError for one that cannot be mapped."""
-    name, gpu = record.text("model").lower(), record.text("gpu").lower()
-    if name not in MODELS:
-        raise RowError(f"model: expected one of {', '.join(MODELS)}, found {name[:40]!r}")
-    preset = cluster_of(gpu)
-    num_gpus = record.size("n_gpus")
-    cluster = (
-        "p4de"
-        if "400 gbps" in record.text("interconnect", "").lower() and preset == "dgx-a100"
-        else preset
-    )
-    sharding = record.text("sharding").upper()
-    batch, accumulation, length = (
-        record.size("micro_batch"),
-        record.size("grad_accum", 1),
-        record.size("seq_len"),
-    )
+    only_data_parallel(record)
+    precision = two_bytes(record, default="bf16", reduce="bf16")
+    assumed = Assumed([f"{precision.reduce} reductions", "AdamW, not fused, gradients clipped"])
+    place = machine(record, assumed)
+    batch, length = record.size("micro_batch"), record.size("seq_len")
+    steps = accumulation(record, "grad_accum", total="global_batch_seqs", at_once=batch * place.ranks) if _accumulates(record) else 1
+    attention, kernels = _attention(record, place)
+    name = model_of(record.text("model"))
+    model = table_of(name, vocabulary=record.size("vocab_size") if record.text("vocab_size", "") else 0)
+    model = model | attention if "preset" in model else {**model, "sizes": {**model["sizes"], **attention}}  # type: ignore[dict-item]
+    rate = record.positive("tokens_per_s_per_gpu")
+    seconds = batch * steps * length / rate
+    again = checkpointing(record.text("activation_checkpointing", "none"), assumed)
+    said(record, "step_time_s_derived", seconds)
+    _consistent(record, name, length, rate, place, again=bool(again))
+    if not _accumulates(record):
+        assumed.add("one micro-batch a step")
     text = ScenarioText(
-        description=f"fms-fsdp, {record.text('model')} on {num_gpus} GPUs",
-        model={"preset": MODELS[name]},
-        batch={"micro_batch": batch, "sequence_length": length, "accumulation": accumulation},
-        cluster={"preset": cluster, "nodes": -(-num_gpus // 8), "ranks": num_gpus},
-        strategy=_strategy(sharding, num_gpus),
-        precision={"parameters": "bf16", "reduce": "bf16"},
-        optimizer={"name": "adamw", "implementation": "foreach", "clip_norm": 1.0},
-        activation_checkpointing=checkpointing(record.text("activation_checkpointing", "none")),
-        execution={"compile": True} if record.truth("torch_compile", False) else {},
+        description=f"fms-fsdp, {record.text('model')} on {place.ranks} GPUs",
+        model=model,
+        batch={"micro_batch": batch, "sequence_length": length, "accumulation": steps},
+        cluster=place.table,
+        strategy=_strategy(record.text("sharding").upper(), place.ranks),
+        precision={"parameters": precision.compute, "reduce": precision.reduce},
+        optimizer={"name": "adamw", "implementation": _optimizer(record), "clip_norm": 1.0},
+        activation_checkpointing=again,
+        execution=({"compile": True} if record.truth("torch_compile", False) else {}) | kernels,
     )
-    names = (
-        "model",
-        "n_gpus",
-        "gpu",
-        "seq_len",
-        "micro_batch",
-        "grad_accum",
-        "sharding",
-        "activation_checkpointing",
-        "torch_compile",
-    )
-    return Step(
-        source=source,
-        line=record.line,
-        scenario=str(text),
-        seconds=batch * accumulation * length / record.positive("tokens_per_s_per_gpu"),
-        tokens=batch * accumulation * length,
-        gpu=gpu,
-        nodes=-(-num_gpus // 8),
-        fields={name: record.text(name, "") for name in names},
-        assumed=("bf16 reductions", "AdamW, not fused, gradients clipped"),
-    )
+    return step_of(record, text, source=source, machine=place, seconds=seconds, names=FIELDS, assumed=assumed)
+
+
+def _accumulates(record: Record) -> bool:
+    return bool(record.text("grad_accum", "") or record.text("global_batch_seqs", ""))
+
+
+def _attention(record: Record, place: Machine) -> tuple[dict[str, str], dict[str, str]]:
+    words = record.text("attention", "SDPA flash v2")
+    for known, model, execution in ATTENTIONS:
+        if any(word in words.lower() for word in known):
+            if execution and place.part.model not in ("H100", "H200"):
+                raise RowError(f"attention: FlashAttention 3 has no kernels for {place.part.words}, found {words[:40]!r}")
+            return model, execution
+    raise RowError(f"attention: expected SDPA flash, math, efficient or explicit, found {words[:40]!r}")
+
+
+def _optimizer(record: Record) -> str:
+    words = record.text("optimizer", "AdamW").lower()
+    if not words.startswith("adamw"):
+        raise RowError(f"optimizer: expected AdamW, found {words[:40]!r}")
+    return "fused" if "fused" in words and "not fused" not in words else "foreach"
+
+
+def _consistent(record: Record, name: str, length: int, rate: float, place: Machine, *, again: bool) -> None:
+    """RowError where its MFU, which counts all parameters and whole attention, or its HFU, with all that ran, is of another rate."""
+    sizes = preset(name).sizes
+    flops = 6 * num_parameters({"preset": name}, length) + 12 * sizes.num_layers * sizes.hidden_size * length  # type: ignore[union-attr]
+    utilisation(record, ("mfu_frac",), flops * rate, model=place.part.model, percent=False)
+    if not again:
+        utilisation(record, ("hfu_frac",), flops * rate, model=place.part.model, percent=False)
 
 
 def _strategy(sharding: str, num_gpus: int) -> dict[str, object]:
-    if sharding == "HSDP" and num_gpus > 8:
-        return {"name": "hsdp", "dp_replicate": num_gpus // 8, "dp_shard": 8}
-    if sharding in ("FSDP", "HSDP", "FULL_SHARD"):
+    if sharding in ("HSDP", "HYBRID_SHARD") and num_gpus > NODE:
+        if num_gpus % NODE:
+            raise RowError(f"n_gpus: expected whole nodes of {NODE} for {sharding}, found {num_gpus}")
+        return {"name": "hsdp", "dp_replicate": num_gpus // NODE, "dp_shard": NODE}
+    if sharding in ("FSDP", "HSDP", "FULL_SHARD", "HYBRID_SHARD"):
         return {"name": "fsdp2", "dp_shard": num_gpus}
-    raise RowError(f"sharding: expected FSDP or HSDP, found {sharding[:40]!r}")
+    raise RowError(f"sharding: expected FSDP, HSDP, FULL_SHARD or HYBRID_SHARD, found {sharding[:40]!r}")

@@ -3,8 +3,8 @@
 What a row says is taken from it; what it leaves open is decided here and named in `assumed`:
 
 - A model is a gpt of the row's dimensions with tied embeddings; its vocabulary and positions are the row's.
-- `mp_mode` DEFAULT is a bf16 all-gather and an fp32 reduction, PURE is bf16 for both.
-- Attention kernels are Triton's FlashAttention, causal.
+- `mp_mode` DEFAULT is a bf16 all-gather and an fp32 reduction, PURE is bf16 for both, FULL fp32 for both with autocast over them.
+- Attention kernels are Triton's FlashAttention, causal, unless `attn_impl` names others.
 - Rows on A100 ran in 2023 with a torch whose recomputation did not stop early; rows on H100 with one that did.
 - The optimizer is Composer's DecoupledAdamW, which is not fused, with gradients clipped by their norm.
 - Composer's trainer pauses: 12 ms for each step, 6 ms for each micro-batch, both calibrated (data, loss and metrics on the host).
@@ -12,8 +12,12 @@ What a row says is taken from it; what it leaves open is decided here and named 
 
 from __future__ import annotations
 
-from zsim.measurements.mapping import ScenarioText, cluster_of
-from zsim.measurements.table import Record, RowError, Step, same
+from collections.abc import Mapping
+
+from zsim.measurements.checks import Assumed, accumulation, dtypes, only_data_parallel, said
+from zsim.measurements.machines import NODE, Machine, machine
+from zsim.measurements.mapping import ScenarioText, num_parameters, sizes, step_of
+from zsim.measurements.table import Record, RowError, Step
 
 COLUMNS = frozenset(
     (
@@ -31,107 +35,163 @@ COLUMNS = frozenset(
         "tokens_per_s",
     )
 )
-SHARDINGS = {"FULL_SHARD": "full", "SHARD_GRAD_OP": "grad_op"}
-ROCE = {"dgx-a100": "a100-80-roce", "dgx-a100-40": "a100-40-roce"}
-"""Its nodes of A100 have 1600 Gbit/s of RoCE."""
+FIELDS = (
+    "model",
+    "seq_len",
+    "n_gpus",
+    "gpu",
+    "interconnect",
+    "precision",
+    "mp_mode",
+    "sharding",
+    "activation_checkpointing",
+    "micro_batch",
+    "grad_accum",
+    "attn_impl",
+    "learned_pos_emb",
+)
+SHARDINGS = {"FULL_SHARD": "full", "SHARD_GRAD_OP": "grad_op", "HYBRID_SHARD": "full", "_HYBRID_SHARD_ZERO2": "grad_op"}
 STEP_OVERHEAD, MICRO_BATCH_OVERHEAD = "12 ms", "6 ms"
+SMALL_CHANGE = 0.05
+"""How much wider a band is for what changes a step a little and no preset or option is of."""
 
 
 def step(record: Record, *, source: str) -> Step:
     """The training step of one row; RowError for one that cannot be mapped."""
-    for axis in ("tp", "pp"):
-        if record.size(axis, 1) > 1:
-            raise RowError(f"{axis} = {record.size(axis)}: only data parallelism is simulated")
-    gpu = record.text("gpu").lower()
-    preset = cluster_of(gpu)
-    if "roce" in record.text("interconnect", "").lower():
-        preset = ROCE.get(preset, preset)
+    only_data_parallel(record)
     if record.truth("activation_cpu_offload", False):
         raise RowError("activation_cpu_offload: not simulated")
-    num_gpus, per_node = record.size("n_gpus"), record.size("gpus_per_node", 8)
-    micro_batch, accumulation, length = (
-        record.size("micro_batch"),
-        record.size("grad_accum"),
-        record.size("seq_len"),
-    )
-    sequences = micro_batch * accumulation * num_gpus
-    if record.text("global_batch_seqs", ""):
-        same("global_batch_seqs", record.positive("global_batch_seqs"), sequences)
+    assumed = Assumed()
+    if not record.truth("n_params_formula_ok", True):
+        assumed.add("parameters by the sizes, of which the source says that they do not add up", widens=SMALL_CHANGE)
+    place = machine(record, assumed)
+    micro_batch, length = record.size("micro_batch"), record.size("seq_len")
+    steps = accumulation(record, "grad_accum", total="global_batch_seqs", at_once=micro_batch * place.ranks)
+    sequences = micro_batch * steps * place.ranks
     rate = record.positive("tokens_per_s")
-    if record.text("tokens_per_s_per_gpu", ""):
-        same("tokens_per_s_per_gpu", record.positive("tokens_per_s_per_gpu"), rate / num_gpus)
-    scenario, assumed = _scenario(record, preset, num_gpus)
-    return Step(
-        source=source,
-        line=record.line,
-        scenario=str(scenario),
-        seconds=sequences * length / rate,
-        tokens=micro_batch * accumulation * length,
-        gpu=gpu,
-        nodes=-(-num_gpus // per_node),
-        fields=_fields(record),
-        assumed=assumed,
+    text = _scenario(record, place, steps, assumed)
+    _consistent(record, text.model, sequences=sequences, rate=rate, ranks=place.ranks)
+    seconds = sequences * length / rate
+    model = sizes(record, "d_model", "n_heads", "n_layers", "vocab_size")
+    return step_of(record, text, source=source, machine=place, seconds=seconds, assumed=assumed, names=FIELDS, also=model)
+
+
+def _consistent(record: Record, model: Mapping[str, object], *, sequences: int, rate: float, ranks: int) -> None:
+    """RowError where the row's other figures do not follow from its sizes and its rate; those of the source are rounded to whole ones."""
+    length, width, layers = record.size("seq_len"), record.size("d_model"), record.size("n_layers")
+    parameters = num_parameters(model, length)
+    if not record.truth("learned_pos_emb", True):
+        parameters -= length * width
+    said(record, "n_params", parameters)
+    said(record, "tokens_per_s_per_gpu", rate / ranks)
+    said(record, "seqs_per_s", rate / length, rounding=1)
+    said(record, "global_batch_tokens", sequences * length)
+    said(record, "step_time_s_derived", sequences * length / rate)
+    flops = (6 * parameters + 12 * layers * width * length) * rate / ranks
+    said(record, "model_tflops_per_gpu", flops / 1e12, within=0.05, rounding=1)
+    if record.text("peak_tflops_used", ""):
+        peak = record.positive("peak_tflops_used") * 1e12
+        for name in ("mfu_pct", "mfu_pct_recomputed"):
+            said(record, name, 100 * flops / peak, within=0.1, rounding=0.1)
+        again = 4 / 3 if record.truth("activation_checkpointing", False) else 1
+        said(record, "hfu_pct", 100 * again * flops / peak, within=0.1, rounding=0.1)
+
+
+def _scenario(record: Record, place: Machine, steps: int, assumed: Assumed) -> ScenarioText:
+    kernels, attention = _attention(record, assumed)
+    assumed.add("DecoupledAdamW, not fused, gradients clipped")
+    assumed.add(f"pauses of {STEP_OVERHEAD} a step and {MICRO_BATCH_OVERHEAD} a micro-batch")
+    precision, eight_bits = _precision(record, place, assumed)
+    return ScenarioText(
+        description=f"llm-foundry, {record.text('model')}, {record.size('seq_len')} tokens, {place.ranks} × {record.text('gpu')}",
+        model={"family": "gpt", "sizes": _sizes(record, attention, assumed)},
+        batch={"micro_batch": record.size("micro_batch"), "sequence_length": record.size("seq_len"), "accumulation": steps},
+        cluster=place.table,
+        strategy=_strategy(record, place.ranks),
+        precision=precision,
+        optimizer={"name": "adamw", "implementation": "foreach", "clip_norm": 1.0},
+        activation_checkpointing=_checkpointing(record, place, assumed),
+        execution={
+            **({"attention_kernels": kernels} if kernels else {}),
+            "step_overhead": STEP_OVERHEAD,
+            "micro_batch_overhead": MICRO_BATCH_OVERHEAD,
+            **({"float8": True} if eight_bits else {}),
+        },
     )
 
 
-def _fields(record: Record) -> dict[str, str]:
-    names = (
-        "model",
-        "seq_len",
-        "n_gpus",
-        "gpu",
-        "precision",
-        "mp_mode",
-        "sharding",
-        "activation_checkpointing",
-        "micro_batch",
-        "grad_accum",
-    )
-    return {name: record.text(name, "") for name in names}
+def _attention(record: Record, assumed: Assumed) -> tuple[str, str]:
+    """The kernels of a scenario's execution, and its model's attention."""
+    words = record.text("attn_impl", "triton").lower()
+    if "triton" in words:
+        assumed.add("Triton attention, causal")
+        return "triton", "sdpa"
+    if words.startswith("flash"):
+        assumed.add("FlashAttention 2, causal")
+        return "flash2", "sdpa"
+    if words.startswith("torch"):
+        assumed.add("explicit attention, its softmax in the model's dtype", widens=SMALL_CHANGE)
+        return "", "explicit"
+    raise RowError(f"attn_impl: expected triton, flash or torch, found {words[:40]!r}")
 
 
-def _scenario(record: Record, cluster: str, num_gpus: int) -> tuple[ScenarioText, tuple[str, ...]]:
-    mode = record.one_of("mp_mode", {"DEFAULT": "fp32", "PURE": "bf16"})
-    sharding = record.one_of("sharding", SHARDINGS)
-    eight_bits = "fp8" in record.text("precision", "bf16")
-    again = record.truth("activation_checkpointing", False)
-    early_stop = "a100" not in cluster
+def _sizes(record: Record, attention: str, assumed: Assumed) -> dict[str, object]:
     width = record.size("d_model")
-    model = {
+    if not record.truth("learned_pos_emb", True):
+        assumed.add("learned positions, of which the row's model has none", widens=SMALL_CHANGE)
+    times = record.positive("expansion_ratio") if record.text("expansion_ratio", "") else 4
+    return {
         "num_layers": record.size("n_layers"),
         "hidden_size": width,
         "num_heads": record.size("n_heads"),
         "vocabulary": record.size("vocab_size", 50368),
-        "feed_forward": record.size("expansion_ratio", 4) * width,
+        "feed_forward": round(times * width),
         "tied": record.truth("tied_embeddings", True),
-        "attention": "sdpa",
+        "attention": attention,
     }
-    checkpointing = {"mode": "full", "early_stop": early_stop} if again else {}
-    execution = {
-        "attention_kernels": "triton",
-        "step_overhead": STEP_OVERHEAD,
-        "micro_batch_overhead": MICRO_BATCH_OVERHEAD,
+
+
+def _precision(record: Record, place: Machine, assumed: Assumed) -> tuple[dict[str, str], bool]:
+    """The scenario's table by Composer's `mp_mode`, and whether linears multiply in 8 bits."""
+    words = record.text("precision", "bf16")
+    found = dtypes(words)
+    compute, eight_bits = found.compute, found.eight_bits
+    if compute not in ("bf16", "fp16", "fp8"):
+        raise RowError(f"precision: expected bf16, fp16 or fp8, for Composer runs others in TF32, found {words[:40]!r}")
+    if eight_bits and not place.part.float8:
+        raise RowError(f"precision: {place.part.words} has no products of 8 bits")
+    if eight_bits:
+        assumed.add("linears in float8, everything else in bf16")
+    if compute == "fp16":
+        assumed.add("without its scaler of gradients", widens=SMALL_CHANGE)
+    narrow = "bf16" if compute == "fp8" else compute
+    mode = record.text("mp_mode").upper()
+    tables = {
+        "DEFAULT": {"parameters": narrow, "reduce": "fp32"},
+        "PURE": {"parameters": narrow, "reduce": narrow},
+        "FULL": {"parameters": "fp32", "reduce": "fp32", "autocast": narrow},
     }
-    text = ScenarioText(
-        description=f"llm-foundry, {record.text('model')}, {record.size('seq_len')} tokens, {num_gpus} × {record.text('gpu')}",
-        model={"family": "gpt", "sizes": model},
-        batch={
-            "micro_batch": record.size("micro_batch"),
-            "sequence_length": record.size("seq_len"),
-            "accumulation": record.size("grad_accum"),
-        },
-        cluster={"preset": cluster, "nodes": -(-num_gpus // 8), "ranks": num_gpus},
-        strategy={"name": "fsdp1", "dp_shard": num_gpus, "sharding": sharding} if num_gpus > 1 else {"name": "ddp", "dp_replicate": 1},
-        precision={"parameters": "bf16", "reduce": mode},
-        optimizer={"name": "adamw", "implementation": "foreach", "clip_norm": 1.0},
-        activation_checkpointing=checkpointing,
-        execution=execution | ({"float8": True} if eight_bits else {}),
-    )
-    assumed = (
-        "Triton attention, causal",
-        "DecoupledAdamW, not fused, gradients clipped",
-        f"pauses of {STEP_OVERHEAD} a step and {MICRO_BATCH_OVERHEAD} a micro-batch",
-        *((f"recomputation {'stops early' if early_stop else 'does not stop early'}",) if again else ()),
-        *(("linears in float8, everything else in bf16",) if eight_bits else ()),
-    )
-    return text, assumed
+    if mode not in tables:
+        raise RowError(f"mp_mode: expected one of {', '.join(tables)}, found {mode[:40]!r}")
+    return tables[mode], eight_bits
+
+
+def _checkpointing(record: Record, place: Machine, assumed: Assumed) -> dict[str, object]:
+    if not record.truth("activation_checkpointing", False):
+        return {}
+    early_stop = place.part.model != "A100"
+    assumed.add(f"recomputation {'stops early' if early_stop else 'does not stop early'}")
+    return {"mode": "full", "early_stop": early_stop}
+
+
+def _strategy(record: Record, ranks: int) -> dict[str, object]:
+    word = record.text("sharding").upper()
+    if word not in SHARDINGS:
+        raise RowError(f"sharding: expected one of {', '.join(SHARDINGS)}, found {word[:40]!r}")
+    if ranks == 1:
+        return {"name": "ddp", "dp_replicate": 1}
+    if "HYBRID" in word and ranks > NODE:
+        if ranks % NODE:
+            raise RowError(f"n_gpus: expected whole nodes of {NODE} for {word}, found {ranks}")
+        return {"name": "fsdp1", "dp_replicate": ranks // NODE, "dp_shard": NODE, "sharding": SHARDINGS[word]}
+    return {"name": "fsdp1", "dp_shard": ranks, "sharding": SHARDINGS[word]}

@@ -1,34 +1,24 @@
-"""A row's words as those of a scenario file: what all sources share."""
+"""A row's words as those of a scenario file, and the step that it measured: what all sources share."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
-from zsim.measurements.table import RowError
+from zsim.devices import load_device
+from zsim.errors import ZsimError
+from zsim.measurements.checks import Assumed, unread, unsaid
+from zsim.measurements.machines import Machine
+from zsim.measurements.table import Record, RowError, Step
+from zsim.models import FAMILIES, build, load_preset
 
-CLUSTERS: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("h100", "96"), "grand-teton-h100"),
-    (("h200",), "dgx-h200"),
-    (("h100",), "dgx-h100"),
-    (("b200",), "dgx-b200"),
-    (("a100", "40"), "dgx-a100-40"),
-    (("a100",), "dgx-a100"),
-)
-"""Words of a GPU's name in lower case, and the preset of eight such in a node; the first that fits. An A100 without a size has 80 GB."""
-NOT_SIMULATED = ("pcie", "mi300", "gaudi", "gb200", "gh200", "v100")
-
-
-def cluster_of(gpu: str) -> str:
-    """The cluster preset of the GPU as a source calls it; RowError for one that no preset has."""
-    text = gpu.lower()
-    known = "" if any(word in text for word in NOT_SIMULATED) else text
-    found = next((preset for words, preset in CLUSTERS if all(word in known for word in words)), "")
-    if not found:
-        raise RowError(f"gpu: expected an A100, H100, H200 or B200 of SXM form, found {gpu[:60]!r}")
-    return found
-
+SAID_ELSEWHERE = ("interconnect", "inter_node_gbps_per_node", "grad_accum", "n_microbatches", "learned_pos_emb", "optimizer")
+"""Fields that may be open: what they say is used for several nodes alone, follows from other fields, or never differs within the source."""
+SLOWEST = 0.001
+"""The least share of a device's peak that a training step is taken to reach: a thousandth of the best is another unit."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioText:
@@ -69,3 +59,99 @@ def _toml(value: Any) -> str:
     if isinstance(value, str):
         return '"' + "".join(c if c.isprintable() and c not in '"\\' else " " for c in value) + '"'
     return repr(value)
+
+
+def num_parameters(model: Mapping[str, Any], length: int) -> int:
+    """Those of a scenario's model table at sequences of `length`; RowError for sizes that make no model."""
+    try:
+        if "preset" in model:
+            return load_preset(model["preset"], sequence_length=length).num_parameters
+        sizes = FAMILIES[model["family"]].sizes(**model["sizes"])
+        return build(model["family"], sizes, name="row", sequence_length=length).num_parameters
+    except (ZsimError, ValueError, ArithmeticError) as error:
+        raise RowError(str(error)) from None
+
+
+def step_of(
+    record: Record,
+    text: ScenarioText,
+    *,
+    source: str,
+    machine: Machine,
+    seconds: float,
+    assumed: Assumed,
+    names: Iterable[str],
+    also: Mapping[str, str] = MappingProxyType({}),
+) -> Step:
+    """The measured step; RowError for a time that no such device can have taken.
+
+    `names` are the fields that tell rows apart, and `also` what is read out of several of them.
+    """
+    length = text.batch["sequence_length"]
+    tokens = text.batch["micro_batch"] * text.batch.get("accumulation", 1) * length
+    _possible(num_parameters(text.model, length), tokens / seconds, machine, eight_bits=bool(text.execution.get("float8")))
+    unsaid(record, (name for name in names if name not in SAID_ELSEWHERE), assumed)
+    unread(record, assumed)
+    return Step(
+        source=source,
+        line=record.line,
+        scenario=str(text),
+        seconds=seconds,
+        tokens=tokens,
+        gpu=record.text("gpu"),
+        nodes=machine.nodes,
+        fields={**{name: record.text(name, "") for name in names}, **also},
+        assumed=tuple(assumed.words),
+        widened=assumed.widened,
+    )
+
+
+def sizes(record: Record, *names: str) -> dict[str, str]:
+    """The model's sizes as parts of its field: another model is one change, also where it goes by the same name."""
+    return {f"model.{name}": record.text(name, "") for name in names}
+
+
+def _possible(parameters: int, tokens_per_s: float, machine: Machine, *, eight_bits: bool) -> None:
+    """RowError for more products than the device can do, or hardly any: a rate in another unit, or of all GPUs together."""
+    device = load_device(machine.part.device)
+    share = 6 * parameters * tokens_per_s / (device.float8 if eight_bits else device.bfloat16)
+    if not SLOWEST <= share <= 1:
+        found = f"{tokens_per_s:.4g} tokens a second of one GPU are {100 * share:.3g} % of its peak"
+        raise RowError(f"{found}: another unit, or another number of GPUs")
+
+
+def checkpointing(words: str, assumed: Assumed) -> dict[str, object]:
+    """The table of a scenario for a source's words; RowError for others. A share or a number of blocks becomes every k-th."""
+    said = words.lower()
+    tokens = re.findall(r"[a-z]+|\d+(?:\.\d+)?(?:\s*/\s*\d+)?", said)
+    first = tokens[0] if tokens else ""
+    if first == "selective":
+        return _selective(tokens[1:], words, assumed)
+    if first in ("full", "true", "yes", "on"):
+        return {"mode": "full"}
+    if first in ("none", "false", "no", "off", "0"):
+        return {}
+    if first in ("p", "every") or first[:1].isdigit():
+        return _selective(tokens, words, assumed)
+    raise RowError(f"activation_checkpointing: not known: {words[:60]!r}")
+
+
+def _selective(tokens: list[str], words: str, assumed: Assumed) -> dict[str, object]:
+    if "op" in tokens or "ops" in tokens:
+        return {"mode": "selective", "save": ["linear", "attention"], "save_every": 2}
+    numbers = [token for token in tokens if token[0].isdigit()]
+    if not numbers and not set(tokens) - {"ac", "activation", "checkpointing", "layer", "layers", "block", "blocks", "default"}:
+        assumed.add("selective activation checkpointing recomputes every second block, torchtitan's default")
+        return {"mode": "full", "every": 2}
+    every = _every(numbers[0]) if len(numbers) == 1 else 0
+    if not every:
+        raise RowError(f"activation_checkpointing: expected selective op, a number of blocks or the share of them, found {words[:60]!r}")
+    return {"mode": "full"} if every == 1 else {"mode": "full", "every": every}
+
+
+def _every(number: str) -> int:
+    """k for 1/k, k, or the share that is 1/k; 0 for a share that is not one block of several."""
+    above, _, below = number.partition("/")
+    share = float(above) / float(below) if below and float(below) else float(above) if not below else 0.0
+    blocks = 1 / share if 0 < share < 1 else share
+    return round(blocks) if blocks >= 1 and abs(blocks - round(blocks)) <= 0.02 * blocks else 0

@@ -1,12 +1,18 @@
 """The Ultra-Scale Playbook's sweep with nanotron: Llama-like models under data parallelism on a shared EFA cluster of H100.
 
-- ZeRO 0 is ddp with gradients reduced once per step, ZeRO 1 shards the optimizer; bf16 with gradients accumulated and kept in fp32.
+- ZeRO 0 is ddp with gradients reduced once per step, ZeRO 1 shards the optimizer, ZeRO 2 the gradients too and ZeRO 3 the parameters;
+  bf16 with gradients accumulated and kept in fp32 unless the row says otherwise.
 - FlashAttention 2, a fused AdamW.
+- Its MFU is (6N + 12·L·d·s) · tokens/s over 989.5 TFLOP/s.
 """
 
 from __future__ import annotations
 
-from zsim.measurements.mapping import ScenarioText, cluster_of
+from collections.abc import Mapping
+
+from zsim.measurements.checks import Assumed, accumulation, not_doubted, only_data_parallel, said, two_bytes
+from zsim.measurements.machines import machine
+from zsim.measurements.mapping import ScenarioText, checkpointing, num_parameters, sizes, step_of
 from zsim.measurements.table import Record, RowError, Step, same
 
 COLUMNS = frozenset(
@@ -23,68 +29,82 @@ COLUMNS = frozenset(
         "tokens_per_s_per_gpu",
     )
 )
+FIELDS = (
+    "model",
+    "n_gpus",
+    "gpu",
+    "interconnect",
+    "seq_len",
+    "micro_batch",
+    "grad_accum",
+    "zero_stage",
+    "precision",
+    "activation_checkpointing",
+)
+SIZES = ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "vocab_size", "tied_embeddings")
+PEAK = 989.5e12
 
 
 def step(record: Record, *, source: str) -> Step:
     """The training step of one row; RowError for one that cannot be mapped."""
-    if record.text("status", "ok") != "ok":
+    if record.text("status", "ok").lower() not in ("ok", "success", "succeeded", "completed"):
         raise RowError(f"status: {record.text('status')[:60]}")
-    for axis in ("tp", "pp"):
-        if record.size(axis, 1) > 1:
-            raise RowError(f"{axis} = {record.size(axis)}: only data parallelism is simulated")
-    num_gpus, gpu = record.size("n_gpus"), record.text("gpu").lower()
-    preset = cluster_of(gpu)
-    same("dp", record.size("dp"), num_gpus)
-    batch, accumulation, length = (
-        record.size("micro_batch"),
-        record.size("grad_accum"),
-        record.size("seq_len"),
-    )
-    if record.text("global_batch_seqs", ""):
-        same("global_batch_seqs", record.positive("global_batch_seqs"), batch * accumulation * num_gpus)
-    cluster = (
-        "p5"
-        if "efa" in record.text("interconnect", "").lower() and preset == "dgx-h100"
-        else preset
-    )
+    only_data_parallel(record)
+    not_doubted(record, "config_consistent")
+    precision = two_bytes(record, default="bf16 + fp32 grad accumulation", reduce="bf16")
+    assumed = Assumed(["FlashAttention 2, fused AdamW with clipping", f"gradients reduced in {precision.reduce}, once per step"])
+    place = machine(record, assumed)
+    if place.nodes > 1:
+        assumed.add("a network that nobody else uses, though this cluster's is shared")
+    same("dp", record.size("dp"), place.ranks)
+    batch, length = record.size("micro_batch"), record.size("seq_len")
+    steps = accumulation(record, "grad_accum", total="global_batch_seqs", at_once=batch * place.ranks)
+    model = {"family": "llama", "sizes": _sizes(record)}
+    rate = record.positive("tokens_per_s_per_gpu")
+    seconds = batch * steps * length / rate
+    _consistent(record, model, length, rate, place.ranks)
+    said(record, "step_time_s_derived", seconds)
     text = ScenarioText(
-        description=f"nanotron, {record.text('model')} on {num_gpus} GPUs",
-        model={
-            "family": "llama",
-            "sizes": {
-                "num_layers": record.size("n_layers"),
-                "hidden_size": record.size("d_model"),
-                "num_heads": record.size("n_heads"),
-                "num_kv_heads": record.size("n_kv_heads", record.size("n_heads")),
-                "feed_forward": record.size("d_ff"),
-                "vocabulary": record.size("vocab_size"),
-                "tied": record.truth("tied_embeddings", True),
-                "loss_dtype": "float32",
-            },
-        },
-        batch={"micro_batch": batch, "sequence_length": length, "accumulation": accumulation},
-        cluster={"preset": cluster, "nodes": record.size("nodes"), "ranks": num_gpus},
-        strategy=_strategy(record.text("zero_stage", "0"), num_gpus),
-        precision={"parameters": "bf16", "reduce": "fp32"},
+        description=f"nanotron, {record.text('model')} on {place.ranks} GPUs",
+        model=model,
+        batch={"micro_batch": batch, "sequence_length": length, "accumulation": steps},
+        cluster=place.table,
+        strategy=_strategy(record.text("zero_stage", "0"), place.ranks),
+        precision={"parameters": precision.compute, "reduce": precision.reduce},
         optimizer={"name": "adamw", "implementation": "fused", "clip_norm": 1.0},
+        activation_checkpointing=checkpointing(record.text("activation_checkpointing", "none"), assumed),
     )
-    names = ("model", "n_gpus", "gpu", "seq_len", "micro_batch", "grad_accum", "zero_stage")
-    return Step(
-        source=source,
-        line=record.line,
-        scenario=str(text),
-        seconds=batch * accumulation * length / record.positive("tokens_per_s_per_gpu"),
-        tokens=batch * accumulation * length,
-        gpu=gpu,
-        nodes=record.size("nodes"),
-        fields={name: record.text(name, "") for name in names},
-        assumed=("FlashAttention 2, fused AdamW with clipping", "gradients reduced in fp32, once per step"),
-    )
+    also = sizes(record, *SIZES)
+    return step_of(record, text, source=source, machine=place, seconds=seconds, assumed=assumed, names=FIELDS, also=also)
+
+
+def _sizes(record: Record) -> dict[str, object]:
+    return {
+        "num_layers": record.size("n_layers"),
+        "hidden_size": record.size("d_model"),
+        "num_heads": record.size("n_heads"),
+        "num_kv_heads": record.size("n_kv_heads", record.size("n_heads")),
+        "feed_forward": record.size("d_ff"),
+        "vocabulary": record.size("vocab_size"),
+        "tied": record.truth("tied_embeddings", True),
+        "loss_dtype": "float32",
+    }
+
+
+def _consistent(record: Record, model: Mapping[str, object], length: int, rate: float, ranks: int) -> None:
+    """RowError where the row's other figures do not follow from its sizes and its rate."""
+    parameters = num_parameters(model, length)
+    said(record, "n_params", parameters)
+    said(record, "tokens_per_s_total", rate * ranks)
+    flops = 6 * parameters + 12 * record.size("n_layers") * record.size("d_model") * length
+    for name in ("mfu_pct", "mfu_pct_recomputed"):
+        said(record, name, 100 * flops * rate / PEAK, within=0.1, rounding=0.1)
 
 
 def _strategy(stage: str, num_gpus: int) -> dict[str, object]:
-    if stage == "0":
+    number = stage.removesuffix(".0")
+    if number == "0":
         return {"name": "ddp", "dp_replicate": num_gpus, "sync": "last", "gradient_as_bucket_view": True}
-    if stage == "1":
-        return {"name": "zero1", "dp_shard": num_gpus, "sync": "last"}
-    raise RowError(f"zero_stage: expected 0 or 1, found {stage[:20]!r}")
+    if number in ("1", "2", "3"):
+        return {"name": f"zero{number}", "dp_shard": num_gpus, **({"sync": "last"} if number == "1" else {})}
+    raise RowError(f"zero_stage: expected 0, 1, 2 or 3, found {stage[:20]!r}")

@@ -41,6 +41,8 @@ class NcclRow:
     source: str = ""
     """The file."""
     line: int = 0
+    assumed: tuple[str, ...] = ()
+    """What was read into the row besides its words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +112,7 @@ def mapped(row: NcclRow) -> Mapped:
         raise UnknownGpuError(row.gpu)
     domain = nccl_text.NVLINK_DOMAIN if "NVL72" in f"{row.gpu} {row.intra_node}".upper() or part.name in ("GB200", "GB300") else 0
     nodes = -(-row.n_ranks // domain) if domain else row.n_nodes
-    assumed: list[str] = []
+    assumed = list(row.assumed)
     bus = _inside(part, max(1, row.n_ranks // nodes), assumed)
     if nodes > 1:
         bus = min(bus, _between(row, part, nodes, assumed)) if row.n_ranks > nodes else _between(row, part, nodes, assumed)

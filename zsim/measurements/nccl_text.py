@@ -60,9 +60,14 @@ class Part:
 
 
 def part(gpu: str, intra: str = "") -> Part | None:
-    """The GPU that `gpu` names; None for one that NCCL's model does not know. `intra` can say that NVLink is not used."""
+    """The GPU that `gpu` names; None for one that NCCL's model does not know. `intra` can say that NVLink is not used.
+
+    A part in pairs behind a bridge, as H100 NVL, is none of them: its rings are neither NVLink's nor PCIe's.
+    """
     upper = gpu.upper()
-    over_pcie = re.search(r"\bPCI-?E\b", f"{upper} {intra.upper()}") is not None and "NVLINK" not in intra.upper()
+    if re.search(r"(?<![A-Z])NVL\b", upper):
+        return None
+    over_pcie = re.search(r"\bPCI[- ]?E(?:XPRESS)?\b", f"{upper} {intra.upper()}") is not None and "NVLINK" not in intra.upper()
     for name in PCIE_PARTS:
         if re.search(rf"\b{name}\b", upper):
             return Part(name=name, generation="ampere", nvlink_share=0.0, links="pcie")
@@ -74,7 +79,7 @@ def part(gpu: str, intra: str = "") -> Part | None:
 
 def fabric(inter: str) -> Fabric:
     """The kind of network; "unknown" where the words name none."""
-    lower = inter.lower()
+    lower = inter.lower().replace("default", "")
     for words, kind in (
         (("efa",), "efa"),
         (("tcp", "ethernet without rdma", "socket"), "tcp"),

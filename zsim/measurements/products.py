@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from zsim.compute import product_s
 from zsim.devices import Device, load_device
+from zsim.measurements.checks import said
+from zsim.measurements.gpus import is_sized, part_of
 from zsim.measurements.table import Record, RowError
 
 COLUMNS = frozenset(("gpu", "dtype", "tflops", "shape_mxnxk"))
@@ -27,17 +29,6 @@ DTYPES: Mapping[str, str] = {
     "float8": "float8",
 }
 NBYTES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4, "float8": 1}
-DEVICES: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("A100", "40GB"), "a100-40"),
-    (("A100",), "a100-80"),
-    (("H100", "96GB"), "h100-96"),
-    (("H100",), "h100-80"),
-    (("H200",), "h200-141"),
-    (("B200",), "b200-180"),
-    (("L40S",), "l40s-48"),
-)
-"""Device presets by the words of an accelerator's name, the first that has them all. A part on a PCIe card, or in one package with a
-processor, has other clocks and power, and is none of them."""
 ALONE = 0.83
 """A training step's rate over that of the best product alone: 66.6 of 80.3 % of H100's peak (`presets/devices/h100-80.toml`)."""
 WIDTHS: Mapping[str, float] = {"measured": 0.05, "calibrated": 0.1, "published": 0.15}
@@ -90,25 +81,31 @@ def product(record: Record, *, source: str) -> Product:
         raise RowError(f"shape_mxnxk: expected sizes as 1024x2048x4096, found {text[:40]!r}")
     m, n, k = map(int, sizes.groups())
     dtype = record.one_of("dtype", DTYPES)
-    seconds = 2 * m * n * k / (record.positive("tflops") * 1e12)
+    part, rate = part_of(gpu), record.positive("tflops")
+    if dtype == "float8" and not part.float8:
+        raise RowError(f"dtype: {part.words} has no products of 8 bits")
+    _possible(record, rate, load_device(part.device), dtype)
+    seconds = 2 * m * n * k / (rate * 1e12)
     return Product(
         source=source,
         line=record.line,
         gpu=gpu,
         dtype=dtype,
         shape=(m, n, k),
-        device=device_of(gpu),
+        device=part.device,
         seconds=seconds,
         fields={"gpu": gpu, "dtype": record.text("dtype"), "shape_mxnxk": text},
-        assumed=("the rate that training steps reach: the best of many products alone is faster",),
+        assumed=(
+            "the rate that training steps reach: the best of many products alone is faster",
+            *(() if is_sized(gpu) else (f"an {part.words}",)),
+        ),
     )
 
 
-def device_of(gpu: str) -> str:
-    """The preset of the accelerator that `gpu` names; RowError where there is none."""
-    words = re.findall(r"[A-Z0-9]+", re.sub(r"(\d)\s*GB\b", r"\1GB", gpu.upper()))
-    if "PCIE" not in words:
-        for needed, preset in DEVICES:
-            if all(word in words for word in needed):
-                return preset
-    raise RowError(f"gpu: no preset of this accelerator: {gpu[:60]!r}")
+def _possible(record: Record, rate: float, device: Device, dtype: str) -> None:
+    """RowError for a rate above the device's peak or below a thousandth of it, and where the row's efficiency is not its rate's."""
+    share = rate * 1e12 / device.peak_flops(dtype)
+    if not 0.001 <= share <= 1:
+        raise RowError(f"tflops: {rate:g} is {100 * share:.3g} % of the device's peak: another unit, or another device")
+    if record.text("theory_tflops", "") and record.text("efficiency_pct", ""):
+        said(record, "efficiency_pct", 100 * rate / record.positive("theory_tflops"))

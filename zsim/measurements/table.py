@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
 
@@ -33,7 +33,7 @@ class Step:
     """A measured training step: the scenario it ran, in the words of a scenario file, and the seconds that it took.
 
     `fields` are what was run, by the source's own names: two rows that differ in one of them are a pair. `tokens` are those of one
-    GPU's step. `assumed` says in words what the row left open and the mapping decided.
+    GPU's step. `assumed` says in words what the row left open and the mapping decided, and `widened` by how much that widens the band.
     """
 
     source: str
@@ -45,26 +45,35 @@ class Step:
     nodes: int
     fields: Mapping[str, str]
     assumed: tuple[str, ...]
+    widened: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skipped:
-    """A row that is not predicted, and why."""
+    """A row that is not predicted, and why, in one line."""
 
     source: str
     line: int
     reason: str
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", " ".join(self.reason.split()))
+
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One line of a table, with its fields as text; asking for one that is missing or wrong raises RowError."""
+    """One line of a table, with its fields as text; asking for one that is missing or wrong raises RowError.
+
+    `asked` are the fields that anybody has read.
+    """
 
     line: int
     fields: Mapping[str, str]
+    asked: set[str] = field(default_factory=set, compare=False, repr=False)
 
     def text(self, name: str, default: str | None = None) -> str:
         """The field, stripped; `default` where it is empty or there is no such column."""
+        self.asked.add(name)
         value = (self.fields.get(name) or "").strip()
         if value:
             return value
@@ -83,15 +92,19 @@ class Record:
             raise RowError(f"{name}: expected a whole number of at least 1, found {value[:40]!r}")
         return int(number)
 
-    def positive(self, name: str) -> float:
-        """A finite number above 0."""
+    def number(self, name: str) -> float:
+        """A number, also one that is not finite."""
         value = self.text(name)
         try:
-            number = float(value)
+            return float(value)
         except ValueError:
             raise RowError(f"{name}: expected a number, found {value[:40]!r}") from None
+
+    def positive(self, name: str) -> float:
+        """A finite number above 0."""
+        number = self.number(name)
         if not isfinite(number) or number <= 0:
-            raise RowError(f"{name}: expected a number above 0, found {value[:40]!r}")
+            raise RowError(f"{name}: expected a number above 0, found {self.text(name)[:40]!r}")
         return number
 
     def truth(self, name: str, default: bool | None = None) -> bool:
@@ -113,7 +126,7 @@ class Record:
 
 def same(name: str, found: float, expected: float, *, within: float = 0.02) -> None:
     """RowError where two fields that say the same contradict each other."""
-    if abs(found - expected) > within * expected:
+    if not abs(found - expected) <= within * expected:
         raise RowError(f"{name}: {found:g} contradicts {expected:g}, which the other fields say")
 
 
@@ -143,7 +156,11 @@ def table_of(data: bytes, *, where: str) -> tuple[tuple[str, ...], list[Record]]
     try:
         text = data.decode("utf-8-sig")
         reader = csv.DictReader(io.StringIO(text, newline=""), strict=True, restkey="", restval="")
-        columns = tuple(reader.fieldnames or ())
+        columns = tuple(name.strip() for name in reader.fieldnames or ())
+        twice = next((name for name in columns if name and columns.count(name) > 1), "")
+        if twice:
+            raise csv.Error(f"two columns {twice[:40]!r}")
+        reader.fieldnames = columns
         rows = list(_records(reader))
     except (UnicodeDecodeError, csv.Error) as error:
         raise MeasurementError(where=where, expected="a CSV table in UTF-8", found=str(error)[:200]) from None

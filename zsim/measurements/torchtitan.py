@@ -1,14 +1,22 @@
 """torchtitan's published benchmarks: Llama 3.1 under FSDP2, with its memory.
 
-- Parameters and gradients are computed in bf16, reduced and kept in fp32; AdamW, fused; the loss of float32 logits.
-- "selective op" keeps attention's outputs and every second product's, as torchtitan's policy does; "full" recomputes blocks.
-- More GPUs than `dp_shard` are replicas: HSDP.
+- Parameters and gradients are computed in bf16, reduced and kept in fp32 unless the row says otherwise; AdamW, fused; the loss of
+  float32 logits.
+- "selective op" keeps attention's outputs and every second product's, as torchtitan's policy does; "selective 2" recomputes every
+  second block, "full" all of them.
+- More GPUs than `dp_shard` are replicas: HSDP. A global batch of several local ones is accumulated.
 """
 
 from __future__ import annotations
 
-from zsim.measurements.mapping import ScenarioText, cluster_of
-from zsim.measurements.table import Record, RowError, Step, same
+import re
+
+from zsim.measurements.checks import Assumed, accumulation, only_data_parallel, said, two_bytes, utilisation
+from zsim.measurements.llamas import model_of
+from zsim.measurements.machines import NODE, Machine, machine
+from zsim.measurements.mapping import ScenarioText, checkpointing, num_parameters, step_of
+from zsim.measurements.table import Record, RowError, Step
+from zsim.models import preset
 
 COLUMNS = frozenset(
     (
@@ -23,87 +31,108 @@ COLUMNS = frozenset(
         "tokens_per_s_per_gpu",
     )
 )
-MODELS = {
-    "llama3.1-8b": "llama-3-8b",
-    "llama3-8b": "llama-3-8b",
-    "llama3.1-70b": "llama-3-70b",
-    "llama3-70b": "llama-3-70b",
-    "llama3.1-405b": "llama-3-405b",
-    "llama2-7b": "llama-2-7b",
-    "llama2-13b": "llama-2-13b",
-    "llama2-70b": "llama-2-70b",
-}
+FIELDS = (
+    "model",
+    "n_gpus",
+    "seq_len",
+    "local_batch",
+    "activation_checkpointing",
+    "torch_compile",
+    "precision",
+    "float8",
+    "technique",
+    "gpu",
+    "interconnect",
+)
+
+
+ANOTHER_FRAMEWORK = 0.15
+"""How much wider the band is for other software: as a step's with published constants alone."""
 
 
 def step(record: Record, *, source: str) -> Step:
     """The training step of one row; RowError for one that cannot be mapped."""
-    for axis in ("tp", "pp", "cp"):
-        if record.size(axis, 1) > 1:
-            raise RowError(f"{axis} = {record.size(axis)}: only data parallelism is simulated")
-    num_gpus, shard = record.size("n_gpus"), record.size("dp_shard")
-    if num_gpus % shard:
-        raise RowError(f"dp_shard: {shard} does not divide n_gpus = {num_gpus}")
+    only_data_parallel(record)
+    assumed = Assumed(["fused AdamW with clipping"])
+    place = machine(record, assumed)
+    strategy = _strategy(record, place, assumed)
     batch, length = record.size("local_batch"), record.size("seq_len")
-    if record.text("global_batch", ""):
-        same("global_batch", record.positive("global_batch"), batch * num_gpus)
-    name = record.text("model").lower()
-    if name not in MODELS:
-        raise RowError(f"model: expected one of {', '.join(MODELS)}, found {name[:40]!r}")
-    replicas = num_gpus // shard
-    strategy = (
-        {"name": "hsdp", "dp_replicate": replicas, "dp_shard": shard}
-        if replicas > 1
-        else {"name": "fsdp2", "dp_shard": shard}
-    )
-    eight_bits = record.text("float8", "none").lower() not in ("none", "false", "no")
-    compiled = record.truth("torch_compile", False)
+    steps = accumulation(record, "grad_accum", total="global_batch", at_once=batch * place.ranks) if _accumulates(record) else 1
+    name = model_of(record.text("model"))
+    rate = record.positive("tokens_per_s_per_gpu")
+    said(record, "step_time_s_derived", batch * steps * length / rate)
+    _consistent(record, name, length, rate, place)
+    if "torchtitan" not in record.text("framework", "torchtitan").lower():
+        assumed.add(f"{record.text('framework')[:40]} as torchtitan", widens=ANOTHER_FRAMEWORK)
+    if not _accumulates(record):
+        assumed.add("one micro-batch a step")
+    precision = two_bytes(record, default="bf16", reduce="fp32", or_one=True)
     text = ScenarioText(
-        description=f"torchtitan, {record.text('model')} on {num_gpus} GPUs",
-        model={"preset": MODELS[name]},
-        batch={"micro_batch": batch, "sequence_length": length},
-        cluster={"preset": cluster_of(record.text("gpu")), "nodes": -(-num_gpus // 8), "ranks": num_gpus},
+        description=f"torchtitan, {record.text('model')} on {place.ranks} GPUs",
+        model={"preset": name},
+        batch={"micro_batch": batch, "sequence_length": length} | ({"accumulation": steps} if steps > 1 else {}),
+        cluster=place.table,
         strategy=strategy,
-        precision={"parameters": "bf16", "reduce": "fp32"},
+        precision={"parameters": precision.compute, "reduce": precision.reduce},
         optimizer={"name": "adamw", "implementation": "fused", "clip_norm": 1.0},
-        activation_checkpointing=checkpointing(record.text("activation_checkpointing", "none")),
-        execution=({"compile": True} if compiled else {}) | ({"float8": True} if eight_bits else {}),
+        activation_checkpointing=checkpointing(record.text("activation_checkpointing", "none"), assumed),
+        execution=_execution(record, place, assumed, narrow=precision.eight_bits),
     )
-    names = (
-        "model",
-        "n_gpus",
-        "seq_len",
-        "local_batch",
-        "dp_shard",
-        "activation_checkpointing",
-        "torch_compile",
-        "float8",
-        "gpu",
-    )
-    return Step(
-        source=source,
-        line=record.line,
-        scenario=str(text),
-        seconds=batch * length / record.positive("tokens_per_s_per_gpu"),
-        tokens=batch * length,
-        gpu=record.text("gpu"),
-        nodes=-(-num_gpus // 8),
-        fields={name: record.text(name, "") for name in names},
-        assumed=(
-            "fused AdamW with clipping",
-            *(("linears in float8, everything else in bf16",) if eight_bits else ()),
-        ),
-    )
+    record.text("async_tp", "")  # changes nothing without tensor parallelism
+    shards = "all" if strategy.get("dp_shard") == place.ranks else str(strategy.get("dp_shard", 1))
+    also = {"dp_shard": shards, "accumulation": str(steps)}
+    seconds = batch * steps * length / rate
+    return step_of(record, text, source=source, machine=place, seconds=seconds, assumed=assumed, names=FIELDS, also=also)
 
 
-def checkpointing(words: str) -> dict[str, object]:
-    """The table of a scenario for the source's words; RowError for others."""
-    said = words.lower()
-    if said.startswith("selective") and "op" in said:
-        return {"mode": "selective", "save": ["linear", "attention"], "save_every": 2}
-    if said.startswith("selective"):
-        return {"mode": "full", "every": 2}
-    if said.startswith("full") or said in ("true", "yes"):
-        return {"mode": "full"}
-    if said.startswith("none") or said in ("false", "no"):
-        return {}
-    raise RowError(f"activation_checkpointing: not known: {words[:60]!r}")
+def _consistent(record: Record, name: str, length: int, rate: float, place: Machine) -> None:
+    """RowError where its parameters are others, or its MFU, which counts all of them but the input embedding's, is of another rate."""
+    parameters, sizes = num_parameters({"preset": name}, length), preset(name).sizes
+    said(record, "n_params", parameters)
+    embedding = sizes.vocabulary * sizes.hidden_size  # type: ignore[union-attr]
+    flops = 6 * (parameters - embedding) + 12 * sizes.num_layers * sizes.hidden_size * length  # type: ignore[union-attr]
+    utilisation(record, ("mfu_pct",), flops * rate, model=place.part.model, percent=True)
+
+
+def _accumulates(record: Record) -> bool:
+    return bool(record.text("global_batch", "") or record.text("grad_accum", ""))
+
+
+def _strategy(record: Record, place: Machine, assumed: Assumed) -> dict[str, object]:
+    """FSDP2, HSDP where it shards over fewer GPUs than there are, or ddp, as `technique` and `dp_shard` say together."""
+    words = record.text("technique", "FSDP")
+    tokens = set(re.findall(r"[a-z]+\d?", words.lower()))
+    if tokens & {"tp", "pp", "cp", "ep", "tensor", "pipeline", "context", "expert", "async"} or re.search(r"\b[234]-?d\b", words.lower()):
+        raise RowError(f"technique = {words[:40]}: only data parallelism is simulated")
+    if tokens & {"offload", "cpu"}:
+        raise RowError(f"technique = {words[:40]}: offload is not mapped")
+    ranks = place.ranks
+    given = record.text("dp_shard", "").removesuffix(".0")
+    if "ddp" in tokens:
+        if given not in ("", "1"):
+            raise RowError(f"dp_shard: {given[:20]} contradicts technique = {words[:40]}")
+        return {"name": "ddp", "dp_replicate": ranks}
+    if not tokens & {"fsdp", "fsdp1", "fsdp2", "hsdp"} or "fsdp1" in tokens:
+        raise RowError(f"technique: expected FSDP, HSDP or DDP, found {words[:40]!r}")
+    if given in ("", "-1"):
+        shard = min(NODE, ranks) if "hsdp" in tokens else ranks
+        assumed.add(f"shards over {shard} GPUs")
+    else:
+        shard = record.size("dp_shard")
+    if ranks % shard:
+        raise RowError(f"dp_shard: {shard} does not divide n_gpus = {ranks}")
+    kept: dict[str, object] = {"reshard_after_forward": False} if re.search(r"no[- ]reshard|zero-?2|never|grad_op", words.lower()) else {}
+    if shard < ranks:
+        return {"name": "hsdp", "dp_replicate": ranks // shard, "dp_shard": shard, **kept}
+    return {"name": "fsdp2", "dp_shard": shard, **kept}
+
+
+def _execution(record: Record, place: Machine, assumed: Assumed, *, narrow: bool) -> dict[str, object]:
+    """Compiled, and in 8 bits, as `narrow` or float8 says, where the device has such products."""
+    narrow = narrow or record.text("float8", "none").lower() not in ("none", "false", "no", "off", "0")
+    if narrow and not place.part.float8:
+        raise RowError(f"float8: {place.part.words} has no products of 8 bits")
+    if narrow:
+        assumed.add("linears in float8, everything else in bf16")
+    compiled = record.truth("torch_compile", False)
+    return {**({"compile": True} if compiled else {}), **({"float8": True} if narrow else {})}

@@ -1,0 +1,161 @@
+"""What rows of all sources are asked: axes that are not simulated, figures that say the same twice, dtypes, and what nobody has read.
+
+Whatever a row says changes its scenario, is named as assumed and widens its band, or is why the row is skipped; so is what contradicts
+itself. Nothing here looks at a prediction.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from math import hypot
+
+from zsim.measurements.table import Record, RowError, same
+
+_AXIS = re.compile(
+    r"(?:n|num|degree)?_?(?:tp|pp|cp|ep|sp|etp|vpp|(?:tensor|pipeline|context|expert|sequence)(?:_model)?(?:_?parallel(?:ism)?)?|model_?parallel"
+    r"(?:ism)?|ulysses)(?:_(?:size|degree|ways?|world_size|ranks?|dim|shards?|stages?|enabled))?"
+)
+NOTHING = ("", "none", "no", "false", "off", "n/a", "na", "nan", "-", "null", "0", "1", "disabled")
+OUTCOMES = re.compile(
+    r".*(?:mfu|hfu|peak_mem|peak_active|max_reserved|mem_metric|memory_g|flops|loss|_range).*|.*_(?:derived|recomputed|inferred)(?:_\w+)?"
+    r"|table|source|date|notes?|comments?|url|license|provenance|tool|framework|version|readme_revision|measured_by|subset|config_name|run|id"
+)
+"""Columns that say what came out of a run or where it was published, and nothing of what ran."""
+DTYPES = {
+    "bf16": "bf16",
+    "bfloat16": "bf16",
+    "fp16": "fp16",
+    "float16": "fp16",
+    "half": "fp16",
+    "fp32": "fp32",
+    "float32": "fp32",
+    "float": "fp32",
+    "tf32": "tf32",
+    "fp8": "fp8",
+    "float8": "fp8",
+    "e4m3": "fp8",
+}
+UNREAD, UNSAID = 0.1, 0.05
+"""How much wider a band is for a column that nobody has read, as much as a generation of software moves a step, and for a field that a row
+leaves open where other rows of its source have what is usual there."""
+PEAKS: dict[str, float] = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12}
+"""Dense FLOP/s in bf16 that sources divide by for their MFU (NVIDIA's data sheets)."""
+
+
+@dataclass(slots=True)
+class Assumed:
+    """What a row leaves open and its mapping decides, in words, and by how much that widens the band."""
+
+    words: list[str] = field(default_factory=list)
+    widened: float = 0.0
+
+    def add(self, words: str, *, widens: float = 0.0) -> None:
+        """One more; widths are independent of one another, so their squares add up."""
+        if words not in self.words:
+            self.words.append(words)
+            self.widened = hypot(self.widened, widens)
+
+
+def only_data_parallel(record: Record) -> None:
+    """RowError where any column, however it is spelled, splits tensors, layers, sequences or experts over GPUs."""
+    for name in record.fields:
+        if not _AXIS.fullmatch(re.sub(r"[\s\-.]+", "_", name.strip().lower())):
+            continue
+        value = record.text(name, "")
+        number = re.fullmatch(r"(\d+)(?:\.0*)?", value)
+        if value.lower() not in NOTHING and not (number and int(number[1]) <= 1):
+            raise RowError(f"{name} = {number[1] if number else value[:40]}: only data parallelism is simulated")
+
+
+def said(record: Record, name: str, expected: float, *, within: float = 0.02, rounding: float = 0.0) -> None:
+    """RowError where the field is there and says something else than `expected`; `rounding` is what its digits may hide."""
+    if record.text(name, ""):
+        found = record.number(name)
+        if abs(found - expected) > rounding:
+            same(name, found, expected, within=within)
+
+
+def not_doubted(record: Record, name: str) -> None:
+    """RowError where the source itself says that the row does not fit together."""
+    if not record.truth(name, True):
+        raise RowError(f"{name}: {record.text(name)[:20]}, so the source itself says that its fields do not fit together")
+
+
+def accumulation(record: Record, key: str, *, total: str, at_once: int) -> int:
+    """Micro-batches of a step: the field `key`, or what the `total` batch makes of `at_once` sequences; RowError where they disagree."""
+    if not record.text(key, "") and record.text(total, ""):
+        sequences = record.size(total)
+        if sequences % at_once:
+            raise RowError(f"{total}: {sequences} is no multiple of {at_once}, which the other fields say")
+        return sequences // at_once
+    count = record.size(key)
+    said(record, total, count * at_once)
+    return count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dtypes:
+    """What words of precision say: what products are computed in, and gradients reduced or kept in; "" where they do not say.
+
+    `eight_bits`: some products are in 8 bits, the others in `compute`, "fp8" where only those are named.
+    """
+
+    compute: str
+    reduce: str
+    eight_bits: bool = False
+
+
+def dtypes(text: str) -> Dtypes:
+    """The dtypes in words as "bf16 compute, fp32 master/reduce"; RowError for words without one, or with two of the same role."""
+    roles: dict[str, set[str]] = {"compute": set(), "reduce": set(), "kept": set()}
+    for part in re.split(r"[,;+&()]|\band\b|\bwith\b", text.lower()):
+        words = re.findall(r"[a-z]+\d*[a-z]*\d*", part.replace("_", " "))
+        found = {DTYPES[word] for word in words if word in DTYPES}
+        if re.search(r"reduc|grad|accum", part):
+            roles["reduce"] |= found
+        elif re.search(r"master|optim|state|weights? copy", part):
+            roles["kept"] |= found
+        else:
+            roles["compute"] |= found
+    eight_bits = "fp8" in roles["compute"]
+    if len(roles["compute"]) == 2:
+        roles["compute"] -= {"fp8"}
+    if len(roles["compute"]) != 1 or len(roles["reduce"]) > 1 or re.search(r"\bpure\b", text.lower()) or roles["kept"] - {"fp32"}:
+        raise RowError(f"precision: expected one dtype of compute, perhaps one of reduction, over fp32 parameters, found {text[:60]!r}")
+    return Dtypes(compute=roles["compute"].pop(), reduce=next(iter(roles["reduce"]), ""), eight_bits=eight_bits)
+
+
+def two_bytes(record: Record, *, default: str, reduce: str, or_one: bool = False) -> Dtypes:
+    """The row's dtypes where products are in two bytes, `reduce` where it does not say; RowError for other products.
+
+    Some may be in 8 bits where `or_one`.
+    """
+    found = dtypes(record.text("precision", default))
+    if found.compute not in ("bf16", "fp16") or (found.eight_bits and not or_one):
+        raise RowError(f"precision: expected products in bf16 or fp16, found {record.text('precision')[:60]!r}")
+    if (found.reduce or reduce) not in (found.compute, "fp32"):
+        raise RowError(f"precision: expected reductions in {found.compute} or fp32, found {record.text('precision')[:60]!r}")
+    return replace(found, reduce=found.reduce or reduce)
+
+
+def utilisation(record: Record, names: tuple[str, ...], flops_per_s: float, *, model: str, percent: bool) -> None:
+    """RowError where an MFU is not that of `flops_per_s` on the GPU `model`; within 15 %, for sources count FLOPs each in its own way."""
+    if model in PEAKS:
+        for name in names:
+            said(record, name, (100 if percent else 1) * flops_per_s / PEAKS[model], within=0.15)
+
+
+def unsaid(record: Record, names: Iterable[str], assumed: Assumed) -> None:
+    """Names the fields among `names` that the row leaves open, for which its mapping takes what its source usually has."""
+    missing = [name for name in names if not record.text(name, "")]
+    if missing:
+        assumed.add(f"as the source usually has them, for the row does not say: {', '.join(missing)}", widens=UNSAID)
+
+
+def unread(record: Record, assumed: Assumed) -> None:
+    """Names what the row says and no mapping has asked for."""
+    for name, value in record.fields.items():
+        if value.strip() and name not in record.asked and not OUTCOMES.fullmatch(name.strip().lower()):
+            assumed.add(f"{name} = {value.strip()[:40]!r} changes nothing: the column is not known", widens=UNREAD)

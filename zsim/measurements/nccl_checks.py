@@ -1,0 +1,148 @@
+"""What every row of nccl measurements must hold, whatever file it comes from, and how those that do not are named.
+
+Every row is checked against itself: time, size and bandwidths say the same thing twice, so a time in another unit, a size of one rank's
+part, or a wrong number of ranks contradicts them and is refused. A row with a time alone is held to what its links can carry.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from zsim.collectives.nccl_curves import LARGE
+from zsim.measurements.nccl_rows import NcclRow, UnknownGpuError, mapped
+
+FACTORS: dict[str, Callable[[int], float]] = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "broadcast": lambda n: 1.0,
+}
+"""Bus bandwidth over size/time, by nccl-tests' convention (doc/PERFORMANCE.md)."""
+CONTRADICTION = 0.05
+"""How far a printed bandwidth may be from size/time: times from a plot and bandwidths of three digits are that exact."""
+FASTEST, SLOWEST = 2.5, 1 / 300
+"""Bus bandwidth over that of the links: above what a switch that reduces adds to a ring in a node, and below any congestion of a large
+message."""
+LEAST_GB_S = 1.0
+"""Of a bandwidth that a time is taken from: with two digits behind the point a smaller one says too little."""
+MOST_BYTES = 1 << 44
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skipped:
+    """Rows that were not used: where, why, and how many."""
+
+    source: str
+    line: int
+    reason: str
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """What a file gave: rows that can be predicted, and those that were skipped, by name."""
+
+    rows: tuple[NcclRow, ...]
+    skipped: tuple[Skipped, ...]
+
+    @property
+    def reasons(self) -> dict[str, int]:
+        """How many rows were skipped for each reason."""
+        counts: Counter[str] = Counter()
+        for one in self.skipped:
+            counts[one.reason] += one.count
+        return dict(sorted(counts.items()))
+
+
+class RefusedError(ValueError):
+    """Why a row cannot be used."""
+
+
+def collective_of(text: str) -> str:
+    """The collective that `text` names however it is spelled, as AllReduce, all-gather or reduce_scatter_perf; "" for none."""
+    found = re.search(r"(all)[-_ ]?(reduce|gather)(?![a-z])|(reduce)[-_ ]?(scatter)|(broadcast)", re.sub(r"_perf\b", "", text.lower()))
+    return "_".join(part for part in found.groups() if part) if found else ""
+
+
+def collect(makers: Iterable[tuple[int, Callable[[], NcclRow]]], source: str) -> Rows:
+    rows: list[NcclRow] = []
+    skipped: list[Skipped] = []
+    for line, make in makers:
+        try:
+            rows.append(make())
+        except RefusedError as refused:
+            skipped.append(Skipped(source=source, line=line, reason=str(refused)))
+    return Rows(rows=tuple(rows), skipped=tuple(skipped))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timed:
+    """What a row says of its time: microseconds, and GB/s of the algorithm's and of the bus bandwidth; None where it does not say."""
+
+    microseconds: float | None
+    algorithm: float | None = None
+    bus: float | None = None
+
+
+def checked(row: NcclRow, timed: Timed) -> NcclRow:
+    """The row with its time, if it contradicts neither itself nor what there is a model of; RefusedError otherwise."""
+    name = collective_of(row.collective) if re.fullmatch(r"[A-Za-z_\- ]{6,30}", row.collective) else ""
+    if name not in FACTORS:
+        raise RefusedError(f"collective {row.collective[:40]!r} has no model")
+    row = replace(row, collective=name)
+    if not (2 <= row.n_ranks <= 1 << 20 and 1 <= row.n_nodes <= row.n_ranks and row.n_ranks % row.n_nodes == 0):
+        raise RefusedError("ranks and nodes contradict each other")
+    if not 0 < row.size_bytes <= MOST_BYTES:
+        raise RefusedError("size or time is not above 0")
+    row = _with_time(row, timed)
+    if not row.microseconds or row.microseconds <= 0:
+        raise RefusedError("size or time is not above 0")
+    try:
+        carried = mapped(row).communicator.bus_gb_s
+        inside = mapped(replace(row, n_ranks=min(row.n_ranks, 8), n_nodes=1)).communicator.bus_gb_s
+    except UnknownGpuError:
+        raise RefusedError(f"no NCCL model of the GPU {row.gpu[:40]!r}") from None
+    algorithm = row.size_bytes / row.microseconds / 1000
+    bus = algorithm * FACTORS[name](row.n_ranks)
+    if _differ(timed.bus, bus) or _differ(timed.algorithm, algorithm):
+        raise RefusedError("time, size and bus bandwidth contradict one another")
+    if bus > FASTEST * max(carried, inside):
+        raise RefusedError("faster than its links: a time in another unit, or a size of another message")
+    if bus < SLOWEST * carried and row.size_bytes >= LARGE:
+        raise RefusedError("hardly anything of its links' bandwidth: a time in another unit, or a size of another message")
+    return row
+
+
+def _differ(said: float | None, expected: float) -> bool:
+    return said is not None and abs(expected - said) > max(CONTRADICTION * expected, 0.02)
+
+
+def _with_time(row: NcclRow, timed: Timed) -> NcclRow:
+    """The row with its time, which where none is said follows from a bandwidth."""
+    if timed.microseconds is not None:
+        return replace(row, microseconds=timed.microseconds)
+    said = timed.algorithm or (timed.bus or 0.0) / FACTORS[row.collective](row.n_ranks)
+    if said < LEAST_GB_S:
+        raise RefusedError("time_us missing or no number")
+    return replace(row, microseconds=row.size_bytes / said / 1000, assumed=(*row.assumed, "the time from size and bandwidth"))
+
+
+def inferred(text: str, ranks: int) -> None:
+    if text and abs(number(text, "n_ranks_inferred") / ranks - 1) > CONTRADICTION:
+        raise RefusedError("ranks contradict those that the bandwidths imply")
+
+
+def whole(said: dict[str, str], name: str) -> int:
+    text = said.get(name, "")
+    if not re.fullmatch(r"\d{1,15}", text):
+        raise RefusedError(f"{name} missing or no whole number")
+    return int(text)
+
+
+def number(text: str, name: str) -> float:
+    if not re.fullmatch(r"\d{1,15}(?:\.\d{1,12})?(?:e[+-]?\d{1,2})?", text.strip(), re.IGNORECASE):
+        raise RefusedError(f"{name} missing or no number")
+    return float(text)
