@@ -17,11 +17,11 @@ from zsim.training import Batch
 
 MAX_RANKS = 1_000_000
 """Ranks: ten seconds for looking once at each."""
-MAX_PASSES = 20_000
+MAX_PASSES = 12_000
 """Param groups × micro-batches: the ops of one rank; half a minute of work."""
 MAX_WORK = 750_000
 """Ranks simulated × param groups × micro-batches: a minute of work."""
-MANY_TIMES = 4
+MANY_TIMES = 3
 """What simulates a scenario again and again, to say what would help, is allowed this part of each."""
 
 

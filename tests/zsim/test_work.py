@@ -22,7 +22,7 @@ def test_a_large_cluster_of_ranks_that_are_alike_is_little_work():
 
 def test_a_refusal_names_the_factors():
     assert replace(STEP, num_units=4096, passes=4800).problem() == (
-        "expected param groups × micro-batches of at most 20,000, found 4,096 × 4,800 = 19,660,800; take fewer of one of them"
+        "expected param groups × micro-batches of at most 12,000, found 4,096 × 4,800 = 19,660,800; take fewer of one of them"
     )
     assert replace(STEP, kinds=4000, num_units=4000).problem() == (
         "expected kinds of ranks × param groups × micro-batches of at most 750,000, found 4,000 × 4,000 × 1 = 16,000,000; "
@@ -41,10 +41,10 @@ def test_what_is_simulated_many_times_may_be_less():
     assert (
         replace(STEP, passes=100)
         .problem(part=MANY_TIMES)
-        .startswith("expected param groups × micro-batches of at most 5,000")
+        .startswith("expected param groups × micro-batches of at most 4,000")
     )
     assert replace(STEP, num_ranks=999_999).problem() == ""
-    assert replace(STEP, num_ranks=999_999).problem(part=MANY_TIMES) == "expected at most 250,000 ranks, found 999,999"
+    assert replace(STEP, num_ranks=999_999).problem(part=MANY_TIMES) == "expected at most 333,333 ranks, found 999,999"
 
 
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
