@@ -95,8 +95,9 @@ def moved(scenario: Scenario, strategy: str, *, mesh: Mesh | None = None, **opti
     """
     kind = STRATEGIES[strategy]
     mesh = mesh or Mesh(**{kind.axes[-1]: scenario.world_size})
-    known = {field.name for field in fields(kind.options)}
-    kept = {name: value for name, value in _options(scenario).items() if name in known} | options
+    known = {field.name: field.type for field in fields(kind.options)}
+    same = {field.name for field in fields(scenario.options) if known.get(field.name) == field.type}  # fsdp1 says "pre" where fsdp2 counts
+    kept = {name: value for name, value in _options(scenario).items() if name in same} | options
     problems = kind.problems(kind.options(**kept), mesh, scenario.optimizer)
     refused = {problem.partition(":")[0].removeprefix("strategy.") for problem in problems} - options.keys()
     asked = {name: value for name, value in kept.items() if name not in refused}

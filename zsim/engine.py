@@ -143,6 +143,8 @@ class _Rank:
     free_at: list[int]
     issued: list[int]
     """When the host issued each op, as far as it is known."""
+    waited: list[tuple[int, int, int]]
+    """By stream, of an op that cannot start yet: how many of its waits have ended, and when the last of those did."""
     shared: dict[int, int] = field(default_factory=dict)
     """By how much longer collectives took that shared their links."""
 
@@ -220,6 +222,7 @@ class _Engine:
                     heads=[0] * len(STREAMS),
                     free_at=[0] * len(STREAMS),
                     issued=mine.issued if mine.awaited is None else [],
+                    waited=[(UNKNOWN, 0, 0)] * len(STREAMS),
                 )
             )
         self.places = {id(c): _sequence(c) for c in compiled}
@@ -272,14 +275,18 @@ class _Engine:
         ready = program.issued[index] if program.awaited is None else self._host_time(rank, index)
         if ready == UNKNOWN:
             return UNKNOWN
-        free = rank.free_at[stream] if stream != _HOST else 0
-        ready = max(ready, free)
-        for wait in program.waits[index]:
-            end = ends[wait]
+        waits = program.waits[index]
+        before, place, latest = rank.waited[stream]
+        if before != index:
+            place = latest = 0
+        while place < len(waits):
+            end = ends[waits[place]]
             if end == UNKNOWN:
+                rank.waited[stream] = (index, place, latest)
                 return UNKNOWN
-            ready = max(ready, end)
-        return ready
+            latest = max(latest, end)
+            place += 1
+        return max(ready, latest, rank.free_at[stream] if stream != _HOST else 0)
 
     def _host_time(self, rank: _Rank, index: int) -> int:
         """When the host issues `index`: after the op before it, and what it awaits; UNKNOWN as long as that has no end."""

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from zreal import modules, numerics
 from zreal.executor import RANKS
 from zreal.launch import launch
 from zreal.numerics import Reference, gradients_at, largest_gradient_difference, largest_relative_difference, reference
@@ -242,3 +243,18 @@ def test_a_missing_parameter_is_no_agreement():
     reference = reference_of(whole, moved=1e-3)
     assert largest_relative_difference({"weight": torch.ones(3)}, reference) == float("inf")
     assert largest_relative_difference(whole | {"bias": torch.full((3,), float("nan"))}, reference) == float("inf")
+
+
+def test_an_element_without_a_direction_in_any_one_step_has_none():
+    """A gradient that is far from its exact value in the first step, and right in the second."""
+    case = scenario("zero3", model="mlp-tiny", optimizer='name = "adamw"')
+    noise, model = numerics._Noise(case), modules.build(case.model, seed=case.seed)
+    for step, wrong in ((0, 7.0), (1, 0.0)):
+        model.zero_grad()
+        numerics._accumulate(case, model, step=step, dtype="float32")
+        name, parameter = next(iter(model.named_parameters()))
+        assert parameter.grad is not None
+        parameter.grad.view(-1)[3] += wrong
+        noise.look(model, step=step)
+    assert noise.elements[name].view(-1)[3]
+    assert int(noise.elements[name].sum()) < noise.elements[name].numel() // 2

@@ -73,12 +73,13 @@ def _filled(parameters: Bucket, training: Training, options: Options) -> tuple[B
     limits = [int(cap * MIB) for cap in caps]
     closed: list[Bucket] = []
     bucket: list[Parameter] = []
+    nbytes = 0
     for parameter in parameters:
         bucket.append(parameter)
-        nbytes = sum(p.numel for p in bucket) * DTYPE_NBYTES[training.precision.parameters]
+        nbytes += parameter.numel * DTYPE_NBYTES[training.precision.parameters]
         if nbytes >= limits[min(len(closed), len(limits) - 1)]:
             closed.append(tuple(bucket))
-            bucket = []
+            bucket, nbytes = [], 0
     return (*closed, tuple(bucket)) if bucket else tuple(closed)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from zsim import clipping, optimizers
 from zsim.lowering import loss_buffers
@@ -45,8 +45,23 @@ class ReplicatedStep:
     _reductions: list[int] = field(default_factory=list)
     _reduced: list[int] = field(default_factory=list)
     _in_one_bucket: bool = True
+    _last: list[str] = field(default_factory=list)
+    _last_of: tuple[Bucket, ...] | None = None
+    """Of which buckets `_last` are the last gradients."""
     _casts: dict[str, list[MemoryEvent]] = field(default_factory=dict)
     """By the parameter whose gradient lets buckets be reduced: their casts, which a hook makes and drops inside backward."""
+
+    def copy(self) -> ReplicatedStep:
+        """This step so far, to be ended in another way."""
+        made = {fqn: list(buffers) for fqn, buffers in self._made.items()}
+        return replace(
+            self,
+            step=Step(list(self.step.ops), list(self.step.parts)),
+            _live=dict(self._live),
+            _made=made,
+            _reductions=list(self._reductions),
+            _reduced=list(self._reduced),
+        )
 
     @property
     def has_reduced(self) -> bool:
@@ -161,12 +176,14 @@ class ReplicatedStep:
 
         What is unused is ready with the first gradient of all.
         """
-        readiness = self.model.readiness
-        last = [min(readiness, key=readiness.__getitem__)]
-        for bucket in self.buckets:
-            ready = [last[-1], *(parameter.fqn for parameter in bucket if parameter.fqn in readiness)]
-            last.append(max(ready, key=readiness.__getitem__))
-        return last[1:]
+        if self._last_of is not self.buckets:
+            readiness = self.model.readiness
+            last = [min(readiness, key=readiness.__getitem__)]
+            for bucket in self.buckets:
+                ready = [last[-1], *(parameter.fqn for parameter in bucket if parameter.fqn in readiness)]
+                last.append(max(ready, key=readiness.__getitem__))
+            self._last, self._last_of = last[1:], self.buckets
+        return self._last
 
     def _casts_by_gradient(self) -> dict[str, list[MemoryEvent]]:
         element = DTYPE_NBYTES[self.model.training.precision.reduce]

@@ -14,6 +14,7 @@ from zsim.sharding import greedy_owners
 from zsim.strategies import ddp, replicated_construction, replicated_model
 from zsim.strategies.building import Step, rank_program
 from zsim.strategies.ddp import Options
+from zsim.strategies.replicated import ReplicatedStep
 from zsim.strategies.replicated_model import ReplicatedModel
 from zsim.training import DTYPE_NBYTES, Training
 
@@ -44,12 +45,13 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     kinds: dict[tuple[int, ...], int] = {}
     programs: list[RankProgram] = []
     assignment: list[int] = []
+    same = [ddp.forward_backward(model, first=first) for first in (True, False)]
     for parameters in owned:
         stepped = tuple(parameter.numel for parameter in parameters if parameter.fqn in trained)
         kind = kinds.setdefault(stepped, len(kinds))
         assignment.append(kind)
         if kind == len(programs):
-            first, steady = (_step(model, owned, stepped=stepped, first=first) for first in (True, False))
+            first, steady = (_step(step.copy(), owned, stepped=stepped, first=step is same[0]) for step in same)
             programs.append(rank_program(construction, first=first, steady=steady))
     return Program(mesh=mesh, ranks=tuple(programs), assignment=tuple(assignment))
 
@@ -58,10 +60,9 @@ def _construction(model: ReplicatedModel) -> Step:
     return replicated_construction.construction(model, has_master=False)
 
 
-def _step(
-    model: ReplicatedModel, owned: tuple[tuple[Parameter, ...], ...], *, stepped: tuple[int, ...], first: bool
-) -> Step:
-    step = ddp.forward_backward(model, first=first)
+def _step(step: ReplicatedStep, owned: tuple[tuple[Parameter, ...], ...], *, stepped: tuple[int, ...], first: bool) -> Step:
+    """The end of a step whose beginning is the same on every rank."""
+    model = step.model
     done = step.optimizer(stepped, first=first, has_master=False)
     if model.num_replicas > 1:
         _broadcast(step.step, model, owned, after=done)
