@@ -39,6 +39,8 @@ class Delays:
 
 NO_DELAYS = Delays()
 _HOST = STREAMS.index("host")
+FEW = 8
+"""Waits of an op that are looked at anew each time; of more it is remembered how many have ended."""
 
 
 class Durations(Protocol):
@@ -272,10 +274,18 @@ class _Engine:
     def _ready(self, rank: _Rank, index: int, stream: int) -> int:
         """When this op, at the head of its stream, could start; UNKNOWN as long as something it needs has no end."""
         program, ends = rank.program, rank.ends
-        ready = program.issued[index] if program.awaited is None else self._host_time(rank, index)
+        ready = rank.issued[index] if index < len(rank.issued) else self._host_time(rank, index)
         if ready == UNKNOWN:
             return UNKNOWN
         waits = program.waits[index]
+        if len(waits) < FEW:
+            latest = rank.free_at[stream] if stream != _HOST else 0
+            for wait in waits:
+                end = ends[wait]
+                if end == UNKNOWN:
+                    return UNKNOWN
+                latest = max(latest, end)
+            return max(ready, latest)
         before, place, latest = rank.waited[stream]
         if before != index:
             place = latest = 0
