@@ -117,11 +117,11 @@ class Stretched:
 @pytest.mark.parametrize(
     ("cluster", "nodes", "strategy"),
     one_in(
-        3,
+        4,
         [
             (*where, f'name = "{name}"')
             for where in (("p4d", 8), ("p4d", 64), ("dgx-h100", 64), ("dgx-h100", 1))
-            for name in ("ddp", "fsdp2")
+            for name in ("ddp", "fsdp2", "zero3")
         ],
     ),
 )

@@ -68,6 +68,7 @@ def collective_of(text: str) -> str:
 
 
 def collect(makers: Iterable[tuple[int, Callable[[], NcclRow]]], source: str) -> Rows:
+    """The row of each line that makes one; the others are skipped with their reason."""
     rows: list[NcclRow] = []
     skipped: list[Skipped] = []
     for line, make in makers:
@@ -131,11 +132,13 @@ def _with_time(row: NcclRow, timed: Timed) -> NcclRow:
 
 
 def inferred(text: str, ranks: int) -> None:
+    """RefusedError where a number of ranks that was inferred from bandwidths is not that of the row."""
     if text and abs(number(text, "n_ranks_inferred") / ranks - 1) > CONTRADICTION:
         raise RefusedError("ranks contradict those that the bandwidths imply")
 
 
 def whole(said: dict[str, str], name: str) -> int:
+    """The whole number in the column `name`; RefusedError for none."""
     text = said.get(name, "")
     if not re.fullmatch(r"\d{1,15}", text):
         raise RefusedError(f"{name} missing or no whole number")
@@ -143,6 +146,7 @@ def whole(said: dict[str, str], name: str) -> int:
 
 
 def number(text: str, name: str) -> float:
+    """The number in `text`, which the column `name` holds; RefusedError for none."""
     if not re.fullmatch(r"\d{1,15}(?:\.\d{1,12})?(?:e[+-]?\d{1,2})?", text.strip(), re.IGNORECASE):
         raise RefusedError(f"{name} missing or no number")
     return float(text)
