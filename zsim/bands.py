@@ -173,10 +173,8 @@ def _decides(kernel: Kernel, costs: Costs) -> str:
     """The constant that most of this kernel's time follows from."""
     if kernel.place != "device":
         return "links.host.bandwidth"
-    attention = costs.cluster.device.attention
-    if is_attention(kernel.operator) and kernel.shape and attention:
-        asked = costs.execution.attention_kernels
-        return f"device.attention.{asked if asked in attention else next(iter(attention))}.rate"
+    if is_attention(kernel.operator) and kernel.shape and costs.cluster.device.attention:
+        return f"device.attention.{costs.execution.attention_kernels}.rate"
     if kernel.shape:
         return "device.float8_efficiency" if costs.execution.float8 else "device.matmul_efficiency"
     return "device.memory_efficiency" if kernel.operator in STREAMS else "device.elementwise_efficiency"

@@ -8,6 +8,7 @@ Everything is a pure function of the kernel's shape and of the device's constant
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import ceil
 
 from zsim.devices import Device
@@ -27,6 +28,15 @@ its residual 5 of 8 tensors, SwiGLU 3 of 5, rotary positions 2 of 6, casts none.
 
 CAST_NBYTES = 4
 """Bytes that a cast to 8 bits moves for each element of a two-byte factor: read, written, and written transposed for backward."""
+
+
+def problems(asked: Execution, device: Device) -> Iterator[str]:
+    """What `device` cannot execute, a line each with the scenario's key in front: it would be timed as something else."""
+    if asked.float8 and not device.float8:
+        yield f"execution.float8: expected a device with products of 8 bits, found {device.name}"
+    if device.attention and asked.attention_kernels not in device.attention:
+        known = ", ".join(device.attention)
+        yield f'execution.attention_kernels: expected one of {known} on {device.name}, found "{asked.attention_kernels}"'
 
 
 def kernel_ns(kernel: Kernel, device: Device, execution: Execution = EAGER) -> int:
@@ -87,6 +97,6 @@ def product_s(shape: tuple[int, ...], device: Device, dtype: str) -> float:
 def _attention_s(kernel: Kernel, device: Device, attention: str) -> float:
     """Its FLOPs, half of all where it is causal, at a rate that grows with the length."""
     keys = kernel.shape[2]
-    rates = device.attention.get(attention) or next(iter(device.attention.values()))
+    rates = device.attention[attention]
     rate = rates.rate * keys / (keys + rates.half_length)
     return kernel.flops / (rate * (rates.backward if kernel.operator.endswith("backward") else 1.0))

@@ -41,6 +41,7 @@ class AttentionRate:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """What a rank runs on: bytes of memory, bytes/s to it, dense peak FLOP/s by dtype, and the shares that kernels reach of both.
+    `float8` is 0 where there are no products of 8 bits.
 
     `memory_efficiency` is that of plain streams, `elementwise_efficiency` that of eager element-wise kernels, `matmul_efficiency` what
     large products near. A tile of a product costs `matmul_prologue` steps of k besides its own; of the idle part of a last wave of

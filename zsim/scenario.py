@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from zsim import checkpointing, guards, training_part, transformers_problems, wrapping
+from zsim import checkpointing, compute, guards, training_part, transformers_problems, wrapping
 from zsim.checkpointing import Checkpointing
 from zsim.cluster_table import made_cluster
 from zsim.eager_sdpa import kernel_problem
@@ -188,6 +188,7 @@ class _Made:
         attempt(_check_together, strategy, options, mesh, tables["optimizer"])
         attempt(_check_checkpointing, model, *(tables[key] for key in ("activation_checkpointing", "batch", "precision")))
         attempt(_check_precision, tables["precision"])
+        attempt(_check_execution, tables["execution"], cluster)
         asked = ("model", "batch", "precision", "activation_checkpointing", "wrapping")
         attempt(_check_transformers, model, *(tables[key] for key in asked))
         attempt(_check_traced, model, tables["batch"], tables["precision"], tables["activation_checkpointing"], strategy)
@@ -222,6 +223,11 @@ def _execution(table: ExecutionTable) -> Execution:
         micro_batch_overhead_ns=parse_time(table.micro_batch_overhead),
         issue_kernel_ns=None if table.issue_kernel is None else parse_time(table.issue_kernel),
     )
+
+
+def _check_execution(table: ExecutionTable, cluster: ClusterSpec) -> None:
+    if problems := tuple(compute.problems(_execution(table), cluster.device)):
+        raise ScenarioError(problems)
 
 
 def _check_precision(table: PrecisionTable) -> None:

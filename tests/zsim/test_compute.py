@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.compute import CAST_NBYTES, COMPILED_SHARE, kernel_ns, product_s
+from zsim.compute import CAST_NBYTES, COMPILED_SHARE, kernel_ns, problems, product_s
 from zsim.devices import devices, load_device
+from zsim.errors import ScenarioError
 from zsim.execution import Execution
 from zsim.ops import ATTENTION_BACKWARD, Kernel
+from zsim.scenario import parse
 
 A100, H100 = load_device("a100-40"), load_device("h100-80")
 SIZES = st.integers(1, 20_000)
@@ -120,3 +122,31 @@ def test_what_reads_and_writes_contiguous_memory_reaches_the_rate_of_a_stream(op
     kernel = Kernel(operator, 0, 10**9, "float32")
     assert kernel_ns(kernel, A100) == kernel_ns(kernel, A100, Execution(compile=True)) == ceil(seconds * 1e9) + A100.kernel
     assert kernel_ns(Kernel("gelu", 0, 10**9, "float32"), A100) > kernel_ns(kernel, A100)
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "wanted"),
+    [
+        ("a100-80", Execution(float8=True), ["execution.float8: expected a device with products of 8 bits, found A100 SXM 80 GB"]),
+        (
+            "l40s-48",
+            Execution(attention_kernels="flash3"),
+            ['execution.attention_kernels: expected one of triton, flash2 on L40S 48 GB, found "flash3"'],
+        ),
+        ("h100-80", Execution(float8=True, attention_kernels="flash3"), []),
+        ("cpu-core", Execution(attention_kernels="flash3"), []),
+    ],
+    ids=["no 8 bits", "no third", "both", "products"],
+)
+def test_what_a_device_cannot_execute_is_refused_and_not_timed_as_something_else(device: str, asked: Execution, wanted: list[str]) -> None:
+    assert list(problems(asked, load_device(device))) == wanted
+
+
+def test_a_scenario_names_what_its_device_cannot_execute() -> None:
+    text = (
+        'model = { preset = "llama-2-7b" }\nbatch = { micro_batch = 1, sequence_length = 512 }\ncluster = { preset = "dgx-a100" }\n'
+        'strategy = { name = "fsdp2" }\nexecution = { float8 = true, attention_kernels = "flash3" }\n'
+    )
+    with pytest.raises(ScenarioError) as refused:
+        parse(text.encode(), where="narrow.toml")
+    assert [problem.split(": ")[1] for problem in refused.value.problems] == ["execution.float8", "execution.attention_kernels"]

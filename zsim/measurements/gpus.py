@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from zsim.devices import load_device
 from zsim.measurements.table import RowError
 
 FORMS = ("SXM", "NVL", "PCIE")
@@ -25,17 +26,21 @@ class Part:
     device: str
     cluster: str
     form: str = "SXM"
-    float8: bool = True
 
     @property
     def words(self) -> str:
         """As messages name it."""
         return f"{self.model} {self.form} of {self.memory_gb[0]} GB"
 
+    @property
+    def float8(self) -> bool:
+        """Whether it has products of 8 bits."""
+        return load_device(self.device).float8 > 0
+
 
 PARTS: tuple[Part, ...] = (
-    Part(model="A100", memory_gb=(80,), kinds=("HBM2E", "HBM2"), watts=400, device="a100-80", cluster="dgx-a100", float8=False),
-    Part(model="A100", memory_gb=(40,), kinds=("HBM2",), watts=400, device="a100-40", cluster="dgx-a100-40", float8=False),
+    Part(model="A100", memory_gb=(80,), kinds=("HBM2E", "HBM2"), watts=400, device="a100-80", cluster="dgx-a100"),
+    Part(model="A100", memory_gb=(40,), kinds=("HBM2",), watts=400, device="a100-40", cluster="dgx-a100-40"),
     Part(model="H100", memory_gb=(80,), kinds=("HBM3",), watts=700, device="h100-80", cluster="dgx-h100"),
     Part(model="H100", memory_gb=(96,), kinds=("HBM2E",), watts=500, device="h100-96", cluster="grand-teton-h100"),
     Part(model="H200", memory_gb=(141,), kinds=("HBM3E",), watts=700, device="h200-141", cluster="dgx-h200"),
