@@ -85,7 +85,7 @@ def test_optimizer_implementations_are_exact_on_a_model_of_nothing_but_optimizer
 EXACT = scenario_texts(families=("mlp", "gpt"), strategies=("fsdp2", "hsdp"))
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(text=EXACT, data=st.data())
 def test_random_scenarios_of_fully_shard_are_exact(text: str, data: st.DataObject) -> None:
     """One rank and many, one shard or one replica, odd widths, every option: order, bytes, peaks and what is held by kind."""

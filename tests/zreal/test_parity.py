@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.quick import one_in
 from zreal import modules, numerics
 from zreal.executor import RANKS
 from zreal.launch import launch
@@ -47,7 +48,7 @@ def difference(case: Scenario, interpreter: str) -> float:
     return max(found)
 
 
-@pytest.mark.parametrize(("strategy", "interpreter"), BOTH)
+@pytest.mark.parametrize(("strategy", "interpreter"), one_in(2, BOTH))
 def test_cutting_and_joining_parameters_changes_no_bit(strategy, interpreter):
     """Uneven shapes on three ranks, with a learning rate of 0: what comes back is what went in."""
     assert (
@@ -56,7 +57,7 @@ def test_cutting_and_joining_parameters_changes_no_bit(strategy, interpreter):
     )
 
 
-@pytest.mark.parametrize(("strategy", "interpreter"), BOTH)
+@pytest.mark.parametrize(("strategy", "interpreter"), one_in(3, BOTH))
 def test_tied_weights_train_as_in_one_process(strategy, interpreter):
     """With SGD, in which rounding stays as small as it is: AdamW divides by gradients that are nearly nothing."""
     case = scenario(strategy, model="gpt-tiny", optimizer='name = "sgd", learning_rate = 0.1, momentum = 0.9')

@@ -29,7 +29,7 @@ precision = {{ parameters = "bf16", reduce = "fp32" }}
 @pytest.mark.parametrize(
     ("options", "more"),
     one_in(
-        2,
+        3,
         [
             ('name = "fsdp2", forward_prefetch = 1', {}),
             ('name = "fsdp2", backward_prefetch = 1', {}),
