@@ -15,10 +15,10 @@ from pathlib import Path
 from statistics import mean, median
 
 from zsim import measurements, scenario
-from zsim.bands import band
+from zsim.bands import parts
 from zsim.costs import Costs
 from zsim.errors import ZsimError
-from zsim.measurements import NcclRow, Product, Row, Skipped, Step
+from zsim.measurements import NcclRow, Product, Row, Skipped, Step, congestion
 from zsim.measurements.nccl_errors import size_of
 from zsim.measurements.nccl_rows import predict as predict_collective
 from zsim.measurements.nccl_rows import question
@@ -172,7 +172,8 @@ def predict(step: Step) -> Predicted | Skipped:
         timeline = simulate_step(program, costs=costs)
     except ZsimError as error:
         return Skipped(source=step.source, line=step.line, reason=str(error))
-    low, high = band(program, timeline, costs=costs)
+    found = parts(program, timeline, costs=costs)
+    low, high = found.on_shared_network(*congestion.BAND) if step.shared else found.factors
     return Predicted(
         source=step.source,
         line=step.line,

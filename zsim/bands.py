@@ -91,6 +91,14 @@ class Parts:
         high = hypot(self.compute.slower, self.longer, self.host.slower)
         return 1 - min(MOST, low), 1 + high
 
+    def on_shared_network(self, least: float, most: float) -> tuple[float, float]:
+        """(low, high) where collectives may take from `least` to `most` times as long, since others use the network as well."""
+        all_of_it = self.network.share + self.hidden
+        shorter = max(self.shorter, min(self.network.share, all_of_it * (1 - least)))
+        longer = max(self.longer, self.network.share * (most - 1) + max(0.0, self.hidden * (most - 1) - self.spare))
+        low = hypot(self.compute.faster, shorter, self.host.faster)
+        return 1 - min(MOST, low), 1 + hypot(self.compute.slower, longer, self.host.slower)
+
 
 def band(program: Program, timeline: Timeline, *, costs: Costs) -> tuple[float, float]:
     """(low, high) as factors of the step time of `timeline`, which is that of `program` by `costs`."""

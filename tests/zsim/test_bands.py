@@ -94,6 +94,13 @@ def test_a_step_that_is_all_network_is_as_uncertain_as_that_and_not_twice() -> N
     assert made_of((0.2, 0.0), (0.8, 0.3), (0.0, 0.5), hidden=0.2).factors == (pytest.approx(0.7), pytest.approx(1.3))
 
 
+def test_on_a_network_that_others_use_all_communication_may_be_longer_or_shorter_by_as_much_as_theirs_was() -> None:
+    """0.4 of communication under compute and 0.1 exposed: three times as long 0.2 and 0.8 more, less the 0.3 that can still hide some."""
+    found = made_of((0.9, 0.0), (0.1, 0.1), (0.0, 0.5), hidden=0.4, spare=0.3)
+    assert found.on_shared_network(0.5, 3.0) == (pytest.approx(0.9), pytest.approx(1 + 0.2 + 0.8 - 0.3))
+    assert found.on_shared_network(1.0, 1.0) == found.factors
+
+
 def test_what_is_exposed_at_the_ends_grows_as_it_is() -> None:
     """0.1 of 0.5 is exposed though compute has room for all: a first gather, 0.3 of which is 0.03; at best it is gone."""
     found = made_of((0.9, 0.0), (0.1, 0.3), (0.0, 0.5), hidden=0.4, spare=0.5)

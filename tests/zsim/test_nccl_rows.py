@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.measurements import nccl_text
+from zsim.collectives.nccl import estimate
+from zsim.measurements import congestion, nccl_text
 from zsim.measurements.nccl_checks import Rows, Skipped
 from zsim.measurements.nccl_errors import TARGETS, Errors, score, table
 from zsim.measurements.nccl_files import read, read_csv
@@ -55,6 +57,32 @@ def test_congested_rows_stand_apart_and_lie_in_their_wide_band() -> None:
     shared = [one for one in table(score(published())) if one.group.endswith("shared network")]
     assert sum(one.n for one in shared) == 21
     assert sum(one.in_band * one.n for one in shared) == 21
+
+
+def quietest() -> list[tuple[NcclRow, float, float]]:
+    """Rows of the shared cluster's several nodes: the µs of the best twentieth, and those predicted for a network that nobody else uses."""
+    found = []
+    for row in read(PUBLISHED / "nccl_collectives.csv").rows:
+        if (best := re.search(r"p95=([\d.]+)", row.notes)) and row.n_nodes > 2:
+            passes = (2 if row.collective == "all_reduce" else 1) * (row.n_ranks - 1) / row.n_ranks
+            alone = estimate(row.collective, row.size_bytes, mapped(row).communicator)
+            found.append((row, row.size_bytes * passes / (1000 * float(best[1])), alone.microseconds))
+    return found
+
+
+def test_alone_on_its_network_a_collective_takes_about_what_the_best_twentieth_on_a_shared_one_does() -> None:
+    """From 4 to 64 nodes: rings of all-gathers grow with ranks, all-reduces hardly with nodes. The curves of all-reduces are of B200."""
+    assert len(quietest()) == 15
+    for row, best, alone in quietest():
+        assert abs(alone / best - 1) <= (0.25 if row.collective == "all_reduce" else 0.1), (row.collective, row.n_nodes)
+
+
+def test_the_more_nodes_a_shared_network_joins_the_less_of_it_is_left() -> None:
+    left = [congestion.bandwidth_left(2**power) for power in range(8)]
+    assert left[0] == 1.0
+    assert left == sorted(left, reverse=True)
+    shared = {row.n_nodes: predict(row).microseconds / alone for row, _, alone in quietest() if row.collective == "all_reduce"}
+    assert list(shared.values()) == sorted(shared.values())
 
 
 def test_nine_of_ten_measurements_lie_in_their_band() -> None:

@@ -46,10 +46,11 @@ PEAKS: dict[str, float] = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200
 
 @dataclass(slots=True)
 class Assumed:
-    """What a row leaves open and its mapping decides, in words, and by how much that widens the band."""
+    """What a row leaves open and its mapping decides, in words, by how much that widens the band, and whether others used its network."""
 
     words: list[str] = field(default_factory=list)
     widened: float = 0.0
+    shared: bool = False
 
     def add(self, words: str, *, widens: float = 0.0) -> None:
         """One more; widths are independent of one another, so their squares add up."""

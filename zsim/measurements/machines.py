@@ -7,13 +7,13 @@ refused by name; where a row of several nodes says nothing of it, the preset's i
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from zsim.collectives.nccl_search import PCIE_GB_S
 from zsim.devices import load_device
 from zsim.hardware import Fabric, clusters, load_cluster
-from zsim.measurements import nccl_text
+from zsim.measurements import congestion, nccl_text
 from zsim.measurements.checks import Assumed
 from zsim.measurements.gpus import Part, is_sized, part_of
 from zsim.measurements.table import Record, RowError
@@ -30,7 +30,7 @@ ANOTHER_FABRIC, UNSAID = 0.05, 0.1
 class Machine:
     """The GPUs of a row: their part, the preset of their nodes, how many nodes and ranks.
 
-    `nic_gb_s` is what each NIC's link carries where that is less than the preset's, else 0.
+    `nic_gb_s` is what each NIC's link carries for this job where that is less than the preset's, else 0.
     """
 
     part: Part
@@ -48,6 +48,14 @@ class Machine:
             nics = range(load_cluster(self.preset).nics_per_node)
             found["slow_links"] = [{"node": 0, "nic": nic, "bandwidth": rate} for nic in nics]
         return found
+
+
+def among_others(place: Machine) -> Machine:
+    """`place` with what is left of its network where others use it as well; as it is where a single node uses none."""
+    if place.nodes == 1:
+        return place
+    whole = place.nic_gb_s or load_cluster(place.preset).links.rail.bandwidth / 1e9
+    return replace(place, nic_gb_s=whole * congestion.bandwidth_left(place.nodes))
 
 
 def machine(record: Record, assumed: Assumed) -> Machine:

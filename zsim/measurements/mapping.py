@@ -103,6 +103,7 @@ def step_of(
         fields={**{name: record.text(name, "") for name in names}, **also},
         assumed=tuple(assumed.words),
         widened=assumed.widened,
+        shared=assumed.shared,
     )
 
 

@@ -3,6 +3,7 @@
 - ZeRO 0 is ddp with gradients reduced once per step, ZeRO 1 shards the optimizer, ZeRO 2 the gradients too and ZeRO 3 the parameters;
   bf16 with gradients accumulated and kept in fp32 unless the row says otherwise.
 - FlashAttention 2, a fused AdamW.
+- Others used its network too: of its bandwidth as much is left as its collectives had in the median, and the band is theirs.
 - Its MFU is (6N + 12·L·d·s) · tokens/s over 989.5 TFLOP/s.
 """
 
@@ -10,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from zsim.measurements import congestion
 from zsim.measurements.checks import Assumed, accumulation, not_doubted, only_data_parallel, said, two_bytes
-from zsim.measurements.machines import machine
+from zsim.measurements.machines import among_others, machine
 from zsim.measurements.mapping import ScenarioText, checkpointing, num_parameters, sizes, step_of
 from zsim.measurements.table import Record, RowError, Step, same
 
@@ -55,7 +57,9 @@ def step(record: Record, *, source: str) -> Step:
     assumed = Assumed(["FlashAttention 2, fused AdamW with clipping", f"gradients reduced in {precision.reduce}, once per step"])
     place = machine(record, assumed)
     if place.nodes > 1:
-        assumed.add("a network that nobody else uses, though this cluster's is shared")
+        place, assumed.shared = among_others(place), True
+        left = 100 * congestion.bandwidth_left(place.nodes)
+        assumed.add(f"others use the network too: {left:.0f} % of its bandwidth is left, the median")
     same("dp", record.size("dp"), place.ranks)
     batch, length = record.size("micro_batch"), record.size("seq_len")
     steps = accumulation(record, "grad_accum", total="global_batch_seqs", at_once=batch * place.ranks)

@@ -11,15 +11,10 @@ from typing import Literal
 from zsim.collectives.nccl import Communicator, estimate
 from zsim.collectives.nccl_curves import CURVES, TORCH_US, CurveProvenance, Curves
 from zsim.collectives.nccl_search import PCIE_GB_S, Rails, between_nodes, in_node
-from zsim.measurements import nccl_text
+from zsim.measurements import congestion, nccl_text
 
 PCIE_RING_GB_S = 20.0
 """A ring of 4 or more GPUs over PCIe 4: 20 GB/s across bridged pairs of A100 (NVIDIA/nccl-tests issue 178)."""
-CONGESTION = {False: 1.25, True: 1.75}
-"""How much longer a shared EFA cluster of H100 takes in the median: at up to two nodes, and at more (nanotron, 256 MiB)."""
-CONGESTION_BAND = (0.3, 3.0)
-"""Its 5th and 95th percentiles, as shares of the median."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NcclRow:
@@ -77,7 +72,8 @@ def predict(row: NcclRow, *, curves: Curves = CURVES, apart: Mapped | None = Non
     UnknownGpuError for a GPU without a model, KeyError for an unknown collective.
     """
     found = apart or mapped(row)
-    alone = estimate(row.collective, row.size_bytes, found.communicator, curves)
+    communicator = _among_others(found.communicator) if found.shared else found.communicator
+    alone = estimate(row.collective, row.size_bytes, communicator, curves)
     more = TORCH_US if found.through_torch else 0.0
     microseconds, low, high = alone.microseconds + more, alone.low + more, alone.high + more
     provenance = alone.provenance
@@ -95,14 +91,19 @@ def predict(row: NcclRow, *, curves: Curves = CURVES, apart: Mapped | None = Non
     )
 
 
+def _among_others(communicator: Communicator) -> Communicator:
+    """On a network that others use as well less of its bandwidth is left; a node is not crossed."""
+    nodes = communicator.num_nodes
+    return replace(communicator, bus_gb_s=communicator.bus_gb_s * congestion.bandwidth_left(nodes)) if nodes > 1 else communicator
+
+
 def _congested(row: NcclRow, microseconds: float, low: float, high: float) -> tuple[float, float, float]:
-    """On a network that others use: longer, and anything from undisturbed to three times as long."""
-    if row.n_nodes == 1 and row.collective == "all_reduce":
+    """Where others use the network as well: rings of one node are longer too, times of several 0.3 to 3 times that."""
+    if row.n_nodes > 1:
+        return microseconds, min(low, microseconds * congestion.BAND[0]), max(high, microseconds * congestion.BAND[1])
+    if row.collective == "all_reduce":
         return microseconds, low, high
-    usual = microseconds * CONGESTION[row.n_nodes > 2]
-    if row.n_nodes == 1:
-        return usual, low, usual * high / microseconds
-    return usual, min(low, usual * CONGESTION_BAND[0]), usual * CONGESTION_BAND[1]
+    return microseconds * congestion.IN_NODE, low, high * congestion.IN_NODE
 
 
 def mapped(row: NcclRow) -> Mapped:

@@ -34,6 +34,7 @@ class Step:
 
     `fields` are what was run, by the source's own names: two rows that differ in one of them are a pair. `tokens` are those of one
     GPU's step. `assumed` says in words what the row left open and the mapping decided, and `widened` by how much that widens the band.
+    `shared` is true where others used its network meanwhile.
     """
 
     source: str
@@ -46,6 +47,7 @@ class Step:
     fields: Mapping[str, str]
     assumed: tuple[str, ...]
     widened: float = 0.0
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
