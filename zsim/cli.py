@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -22,11 +23,30 @@ LISTS = ("scenarios", "models", "clusters", "strategies", "backends", "schema")
 
 
 class _Parser(argparse.ArgumentParser):
-    """Its errors are ours, so that they too are one object where JSON was asked for."""
+    """Its errors are ours, so that they too are one object where JSON was asked for, and say which word may have been meant."""
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
-        raise ArgumentsError(where=self.prog, expected="arguments as in --help", found=message)
+        raise ArgumentsError(where=self.prog, expected="arguments as in --help", found=message + self._meant(message))
+
+    def _meant(self, message: str) -> str:
+        """The word that is nearest to the first one that `message` does not know."""
+        from difflib import get_close_matches  # only where something is wrong: --help is to be quick
+
+        unknown = re.search(r"unrecognized arguments: ([^\s=]+)|invalid choice: '([^']*)'", message)
+        if unknown is None:
+            return ""
+        near = get_close_matches(unknown[1] or unknown[2], self._words(), n=1)
+        return f"; did you mean {near[0]}?" if near else ""
+
+    def _words(self) -> list[str]:
+        """Every option and choice of this parser and of its commands'."""
+        words: list[str] = []
+        for action in self._actions:
+            words += [*action.option_strings, *(action.choices or ())]
+            commands = action.choices.values() if isinstance(action, argparse._SubParsersAction) else ()
+            words += [word for command in commands for word in command._words()]
+        return words
 
 
 class ArgumentsError(ZsimError):

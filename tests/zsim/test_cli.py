@@ -234,7 +234,8 @@ def test_show_prints_the_mesh_and_the_memory(capsys):
     ("arguments", "code", "words"),
     [
         ([], 2, "usage"),
-        (["rnu", FSDP2], 2, "invalid choice"),
+        (["rnu", FSDP2], 2, "did you mean run?"),
+        (["run", FSDP2, "--al-ranks"], 2, "did you mean --all-ranks?"),
         (["run"], 2, "SCENARIO"),
         (["run", "none.toml"], 2, "none.toml: no such file"),
         (["run", FSDP2, "--backend", "ech"], 2, "did you mean echo?"),
