@@ -27,7 +27,8 @@ COMPILED_SHARE = 0.5
 its residual 5 of 8 tensors, SwiGLU 3 of 5, rotary positions 2 of 6, casts none."""
 
 CAST_NBYTES = 4
-"""Bytes that a cast to 8 bits moves for each element of a two-byte factor: read, written, and written transposed for backward."""
+"""Bytes that a cast to 8 bits moves for each element of a two-byte factor: read, written, and written transposed for the other product that it
+is in, as Transformer Engine does. torchao casts anew for that product, but torch.compile fuses its casts with what comes before them."""
 
 
 def problems(asked: Execution, device: Device) -> Iterator[str]:
@@ -43,7 +44,7 @@ def kernel_ns(kernel: Kernel, device: Device, execution: Execution = EAGER) -> i
     """The time of `kernel` on `device`, its start included."""
     work = max(_arithmetic_s(kernel, device, execution), _memory_s(kernel, device, execution))
     if _in_eight_bits(kernel, execution):
-        work += _casts_s(kernel, device, execution)
+        work += _casts_s(kernel, device)
     return max(1, ceil(work * 1e9) + device.kernel)
 
 
@@ -67,11 +68,10 @@ def _in_eight_bits(kernel: Kernel, execution: Execution) -> bool:
     return execution.float8 and kernel.operator in LINEARS and bool(kernel.shape) and kernel.dtype in ("bfloat16", "float16")
 
 
-def _casts_s(kernel: Kernel, device: Device, execution: Execution) -> float:
-    """Both factors of a product are cast: one kernel more each, or part of the kernel before them where those are compiled."""
+def _casts_s(kernel: Kernel, device: Device) -> float:
+    """Half of what casting both factors takes: each is one of two products that it is cast for."""
     count, m, n, k = kernel.shape
-    nbytes = CAST_NBYTES * count * k * (m + n) * (COMPILED_SHARE if execution.compile else 1)
-    return nbytes / (device.memory_bandwidth * device.memory_efficiency)
+    return CAST_NBYTES * count * k * (m + n) / 2 / (device.memory_bandwidth * device.memory_efficiency)
 
 
 def _rate(device: Device, dtype: str) -> float:
