@@ -31,8 +31,11 @@ MOST: Mapping[str, float] = {"num_sms": 100_000, "launch_queue": 1_000_000, "mat
 MOST_TIME_NS = 10**9
 MOST_RATE = 10**18
 TIMES = ("kernel", "latency", "collective", "issue_kernel", "issue_collective")
-MAY_BE_NONE = ("float8", "matmul_prologue", "launch_queue", "interference", "collective_interference", "straggler", "wave_cost", *TIMES)
-SHARES = ("_efficiency", "wave_cost", "backward", "interference", "straggler")
+MAY_BE_NONE = (
+    *("float8", "waits", "matmul_prologue", "launch_queue", "wave_cost"),
+    *("interference", "collective_interference", "straggler", *TIMES),
+)
+SHARES = ("_efficiency", "wave_cost", "backward", "waits", "interference", "straggler")
 TOP = ("description", "kind", "device", "collectives", "devices_per_node", "nics_per_node", "links", "host", "overheads")
 SCOPES: Mapping[str, tuple[str, ...]] = {
     "ring": ("all_gather", "reduce_scatter", "all_reduce"),

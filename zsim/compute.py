@@ -27,8 +27,14 @@ COMPILED_SHARE = 0.5
 its residual 5 of 8 tensors, SwiGLU 3 of 5, rotary positions 2 of 6, casts none."""
 
 CAST_NBYTES = 4
-"""Bytes that a cast to 8 bits moves for each element of a two-byte factor: read, written, and written transposed for the other product that it
-is in, as Transformer Engine does. torchao casts anew for that product, but torch.compile fuses its casts with what comes before them."""
+"""Bytes that a cast to 8 bits moves for each element of a two-byte factor: read, written, and written transposed for the other product that
+it is in, as Transformer Engine does. torchao casts anew for that product, but torch.compile fuses its casts with what comes before them."""
+
+
+WIDTH = 128
+"""The width of heads that rates of attention are for."""
+FLOPS_OF_FORWARD, FLOPS_OF_BACKWARD = 4, 10
+"""Of each score and each column of a head: two products of two FLOPs, and five in backward. For each score there is one exponential too."""
 
 
 def problems(asked: Execution, device: Device) -> Iterator[str]:
@@ -96,7 +102,10 @@ def product_s(shape: tuple[int, ...], device: Device, dtype: str) -> float:
 
 def _attention_s(kernel: Kernel, device: Device, attention: str) -> float:
     """Its FLOPs, half of all where it is causal, at a rate that grows with the length."""
-    keys = kernel.shape[2]
+    keys, width = kernel.shape[2:]
+    backward = kernel.operator.endswith("backward")
     rates = device.attention[attention]
-    rate = rates.rate * keys / (keys + rates.half_length)
-    return kernel.flops / (rate * (rates.backward if kernel.operator.endswith("backward") else 1.0))
+    rate = rates.rate * keys / (keys + rates.half_length) * (rates.backward if backward else 1.0)
+    scores = kernel.flops / (width * (FLOPS_OF_BACKWARD if backward else FLOPS_OF_FORWARD))
+    more = scores * (1 - width / WIDTH)
+    return kernel.flops / rate + rates.waits * more / device.exponentials

@@ -30,12 +30,14 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionRate:
-    """FLOP/s that a fused attention kernel nears as sequences grow, the length at which it has half of that, and the share of
-    forward's rate that backward reaches."""
+    """FLOP/s that a fused attention kernel nears as sequences grow, the length at which it has half of that, and the share of forward's
+    rate that backward reaches. The rate is that with heads of 128: narrower ones have more exponentials for their FLOPs, and products
+    wait for the share `waits` of them."""
 
     rate: int
     half_length: int
     backward: float
+    waits: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +47,8 @@ class Device:
 
     `memory_efficiency` is that of plain streams, `elementwise_efficiency` that of eager element-wise kernels, `matmul_efficiency` what
     large products near. A tile of a product costs `matmul_prologue` steps of k besides its own; of the idle part of a last wave of
-    tiles `wave_cost` is lost. `kernel` is the start of a kernel in nanoseconds; a host with `launch_queue` kernels pending waits (0: it
+    tiles `wave_cost` is lost. `exponentials` are those per second that the units for special functions
+    make. `kernel` is the start of a kernel in nanoseconds; a host with `launch_queue` kernels pending waits (0: it
     never does). Of a collective's time kernels that it overlaps lose the share `interference`, and it is itself longer by the share
     `collective_interference` of the time that kernels run beside it. With each doubling of nodes a step waits `straggler` longer for the
     slowest rank. `attention` is empty where products do.
@@ -59,6 +62,7 @@ class Device:
     float16: int
     float8: int
     num_sms: int
+    exponentials: int
     matmul_efficiency: float
     float8_efficiency: float
     memory_efficiency: float
@@ -104,6 +108,7 @@ _PARSERS: Mapping[str, Callable[[str], int | float]] = {
     "bfloat16": parse_flop_rate,
     "float16": parse_flop_rate,
     "float8": parse_flop_rate,
+    "exponentials": parse_flop_rate,
     "rate": parse_flop_rate,
     "num_sms": int,
     "matmul_prologue": int,
@@ -115,6 +120,7 @@ _PARSERS: Mapping[str, Callable[[str], int | float]] = {
     "elementwise_efficiency": parse_fraction,
     "wave_cost": parse_fraction,
     "backward": parse_fraction,
+    "waits": parse_fraction,
     "interference": parse_fraction,
     "collective_interference": parse_fraction,
     "straggler": parse_fraction,

@@ -68,6 +68,17 @@ def test_attention_nears_its_rate_with_length_and_its_backward_is_slower() -> No
     assert kernel_ns(long, A100) < kernel_ns(long, A100, triton)
 
 
+def test_narrow_heads_wait_for_more_exponentials_in_kernels_that_do_not_hide_them() -> None:
+    """10^13 FLOPs with heads of 64 make 10^13 / (4 · 64) exponentials, with heads of 128 half as many; backward has 2.5 times the FLOPs."""
+    flops, triton = 10**13, Execution(attention_kernels="triton")
+    wide, narrow = (Kernel("attention", flops, 0, "bfloat16", shape=(1, 8192, 8192, width)) for width in (128, 64))
+    half = flops / (4 * 64) / 2 / 2.44e12 * 1e9
+    assert abs(kernel_ns(narrow, A100, triton) - kernel_ns(wide, A100, triton) - half) <= 2
+    back = [kernel_ns(replace(kernel, operator=ATTENTION_BACKWARD), A100, triton) for kernel in (narrow, wide)]
+    assert abs(back[0] - back[1] - half / 2.5) <= 2
+    assert kernel_ns(narrow, A100) == kernel_ns(wide, A100)
+
+
 def test_what_moves_bytes_takes_them_over_the_rate_reached_and_compiled_half_of_them() -> None:
     kernel = Kernel("gelu", 0, 10**9, "bfloat16")
     assert kernel_ns(kernel, H100) == ceil(10**9 / (3350e9 * 0.67) * 1e9) + 2000
