@@ -109,7 +109,9 @@ class CollectiveRecorder(TorchDispatchMode):
         if name.startswith(("c10d::", "_c10d_functional::")) and name not in _SILENT:
             self._record(name, (*args, *(kwargs or {}).values()))
             result = func(*args, **(kwargs or {}))
-            time.sleep(self._settle_s)
+            if self._settle_s:
+                _finish(result)
+                time.sleep(self._settle_s)
             return result
         return func(*args, **(kwargs or {}))
 
@@ -142,6 +144,13 @@ class CollectiveRecorder(TorchDispatchMode):
         wholes = (known for known in self._groups.values() if set(ranks) < set(known.ranks))
         whole = next(wholes, self._world)
         return GroupName(whole.axis, len(ranks), ranks, part=len(ranks) < whole.size)
+
+
+def _finish(result: Any) -> None:
+    """Wait for what a collective returned to end on this rank: another may enter it much later, and only then can gloo let go of it."""
+    for part in result if isinstance(result, tuple) else (result,):
+        if isinstance(part, torch.ScriptObject):
+            dist.Work.unbox(part).wait()
 
 
 def _nbytes(value: Any) -> int:

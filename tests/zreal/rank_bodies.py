@@ -113,6 +113,17 @@ def failing_in_the_first_step(
     return worker.gloo_rank(arguments, rank=rank, world_size=world_size, port=port, progress=say, keep=keep)
 
 
+def late(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep) -> dict[str, Any]:
+    """A real gloo rank; rank 1 enters each collective long after rank 0."""
+
+    def say(text: str) -> None:
+        if rank == 1:
+            time.sleep(0.03)
+        progress(text)
+
+    return worker.gloo_rank(arguments, rank=rank, world_size=world_size, port=port, progress=say, keep=keep)
+
+
 def fail(how: str) -> None:
     """End this rank in one of the ways in which ranks end."""
     if how == "killed":
