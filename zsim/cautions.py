@@ -13,13 +13,24 @@ from zsim.memory import Ledger
 from zsim.plan import plan
 from zsim.program import Program
 from zsim.scenario import Scenario
+from zsim.strategies import STRATEGIES
 from zsim.training import DTYPE_NBYTES
 from zsim.wrapping import Wrapping
 
 
 def cautions(scenario: Scenario) -> tuple[str, ...]:
     """What to know before one runs `scenario`."""
-    return tuple(_one_unit(scenario))
+    return (*_half_precision(scenario), *_one_unit(scenario))
+
+
+def _half_precision(scenario: Scenario) -> Iterator[str]:
+    """Parameters of fp16 that AdamW steps themselves, since the strategy keeps no master copy."""
+    keeps = STRATEGIES[scenario.strategy].formula.keeps
+    if scenario.precision.parameters == "float16" and scenario.optimizer.name == "adamw" and keeps == "no master copy":
+        yield (
+            f"adamw steps fp16 parameters themselves, as {scenario.strategy} keeps no master copy: squares of gradients below 0.0002 are "
+            "nothing in fp16, and it divides by them, so training may leave all bounds in torch too; bf16 has the range"
+        )
 
 
 def _one_unit(scenario: Scenario) -> Iterator[str]:

@@ -308,7 +308,8 @@ def sizes_are_possible(run: Run, rank: RankRun) -> Iterator[str]:
         unknown = [*(set(memory.by_kind) - set(MEMORY_KINDS)), *(set(memory.held) - set(HELD))]
         if unknown:
             yield f"{name}: memory of no known kind, {min(unknown)[:40]}"
-        least = min(memory.start_bytes, memory.end_bytes, *memory.by_kind.values(), *memory.held.values())
+        levels = (memory.start_bytes, memory.end_bytes, *(nbytes for _, nbytes in memory.timeline))
+        least = min(*levels, *memory.by_kind.values(), *memory.held.values())
         if least < 0:
             yield f"{name}: {least:,} B of memory"
         if sum(memory.held.values()) > memory.peak_bytes:
@@ -316,7 +317,9 @@ def sizes_are_possible(run: Run, rank: RankRun) -> Iterator[str]:
 
 
 def real_ranks_stand_for_themselves(run: Run, rank: RankRun) -> Iterator[str]:
-    """Only what is simulated is folded: a rank that was run for real says nothing of another."""
+    """Only what is simulated is folded: a rank that was run for real says nothing of another. Every rank stands for itself at least."""
+    if rank.stands_for < 1:
+        yield f"it stands for {rank.stands_for:,} ranks"
     if run.interpreter != "simulator" and (run.stand_ins or rank.stands_for != 1):
         yield f"run for real by the {run.interpreter}, it stands for {rank.stands_for:,} ranks or has others stand for it"
     if run.stand_ins and run.stand_ins.count(rank.rank) != rank.stands_for:

@@ -106,7 +106,7 @@ def load(path: str | Path) -> Scenario:
     file = Path(path)
     try:
         if not file.is_file():
-            raise ScenarioError((f"{file}: no such file; `zsim list scenarios` shows those there are",))
+            raise ScenarioError((f"{file}: no such file, or not a plain one; `zsim list scenarios` shows those there are",))
         with file.open("rb") as stream:
             data = stream.read(guards.MAX_BYTES + 1)
     except OSError as error:
@@ -301,7 +301,7 @@ def _check_model(model: ModelSpec, options: Any, batch: BatchTable, precision: P
 def _check_work(model: ModelSpec, strategy: Any, options: Any, mesh: Mesh, batch: BatchTable) -> None:
     asked = work(model, strategy=strategy.name, options=options, mesh=mesh, batch=Batch(**batch.model_dump()))
     if problem := asked.problem():
-        raise ScenarioError((f"batch.accumulation: {problem}",))
+        raise ScenarioError((f"{asked.key}: {problem}",))
 
 
 def _options(strategy: Any) -> Any:

@@ -34,6 +34,13 @@ class Work:
     num_units: int
     passes: int
 
+    @property
+    def key(self) -> str:
+        """The scenario's key that makes most of it."""
+        if self.num_ranks > MAX_RANKS:
+            return "cluster"
+        return "batch.accumulation" if self.passes > 1 else "model"
+
     def problem(self, *, all_ranks: bool = False, part: int = 1) -> str:
         """Why this is too much, or "" when it is not; of each limit one `part`-th is allowed."""
         if self.num_ranks > MAX_RANKS // part:

@@ -132,20 +132,39 @@ def test_a_backend_that_cannot_see_memory_says_unsupported():
     blind = a_run(provenance={"sees": "numerics"})
     check = named(compare(a_run("sim"), blind), "peak memory, steady")
     assert (check.status, check.detail) == ("unsupported", "unsupported: gloo cannot see memory")
+    held = {name: replace(one, memory=replace(one.memory, held={"gradients": 5})) for name, one in blind.ranks[0].phases.items()}
+    told = replace(blind, ranks=tuple(replace(rank, phases=held) for rank in blind.ranks))
+    assert named(compare(a_run("sim"), told), "memory by kind").detail == "unsupported: gloo cannot see memory"
 
 
 @pytest.mark.parametrize(
-    "numerics",
+    ("change", "said"),
     [
-        Numerics(losses=(1.0,), largest_relative_difference=0.5, largest_gradient_difference=0.0, steps=1),
-        Numerics(losses=(1.0,), largest_relative_difference=float("nan"), largest_gradient_difference=0.0, steps=1),
-        Numerics(losses=(1.0,), largest_relative_difference=0.0, largest_gradient_difference=0.5, steps=1),
-        Numerics(losses=(1.0,), largest_relative_difference=0.0, largest_gradient_difference=float("nan"), steps=1),
-        Numerics(losses=(float("nan"),), largest_relative_difference=0.0, largest_gradient_difference=0.0, steps=1),
+        ({"largest_relative_difference": 0.5}, "0.5 of their way apart"),
+        ({"largest_relative_difference": float("nan")}, "nan of their way apart"),
+        ({"largest_gradient_difference": 0.5}, "gradients 0.5 of their size"),
+        ({"largest_gradient_difference": float("nan")}, "gradients nan of their size"),
+        ({"losses": (1.0, float("nan"))}, "a loss is not finite"),
+        ({"losses": (1.0, 0.6)}, "losses 0.2 apart"),
     ],
 )
-def test_numbers_that_differ_or_are_none_fail(numerics):
-    assert named(compare(a_run("sim"), a_run(numerics=numerics)), "numerics").status == "failed"
+def test_numbers_that_differ_or_are_none_fail(change, said):
+    """Each alone fails, and nothing else of the Run does."""
+    check = named(compare(a_run("sim"), a_run(numerics=replace(PARITY, **change))), "numerics")
+    assert check.status == "failed"
+    assert said in check.detail
+
+
+@pytest.mark.parametrize("name", ["construction", "first", "steady"])
+def test_bytes_that_differ_in_one_phase_alone_fail_and_say_where(name):
+    run = a_run("sim", order=(GATHER,))
+    phases = {phase: replace(one, collectives=(GATHER,)) for phase, one in run.ranks[0].phases.items()}
+    predicted = replace(run, ranks=tuple(replace(rank, phases=phases) for rank in run.ranks))
+    other = {**phases, name: replace(phases[name], collectives=(replace(GATHER, nbytes=2048),))}
+    measured = replace(a_run(), ranks=tuple(replace(rank, phases=other) for rank in run.ranks))
+    found = statuses(compare(predicted, measured))
+    assert (found["collective order"], found["bytes"]) == ("ok", "failed")
+    assert name in named(compare(predicted, measured), "bytes").detail
 
 
 def test_time_is_unsupported_where_constants_are_assumed():

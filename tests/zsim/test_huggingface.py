@@ -174,6 +174,21 @@ def test_biases_of_a_llama_are_where_its_config_says() -> None:
 
 
 @pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("rms_norm_eps", "x", "a number above 0"),
+        ("rope_theta", True, "a number above 0"),
+        ("initializer_range", -1.0, "a number above 0"),
+        ("torch_dtype", "x", "one of float32, bfloat16, float16"),
+        ("dtype", 16, "one of float32, bfloat16, float16"),
+    ],
+)
+def test_what_transformers_could_not_use_is_refused_before_a_real_run(key: str, value: object, expected: str) -> None:
+    with pytest.raises(ScenarioError, match=f"config.json: {key}: expected {expected}, found"):
+        huggingface.from_config(LLAMA | {key: value})
+
+
+@pytest.mark.parametrize(
     ("more", "complaint"),
     [
         ('precision = { autocast = "bf16" }', "precision.autocast: expected none with model.huggingface, found bf16"),

@@ -49,6 +49,8 @@ def told(**more: Any) -> Callable[[RankRun], RankRun]:
         (remembering(by_kind={"magic": 1}), "sizes are possible: rank 0: steady: memory of no known kind, magic"),
         (remembering(held={"gradients": 2**40}), "sizes are possible: rank 0: steady: 1,099,511,627,776 B held at a peak of"),
         (remembering(held={"gradients": -5}), "sizes are possible: rank 0: steady: -5 B of memory"),
+        (remembering(timeline=(("here", -1),)), "sizes are possible: rank 0: steady: -1 B of memory"),
+        (lambda rank: replace(rank, stands_for=-5), "real ranks stand for themselves: rank 0: it stands for -5 ranks"),
         (told(), "numerics tell every step: rank 0: numerics of 1 steps, though there is a steady one after the first"),
         (told(steps=3), "numerics tell every step: rank 0: 1 losses and 1 of the reference for 3 steps"),
         (

@@ -11,6 +11,7 @@ import pytest
 
 from zsim import scenario
 from zsim.costs import Costs
+from zsim.engine import Delays, simulate
 from zsim.execution import EAGER, Execution
 from zsim.mesh import Mesh
 from zsim.ops import COLLECTIVES, Kernel, Op
@@ -91,3 +92,14 @@ def test_every_kind_of_kernel_loses() -> None:
         program = Program(mesh=Mesh(dp_shard=2), ranks=(RankProgram(construction=(), first=(), steady=ops),), assignment=(0, 0))
         costs = Shares(interference=0.25, collective_interference=0.0)
         assert simulate_step(program, costs=costs).ranks[0].ends[0] == 110, kind
+
+
+@pytest.mark.parametrize("slower", [0, 1])
+def test_a_collective_is_as_long_as_for_the_rank_that_is_slowed_down_most(slower: int) -> None:
+    """A gather of 40 that is longer by 25 on one rank and by 10 on the other ends after 65 on both."""
+    gather = Op(index=0, kind="all_gather", unit="a", stream="all_gather", group="dp_shard", nbytes=40)
+    kinds = tuple(RankProgram(construction=(), first=(), steady=(gather,)) for _ in range(2))
+    program = Program(mesh=Mesh(dp_shard=2), ranks=kinds, assignment=(0, 1))
+    delays = [Delays({0: 25 if rank == slower else 10}) for rank in range(2)]
+    timeline = simulate(program, costs=Shares(interference=0, collective_interference=0), all_ranks=True, delays=delays)
+    assert [times.ends[0] for times in timeline.ranks.values()] == [65, 65]

@@ -17,6 +17,9 @@ from zsim.models.transformers import Dropout
 MAX_BYTES = 1024 * 1024
 MAX_SIZE = 10_000_000
 MAX_LAYERS = 4096
+NUMBERS = ("rms_norm_eps", "layer_norm_epsilon", "rope_theta", "initializer_range")
+DTYPES = ("float32", "bfloat16", "float16")
+"""What changes no byte and no FLOP, but what transformers must be able to use where the model is run for real."""
 ROPES = ("default", "linear", "llama3", "yarn")
 """Rotary positions whose frequencies are made with the model."""
 
@@ -36,6 +39,7 @@ def from_config(config: Mapping[str, Any], *, where: str = "config.json", sequen
         raise _problem(where, "model_type", f"one of {', '.join(KINDS)}", kind)
     checked = _Config(where, config)
     checked.require_causal(CAUSAL[kind])
+    checked.require_usable()
     return KINDS[kind](checked, sequence_length)
 
 
@@ -46,7 +50,7 @@ def _problem(path: str, key: str, expected: str, found: object) -> ScenarioError
 def _read(file: Path, path: str) -> Mapping[str, Any]:
     try:
         if not file.is_file():
-            raise ScenarioError((f"model.huggingface: {path[:200]}: no such file",))
+            raise ScenarioError((f"model.huggingface: {path[:200]}: no such file, or not a plain one",))
         with file.open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
         config = json.loads(data) if len(data) <= MAX_BYTES else None
@@ -71,6 +75,17 @@ class _Config:
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
             raise _problem(self.path, key, f"a whole number from 1 to {most:,}", value)
         return value
+
+    def require_usable(self) -> None:
+        """ScenarioError for a number or a dtype that transformers cannot make the module with."""
+        for key in NUMBERS:
+            value = self.values.get(key)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e12):
+                raise _problem(self.path, key, "a number above 0", value)
+        for key in ("torch_dtype", "dtype"):
+            value = self.values.get(key)
+            if value is not None and (not isinstance(value, str) or value.removeprefix("torch.") not in DTYPES):
+                raise _problem(self.path, key, f"one of {', '.join(DTYPES)}", value)
 
     def flag(self, key: str, default: bool) -> bool:
         """A truth value."""
