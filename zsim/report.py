@@ -139,7 +139,10 @@ def print_runs(
 def _figure_rows(one: RunReport) -> Iterator[tuple[str, str]]:
     figures = one.figures
     if figures.step_time_ns is not None:
-        yield "step time", f"{format_time(figures.step_time_ns)} ({one.run.provenance.get('calibration', 'measured')})"
+        known = one.run.provenance.get("calibration", "measured")
+        band = figures.step_time_band_ns
+        between = f"{format_time(band[0])} to {format_time(band[1])}, " if band else ""
+        yield "step time", f"{format_time(figures.step_time_ns)} ({between}{known})"
     if figures.exposed_communication_ns is not None:
         share = f" ({100 * figures.exposed_share:.1f} % of the step)" if figures.exposed_share is not None else ""
         yield "exposed communication", format_time(figures.exposed_communication_ns) + share

@@ -14,6 +14,7 @@ from zsim import backends, saved
 from zsim.cli import main
 from zsim.run import Capabilities, Numerics, RankRun, Run, RunOptions
 from zsim.scenario import Scenario
+from zsim.units import format_time
 
 ROOT = Path(__file__).parents[2]
 FSDP2 = str(ROOT / "scenarios/parity/fsdp2-mlp-4.toml")
@@ -220,6 +221,13 @@ def test_list_scenarios_describes_those_below_the_folder(capsys, monkeypatch):
 def test_list_schema_is_the_json_schema(capsys):
     assert main(["list", "schema"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads((ROOT / "scenarios/schema.json").read_text())
+
+
+def test_a_predicted_time_is_printed_with_its_band(capsys):
+    band = output(capsys, "run", FSDP2)["step_time_band_ns"]
+    assert main(["run", FSDP2]) == 0
+    text = capsys.readouterr().out
+    assert f"({format_time(band[0])} to {format_time(band[1])}, assumed)" in text
 
 
 def test_show_prints_the_mesh_and_the_memory(capsys):
