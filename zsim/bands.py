@@ -17,11 +17,11 @@ from zsim.collectives import estimated
 from zsim.compute import STREAMS
 from zsim.costs import Costs
 from zsim.devices import Figure
-from zsim.engine import Timeline, Times
 from zsim.hardware import ClusterSpec
 from zsim.ops import COLLECTIVES, Kernel, Op, is_attention
 from zsim.program import Program
 from zsim.slowdown import COMPUTE as COMPUTE_KINDS
+from zsim.timeline import Timeline, Times
 
 COMPUTE: Mapping[str, float] = {
     "measured": 0.05,

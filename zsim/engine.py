@@ -2,8 +2,8 @@
 
 An op starts when the host has issued it, the op before it on its stream is over, the ops it waits for are over and,
 for a collective, every member has arrived and the communicator's last collective is over. Between collectives nothing
-is shared, so times there follow by arithmetic at once; each collective, whose start all its members decide, is one simpy event.
-A member's arrival is known at the latest at the moment of the last completion it depends on, so no event lies in the past.
+is shared, so times there follow by arithmetic at once (`zsim.course`); each collective, whose start all its members decide, is
+one simpy event. A member's arrival is known at the latest at the moment of the last completion it depends on, so no event lies in the past.
 
 Communicators that meet in a rank and together need more of its links than there is contend: while their collectives run at once,
 each runs at its max–min fair share (`zsim.contention`), found anew at each start and end. Their latency is stretched as well.
@@ -13,108 +13,108 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
-from typing import Protocol
 
 import simpy
 
 from zsim.contention import SharedLinks, contended
+from zsim.course import Arrival, Course, Standing, Stretch
 from zsim.errors import DeadlockError
 from zsim.folding import Meetings, stand_ins
-from zsim.ops import COLLECTIVES, STREAMS, Kernel, Op
+from zsim.ops import COLLECTIVES, Op
 from zsim.program import Program
-from zsim.run_ahead import NONE, awaited
 from zsim.sharing import Usage
+from zsim.timeline import NO_DELAYS, Delays, Durations, Timeline, Times
 
 UNKNOWN = -1
+_Key = tuple[str, tuple[int, ...]]
+"""A communicator: the name of its group, and those of its ranks that are simulated."""
 
 
-@dataclass(frozen=True, slots=True)
-class Delays:
-    """Nanoseconds by op index: how much longer than their kernels ops of one rank program take, and how much later the host issues them."""
+def simulate(
+    program: Program, *, costs: Durations, all_ranks: bool = False, delays: Sequence[Delays] = (), contention: bool = True
+) -> Timeline:
+    """The times of the steady step. Without `all_ranks`, one rank stands for all that are alike (`zsim.folding`); without
+    `contention`, every collective runs as if its links were its own.
 
-    longer: Mapping[int, int] = field(default_factory=dict)
-    later: Mapping[int, int] = field(default_factory=dict)
-
-
-NO_DELAYS = Delays()
-_HOST = STREAMS.index("host")
-FEW = 8
-"""Waits of an op that are looked at anew each time; of more it is remembered how many have ended."""
-
-
-class Durations(Protocol):
-    """What the engine asks of a cost model; all answers are int nanoseconds."""
-
-    def compute_ns(self, kernels: tuple[Kernel, ...]) -> int:
-        """How long these kernels run one after another."""
-        ...
-
-    def collective_ns(self, kind: str, nbytes: int, ranks: tuple[int, ...]) -> int:
-        """How long a collective of `nbytes` (full message) over `ranks` runs alone."""
-        ...
-
-    def usage(self, ranks: tuple[int, ...]) -> Mapping[str, Fraction]:
-        """What a collective over `ranks` at full speed takes of each member's links, by their kind."""
-        ...
-
-    def issue_ns(self, op: Op) -> int:
-        """How long the host takes to issue `op`."""
-        ...
-
-    @property
-    def launch_queue(self) -> int:
-        """How many kernels may be pending before the host waits; 0 for any number."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Times:
-    """Start and end of each op of one rank, by index, and when its host had issued it.
-
-    `shared`: by how much longer collectives took because others ran over their links meanwhile, of those that did.
+    `delays`: those of each rank program, or nothing.
+    DeadlockError when ranks wait for one another forever or disagree on a collective.
     """
-
-    starts: Sequence[int]
-    ends: Sequence[int]
-    issued: Sequence[int]
-    shared: Mapping[int, int] = field(default_factory=dict)
+    return Prepared(program, costs=costs, all_ranks=all_ranks, contention=contention).simulate(delays)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timeline:
-    """The steady step in time. `ranks` holds the simulated ranks; `stand_ins` says by rank which of them it is like."""
+class Prepared:
+    """What all simulations of a Program have in common, whatever delays its ops."""
 
-    ranks: dict[int, Times]
-    stand_ins: tuple[int, ...]
-    step_time_ns: int
+    def __init__(self, program: Program, *, costs: Durations, all_ranks: bool = False, contention: bool = True) -> None:
+        """As of `simulate`."""
+        self.costs, self.assignment = costs, program.assignment
+        self.courses = [Course(rank.steady, launch_queue=costs.launch_queue) for rank in program.ranks]
+        self.alone = [_alone(course, costs) for course in self.courses]
+        everyone = tuple(range(program.mesh.world_size))
+        self.stand_ins = everyone if all_ranks else stand_ins(program, duration_ns=costs.collective_ns)
+        self.groups: dict[_Key, tuple[int, ...]] = {}
+        """The ranks of each communicator, those that are not simulated as well."""
+        self.communicators: dict[int, dict[str, _Key]] = {}
+        """By simulated rank and by the name of the group."""
+        meetings = Meetings(program, self.stand_ins)
+        names = [course.groups for course in self.courses]
+        for rank in sorted(set(self.stand_ins)):
+            own = self.communicators[rank] = {}
+            for name in names[program.assignment[rank]]:
+                group = program.mesh.group(name, rank)
+                own[name] = name, group if all_ranks else meetings.present(name, rank)
+                self.groups.setdefault(own[name], group)
+        self.usages: list[Usage] = [{}] * len(self.groups)
+        if contention and len(self.groups) > 1:
+            self.usages = contended([(present, costs.usage(group)) for (_, present), group in self.groups.items()])
+
+    def simulate(self, delays: Sequence[Delays] = ()) -> Timeline:
+        """The times of the steady step with `delays`, those of each rank program, or nothing. DeadlockError as `simulate`."""
+        return _Engine(self, delays or [NO_DELAYS] * len(self.courses)).run()
 
 
 @dataclass(frozen=True, slots=True)
-class _Compiled:
-    """A rank program as flat lists, made once for all ranks that run it."""
+class _Pace:
+    """How fast a course is run, by moment."""
 
-    ops: tuple[Op, ...]
-    streams: list[int]
     durations: list[int]
-    waits: list[tuple[int, ...]]
-    issued: list[int]
-    """When the host has issued each op, as long as it never had to wait."""
-    queues: list[list[int]]
+    """What an op takes, if it is no collective; nothing for the host's moments."""
+    offsets: list[int]
+    """How long after the host's last moment an op is issued; of the host's moments, how long it has worked since the one before."""
     longer: Mapping[int, int]
     """What each op takes longer than alone."""
-    awaited: list[tuple[int, ...]] | None
-    """By op: those whose end the host awaits before it issues this one. None where it never waits."""
+
+
+def _alone(course: Course, costs: Durations) -> tuple[list[int], list[int]]:
+    """By op: what it takes, if it is no collective, and what the host takes to issue it."""
+    durations = [costs.compute_ns(op.kernels) if op.kernels and op.kind not in COLLECTIVES else 0 for op in course.ops]
+    return durations, [costs.issue_ns(op) for op in course.ops]
+
+
+def _pace(course: Course, alone: tuple[list[int], list[int]], delays: Delays) -> _Pace:
+    durations, offsets = ([0] * course.num_moments for _ in range(2))
+    durations[: len(course.ops)] = alone[0]
+    for index, extra in delays.longer.items():
+        durations[index] += extra
+    clock, wake = 0, len(course.ops)
+    for index, issue in enumerate(alone[1]):
+        if course.wakes[index] != wake:
+            wake = course.wakes[index]
+            offsets[wake], clock = clock, 0
+        clock += issue + delays.later.get(index, 0)
+        offsets[index] = clock
+    return _Pace(durations, offsets, delays.longer)
 
 
 @dataclass(slots=True)
 class _Collective:
     """One collective of one communicator, as its members arrive."""
 
-    kind: str
-    nbytes: int
+    what: tuple[str, int]
     ready: int = 0
-    arrived: list[tuple[_Rank, int]] = field(default_factory=list)
+    longer: int = 0
+    """Who is slowed down most by what runs beside it holds up the rest."""
+    arrived: list[tuple[_Rank, Arrival]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -123,214 +123,109 @@ class _Communicator:
 
     members: int
     ranks: tuple[int, ...]
+    usage: Usage
+    """What its collectives take of the simulated ranks' links, if it can contend; otherwise nothing."""
     free_at: int = 0
     next: int = 0
     pending: dict[int, _Collective] = field(default_factory=dict)
-    usage: Usage = field(default_factory=dict)
-    """What its collectives take of the simulated ranks' links, if it can contend; otherwise nothing."""
     waiting: list[_Collective] = field(default_factory=list)
     is_busy: bool = False
 
 
 @dataclass(slots=True)
 class _Rank:
-    """One rank's progress: where each stream stands and what has ended when."""
+    """One rank's progress: how far it has come, and what has started and ended when, by moment."""
 
     rank: int
-    program: _Compiled
+    course: Course
+    pace: _Pace
     communicators: dict[str, _Communicator]
     starts: list[int]
-    ends: list[int]
-    heads: list[int]
-    free_at: list[int]
-    issued: list[int]
-    """When the host issued each op, as far as it is known."""
-    waited: list[tuple[int, int, int]]
-    """By stream, of an op that cannot start yet: how many of its waits have ended, and when the last of those did."""
+    moments: list[int]
+    standing: Standing
     shared: dict[int, int] = field(default_factory=dict)
     """By how much longer collectives took that shared their links."""
 
-
-def _compile(ops: tuple[Op, ...], durations: Durations, delays: Delays) -> _Compiled:
-    clock, issued = 0, []
-    queues: list[list[int]] = [[] for _ in STREAMS]
-    streams = [STREAMS.index(op.stream) for op in ops]
-    for op, stream in zip(ops, streams, strict=True):
-        clock += durations.issue_ns(op) + delays.later.get(op.index, 0)
-        issued.append(clock)
-        queues[stream].append(op.index)
-    durations_of = [_duration(op, durations) for op in ops]
-    for index, extra in delays.longer.items():
-        durations_of[index] += extra if durations_of[index] != UNKNOWN else 0
-    return _Compiled(
-        ops=ops,
-        streams=streams,
-        durations=durations_of,
-        waits=[op.waits for op in ops],
-        issued=issued,
-        queues=queues,
-        longer=delays.longer,
-        awaited=_awaited_by_host(ops, durations.launch_queue),
-    )
-
-
-def _awaited_by_host(ops: tuple[Op, ...], launch_queue: int) -> list[tuple[int, ...]] | None:
-    """A host op with waits before the next one, and a full launch queue."""
-    found: list[tuple[int, ...]] = []
-    waits: tuple[int, ...] = ()
-    for op, room in zip(ops, awaited(ops, launch_queue=launch_queue), strict=True):
-        found.append(waits if room == NONE else (*waits, room))
-        waits = (op.index,) if op.stream == "host" and op.waits else ()
-    return found if any(found) else None
-
-
-def _duration(op: Op, durations: Durations) -> int:
-    if op.kind in COLLECTIVES:
-        return UNKNOWN
-    return durations.compute_ns(op.kernels) if op.kernels else 0
+    def times(self) -> Times:
+        """Those of its ops."""
+        count, wakes, offsets = len(self.course.ops), self.course.wakes, self.pace.offsets
+        issued = [self.moments[wake] + offset for wake, offset in zip(wakes, offsets, strict=False)]
+        return Times(self.starts[:count], self.moments[:count], issued, self.shared)
 
 
 class _Engine:
     """The state of one simulation."""
 
-    def __init__(
-        self, program: Program, durations: Durations, *, all_ranks: bool, delays: Sequence[Delays], contention: bool
-    ) -> None:
-        self.program, self.durations = program, durations
+    def __init__(self, prepared: Prepared, delays: Sequence[Delays]) -> None:
+        self.costs = prepared.costs
+        self.stand_ins = prepared.stand_ins
         self.environment = simpy.Environment()
-        delays = delays or [NO_DELAYS] * len(program.ranks)
-        compiled = [_compile(rank.steady, durations, own) for rank, own in zip(program.ranks, delays, strict=True)]
-        everyone = tuple(range(program.mesh.world_size))
-        self.stand_ins = everyone if all_ranks else stand_ins(program, duration_ns=durations.collective_ns)
-        communicators: dict[tuple[str, tuple[int, ...]], _Communicator] = {}
-        meetings = Meetings(program, self.stand_ins)
-        self.ranks = []
-        for rank in sorted(set(self.stand_ins)):
-            mine = compiled[program.assignment[rank]]
-            own: dict[str, _Communicator] = {}
-            for axis in sorted({op.group for op in mine.ops if op.kind in COLLECTIVES}):
-                group = program.mesh.group(axis, rank)
-                present = group if all_ranks else meetings.present(axis, rank)
-                key = (axis, present)
-                own[axis] = communicators.setdefault(key, _Communicator(members=len(present), ranks=group))
-            count = len(mine.ops)
-            self.ranks.append(
-                _Rank(
-                    rank=rank,
-                    program=mine,
-                    communicators=own,
-                    starts=[UNKNOWN] * count,
-                    ends=[UNKNOWN] * count,
-                    heads=[0] * len(STREAMS),
-                    free_at=[0] * len(STREAMS),
-                    issued=mine.issued if mine.awaited is None else [],
-                    waited=[(UNKNOWN, 0, 0)] * len(STREAMS),
-                )
-            )
-        self.places = {id(c): _sequence(c) for c in compiled}
         self.links = SharedLinks(self)
-        if contention and len(communicators) > 1:
-            groups = [(present, durations.usage(each.ranks)) for (_, present), each in communicators.items()]
-            for each, usage in zip(communicators.values(), contended(groups), strict=True):
-                each.usage = usage
+        communicators = {
+            key: _Communicator(members=len(key[1]), ranks=ranks, usage=usage)
+            for (key, ranks), usage in zip(prepared.groups.items(), prepared.usages, strict=True)
+        }
+        paces = [_pace(*each) for each in zip(prepared.courses, prepared.alone, delays, strict=True)]
+        starts = [course.start() for course in prepared.courses]
+        self.ranks: list[tuple[_Rank, Stretch]] = []
+        for rank, keys in prepared.communicators.items():
+            kind = prepared.assignment[rank]
+            course = prepared.courses[kind]
+            own = {name: communicators[key] for name, key in keys.items()}
+            moments = [UNKNOWN] * course.num_moments
+            moments[len(course.ops)] = 0
+            begun = _Rank(rank, course, paces[kind], own, [UNKNOWN] * course.num_moments, moments, starts[kind].then)
+            self.ranks.append((begun, starts[kind]))
 
     def run(self) -> Timeline:
         """Advance every rank as far as it goes, then let collectives end one by one."""
-        for rank in self.ranks:
-            self.advance(rank)
+        for rank, stretch in self.ranks:
+            self._advance(rank, stretch)
         self.environment.run()
-        stuck = [rank for rank in self.ranks if UNKNOWN in rank.ends]
+        stuck = [(rank, op) for rank, _ in self.ranks if (op := rank.course.next_op(rank.standing))]
         if stuck:
             raise _deadlock(stuck)
-        ends = [max(rank.ends, default=0) for rank in self.ranks]
-        times = {rank.rank: Times(rank.starts, rank.ends, rank.issued, rank.shared) for rank in self.ranks}
-        return Timeline(ranks=times, stand_ins=self.stand_ins, step_time_ns=max(ends, default=0))
+        times = {rank.rank: rank.times() for rank, _ in self.ranks}
+        step = max((max(each.ends, default=0) for each in times.values()), default=0)
+        return Timeline(ranks=times, stand_ins=self.stand_ins, step_time_ns=step)
 
-    def advance(self, rank: _Rank) -> None:
-        """Resolve every op of `rank` whose dependencies are known; collectives arrive, and block their stream."""
-        program, ends, heads = rank.program, rank.ends, rank.heads
-        moved = True
-        while moved:
-            moved = False
-            for stream, queue in enumerate(program.queues):
-                head = heads[stream]
-                while head < len(queue):
-                    index = queue[head]
-                    ready = self._ready(rank, index, stream)
-                    if ready == UNKNOWN:
-                        break
-                    duration = program.durations[index]
-                    if duration == UNKNOWN:
-                        if rank.starts[index] == UNKNOWN:
-                            rank.starts[index] = ready
-                            self._arrive(rank, index, ready)
-                        break
-                    rank.starts[index] = ready
-                    ends[index] = rank.free_at[stream] = ready + duration
-                    head += 1
-                    moved = True
-                heads[stream] = head
+    def _advance(self, rank: _Rank, stretch: Stretch) -> None:
+        """Let `rank` run `stretch`. Every op of every rank passes here, so nothing is looked up that a local name can hold."""
+        starts, moments = rank.starts, rank.moments
+        durations, offsets = rank.pace.durations, rank.pace.offsets
+        for moment, wake, others in stretch.steps:
+            ready = moments[wake] + offsets[moment]
+            for other in others:
+                end = moments[other]
+                if end > ready:
+                    ready = end
+            starts[moment] = ready
+            moments[moment] = ready + durations[moment]
+        rank.standing = stretch.then
+        for arrival in stretch.arrivals:
+            self._arrive(rank, arrival)
 
-    def _ready(self, rank: _Rank, index: int, stream: int) -> int:
-        """When this op, at the head of its stream, could start; UNKNOWN as long as something it needs has no end."""
-        program, ends = rank.program, rank.ends
-        ready = rank.issued[index] if index < len(rank.issued) else self._host_time(rank, index)
-        if ready == UNKNOWN:
-            return UNKNOWN
-        waits = program.waits[index]
-        if len(waits) < FEW:
-            latest = rank.free_at[stream] if stream != _HOST else 0
-            for wait in waits:
-                end = ends[wait]
-                if end == UNKNOWN:
-                    return UNKNOWN
-                latest = max(latest, end)
-            return max(ready, latest)
-        before, place, latest = rank.waited[stream]
-        if before != index:
-            place = latest = 0
-        while place < len(waits):
-            end = ends[waits[place]]
-            if end == UNKNOWN:
-                rank.waited[stream] = (index, place, latest)
-                return UNKNOWN
-            latest = max(latest, end)
-            place += 1
-        return max(ready, latest, rank.free_at[stream] if stream != _HOST else 0)
-
-    def _host_time(self, rank: _Rank, index: int) -> int:
-        """When the host issues `index`: after the op before it, and what it awaits; UNKNOWN as long as that has no end."""
-        issued, program = rank.issued, rank.program
-        for at in range(len(issued), index + 1):
-            before = (issued[-1], program.issued[at - 1]) if at else (0, 0)
-            begin = before[0]
-            for wait in program.awaited[at] if program.awaited else ():
-                if rank.ends[wait] == UNKNOWN:
-                    return UNKNOWN
-                begin = max(begin, rank.ends[wait])
-            issued.append(begin + program.issued[at] - before[1])
-        return issued[index] if issued else 0
-
-    def _arrive(self, rank: _Rank, index: int, ready: int) -> None:
-        op = rank.program.ops[index]
-        communicator = rank.communicators[op.group]
-        place = self.places[id(rank.program)][index]
-        found = communicator.pending.get(place)
+    def _arrive(self, rank: _Rank, arrival: Arrival) -> None:
+        communicator, index = rank.communicators[arrival.group], arrival.index
+        found = communicator.pending.get(arrival.place)
         if found is None:
-            found = communicator.pending[place] = _Collective(op.kind, op.nbytes)
-        if (found.kind, found.nbytes) != (op.kind, op.nbytes):
-            raise _mismatch(rank, op, found)
-        found.ready = max(found.ready, ready)
-        found.arrived.append((rank, index))
-        while True:
-            following = communicator.pending.get(communicator.next)
-            if following is None or len(following.arrived) < communicator.members:
-                return
+            found = communicator.pending[arrival.place] = _Collective(arrival.what)
+        elif found.what != arrival.what:
+            raise _mismatch(rank, arrival, found)
+        found.ready = max(found.ready, rank.starts[index])
+        found.longer = max(found.longer, rank.pace.longer.get(index, 0))
+        found.arrived.append((rank, arrival))
+        if len(found.arrived) < communicator.members:
+            return
+        following = communicator.pending.get(communicator.next)
+        while following is not None and len(following.arrived) == communicator.members:
             del communicator.pending[communicator.next]
             communicator.next += 1
             self._start(communicator, following)
+            following = communicator.pending.get(communicator.next)
 
     def _start(self, communicator: _Communicator, collective: _Collective) -> None:
+        """Let a collective whose members have all arrived, the next one of its communicator, begin when it can."""
         if communicator.usage:
             communicator.waiting.append(collective)
             self._launch(communicator)
@@ -338,13 +233,11 @@ class _Engine:
         begin = max(collective.ready, communicator.free_at)
         end = begin + self._takes(communicator, collective)
         communicator.free_at = end
-        event = self.environment.timeout(end - int(self.environment.now))
-        event.callbacks.append(lambda _: self._end(collective, begin, end))
+        self.after(end - self.now(), lambda: self._end(collective, begin, end))
 
     def _takes(self, communicator: _Communicator, collective: _Collective) -> int:
-        """Its time on links of its own; who is slowed down most by what runs beside it holds up the rest."""
-        alone = self.durations.collective_ns(collective.kind, collective.nbytes, communicator.ranks)
-        return alone + max(rank.program.longer.get(index, 0) for rank, index in collective.arrived)
+        """Its time on links of its own."""
+        return self.costs.collective_ns(*collective.what, communicator.ranks) + collective.longer
 
     def _launch(self, communicator: _Communicator) -> None:
         """Let the next collective of a communicator that contends begin when it can, if none is running."""
@@ -359,8 +252,8 @@ class _Engine:
             communicator.free_at, communicator.is_busy = self.now(), False
             self._launch(communicator)
             longer = communicator.free_at - begin - alone
-            for rank, index in collective.arrived if longer else ():
-                rank.shared[index] = longer
+            for rank, arrival in collective.arrived if longer else ():
+                rank.shared[arrival.index] = longer
             self._end(collective, begin, communicator.free_at)
 
         if begin == self.now():
@@ -377,29 +270,16 @@ class _Engine:
         self.environment.timeout(delay).callbacks.append(lambda _: call())
 
     def _end(self, collective: _Collective, begin: int, end: int) -> None:
-        for rank, index in collective.arrived:
-            stream = rank.program.streams[index]
-            rank.starts[index], rank.ends[index] = begin, end
-            rank.free_at[stream] = end
-            rank.heads[stream] += 1
-        for rank, _ in collective.arrived:
-            self.advance(rank)
+        for rank, arrival in collective.arrived:
+            index = arrival.index
+            rank.starts[index], rank.moments[index] = begin, end
+            self._advance(rank, rank.course.go_on(rank.standing, arrival.stream))
 
 
-def _sequence(program: _Compiled) -> dict[int, int]:
-    """The place of each collective in its communicator's queue, by op index: issue order per group."""
-    counts: dict[str, int] = {}
-    places = {}
-    for op in program.ops:
-        if op.kind in COLLECTIVES:
-            places[op.index] = counts.get(op.group, 0)
-            counts[op.group] = places[op.index] + 1
-    return places
-
-
-def _mismatch(rank: _Rank, op: Op, found: _Collective) -> DeadlockError:
-    other, index = found.arrived[0]
-    theirs = other.program.ops[index]
+def _mismatch(rank: _Rank, arrival: Arrival, found: _Collective) -> DeadlockError:
+    op = rank.course.ops[arrival.index]
+    other, earlier = found.arrived[0]
+    theirs = other.course.ops[earlier.index]
     return DeadlockError(
         where=f"rank {rank.rank}, op {op.index} ({op.kind} {op.unit})",
         expected=f"the {theirs.kind} of {theirs.nbytes:,} B that rank {other.rank} issues at op {theirs.index} over {op.group}",
@@ -408,23 +288,10 @@ def _mismatch(rank: _Rank, op: Op, found: _Collective) -> DeadlockError:
     )
 
 
-def _deadlock(stuck: list[_Rank]) -> DeadlockError:
+def _deadlock(stuck: list[tuple[_Rank, Op]]) -> DeadlockError:
     """Which op each rank waits at: the first that has no end."""
     stories = []
-    for rank in stuck[:8]:
-        op = rank.program.ops[rank.ends.index(UNKNOWN)]
+    for rank, op in stuck[:8]:
         arrived = "arrived, waits for its group" if rank.starts[op.index] != UNKNOWN else "cannot start"
         stories.append(f"rank {rank.rank} at op {op.index} ({op.kind} {op.unit} over {op.group or op.stream}: {arrived})")
     return DeadlockError(where="simulation", expected="every op to end", found="a deadlock: " + "; ".join(stories))
-
-
-def simulate(
-    program: Program, *, costs: Durations, all_ranks: bool = False, delays: Sequence[Delays] = (), contention: bool = True
-) -> Timeline:
-    """The times of the steady step. Without `all_ranks`, one rank stands for all that are alike (`zsim.folding`); without
-    `contention`, every collective runs as if its links were its own.
-
-    `delays`: those of each rank program, or nothing.
-    DeadlockError when ranks wait for one another forever or disagree on a collective.
-    """
-    return _Engine(program, costs, all_ranks=all_ranks, delays=delays, contention=contention).run()

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 
 from zsim import __version__, bands
 from zsim.costs import Costs
-from zsim.engine import Timeline, Times
 from zsim.errors import ZsimError
 from zsim.hardware import ClusterSpec, load_cluster
 from zsim.memory import replay
@@ -31,6 +30,7 @@ from zsim.run import (
 )
 from zsim.scenario import Scenario
 from zsim.slowdown import simulate_step
+from zsim.timeline import Timeline, Times
 from zsim.validation import validate
 
 DEFAULT_CLUSTERS: dict[str, str] = {"cpu": "cpu-gloo", "cuda": "dgx-h100"}

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Protocol
 
-from zsim.engine import Delays, Durations, Timeline, Times, simulate
+from zsim.engine import Prepared
 from zsim.execution import Execution
 from zsim.ops import COLLECTIVES, Op
 from zsim.program import Program
+from zsim.timeline import Delays, Durations, Timeline, Times
 
 
 class StepCosts(Durations, Protocol):
@@ -41,13 +42,14 @@ COMPUTE = ("forward", "backward", "recompute", "optimizer", "copy")
 def simulate_step(program: Program, *, costs: StepCosts, all_ranks: bool = False) -> Timeline:
     """The times of the steady step with all that slows it down."""
     pauses = [_pauses(rank.steady, costs.execution) for rank in program.ranks]
-    alone = simulate(program, costs=costs, all_ranks=all_ranks, delays=[Delays(one, one) for one in pauses])
+    prepared = Prepared(program, costs=costs, all_ranks=all_ranks)
+    alone = prepared.simulate([Delays(one, one) for one in pauses])
     shares = costs.interference, costs.collective_interference
     lost = interference(program, alone, of_kernels=shares[0], of_collectives=shares[1]) if any(shares) else {}
     if not any(lost.values()):
         return alone
     both = [Delays(_sum(one, lost.get(kind, {})), one) for kind, one in enumerate(pauses)]
-    return simulate(program, costs=costs, all_ranks=all_ranks, delays=both)
+    return prepared.simulate(both)
 
 
 def _pauses(ops: tuple[Op, ...], execution: Execution) -> dict[int, int]:

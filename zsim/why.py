@@ -26,10 +26,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
-from zsim.engine import Timeline, Times
 from zsim.ops import COLLECTIVES, Op
 from zsim.program import Program
 from zsim.room import Room
+from zsim.timeline import Timeline, Times
 
 Reason = Literal[
     "a dependency",

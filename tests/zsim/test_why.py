@@ -11,7 +11,7 @@ import pytest
 
 from zsim import scenario
 from zsim.costs import Costs
-from zsim.engine import Delays, simulate
+from zsim.engine import simulate
 from zsim.execution import EAGER, Execution
 from zsim.mesh import Mesh
 from zsim.metrics import figures
@@ -21,6 +21,7 @@ from zsim.program import Program, RankProgram
 from zsim.run import RunOptions
 from zsim.simulator import SimBackend
 from zsim.slowdown import simulate_step
+from zsim.timeline import Delays
 from zsim.why import LONGER, SHARED, explain, name
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
