@@ -11,7 +11,7 @@ has awaited something. The first of these is the beginning of the step.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from zsim.ops import COLLECTIVES, STREAMS, Op
 from zsim.run_ahead import NONE, awaited
@@ -34,16 +34,22 @@ class Arrival:
     """Kind and bytes, on which its members agree."""
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """How far each stream of a rank has come, last of all the host, when it can do nothing more before a collective ends.
+class Standing(dict[int, "Stretch"]):
+    """Where a rank can do nothing more before a collective ends: how far each stream has come, last of all the host.
 
-    `stretches` are those that follow it, as far as they are known, by the stream whose collective ends.
+    By stream it has the stretch that follows when the collective ends at which that stream stands, found when it is first asked for.
     """
 
-    heads: tuple[int, ...]
-    arrived: frozenset[int]
-    stretches: dict[int, Stretch] = field(default_factory=dict)
+    __slots__ = ("arrived", "course", "heads")
+
+    def __init__(self, course: Course, heads: tuple[int, ...], arrived: frozenset[int]) -> None:
+        self.course, self.heads, self.arrived = course, heads, arrived
+
+    def __missing__(self, stream: int) -> Stretch:
+        heads = list(self.heads)
+        heads[stream] += 1
+        found = self[stream] = self.course.stretch(heads, set(self.arrived - {stream}))
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,19 +126,10 @@ class Course:
 
     def start(self) -> Stretch:
         """The first stretch."""
-        return self._stretch([0] * len(STREAMS) + [1], set())
+        return self.stretch([0] * len(STREAMS) + [1], set())
 
-    def go_on(self, standing: Standing, stream: int) -> Stretch:
-        """The stretch from the end of the collective at which `stream` stands."""
-        found = standing.stretches.get(stream)
-        if found is None:
-            heads = list(standing.heads)
-            heads[stream] += 1
-            found = standing.stretches[stream] = self._stretch(heads, set(standing.arrived - {stream}))
-        return found
-
-    def _stretch(self, heads: list[int], arrived: set[int]) -> Stretch:
-        """Go over the streams, each as far as it gets, until none gets any further."""
+    def stretch(self, heads: list[int], arrived: set[int]) -> Stretch:
+        """From `heads` on each stream as far as it gets, in turn, until none gets any further; `arrived` are those that stand already."""
         steps: list[Step] = []
         arrivals: list[Arrival] = []
         moved = True
@@ -151,7 +148,7 @@ class Course:
                         heads[stream] += 1
                         moved = True
         key = tuple(heads)
-        then = self._standings.setdefault(key, Standing(key, frozenset(arrived)))
+        then = self._standings.setdefault(key, Standing(self, key, frozenset(arrived)))
         return Stretch(tuple(steps), tuple(arrivals), then)
 
     def _is_ready(self, index: int, heads: list[int], steps: list[Step]) -> bool:

@@ -112,6 +112,8 @@ class _Collective:
 
     what: tuple[str, int]
     ready: int = 0
+    last: Arrival | None = None
+    """The member's that arrived last."""
     longer: int = 0
     """Who is slowed down most by what runs beside it holds up the rest."""
     arrived: list[tuple[_Rank, Arrival]] = field(default_factory=list)
@@ -146,11 +148,6 @@ class _Rank:
     shared: dict[int, int] = field(default_factory=dict)
     """By how much longer collectives took that shared their links."""
 
-    def times(self) -> Times:
-        """Those of its ops."""
-        count, wakes, offsets = len(self.course.ops), self.course.wakes, self.pace.offsets
-        issued = [self.moments[wake] + offset for wake, offset in zip(wakes, offsets, strict=False)]
-        return Times(self.starts[:count], self.moments[:count], issued, self.shared)
 
 
 class _Engine:
@@ -185,7 +182,8 @@ class _Engine:
         stuck = [(rank, op) for rank, _ in self.ranks if (op := rank.course.next_op(rank.standing))]
         if stuck:
             raise _deadlock(stuck)
-        times = {rank.rank: rank.times() for rank, _ in self.ranks}
+        issued: _Issued = {}
+        times = {rank.rank: _times(rank, issued) for rank, _ in self.ranks}
         step = max((max(each.ends, default=0) for each in times.values()), default=0)
         return Timeline(ranks=times, stand_ins=self.stand_ins, step_time_ns=step)
 
@@ -206,14 +204,16 @@ class _Engine:
             self._arrive(rank, arrival)
 
     def _arrive(self, rank: _Rank, arrival: Arrival) -> None:
-        communicator, index = rank.communicators[arrival.group], arrival.index
+        communicator, ready = rank.communicators[arrival.group], rank.starts[arrival.index]
         found = communicator.pending.get(arrival.place)
         if found is None:
             found = communicator.pending[arrival.place] = _Collective(arrival.what)
-        elif found.what != arrival.what:
-            raise _mismatch(rank, arrival, found)
-        found.ready = max(found.ready, rank.starts[index])
-        found.longer = max(found.longer, rank.pace.longer.get(index, 0))
+        if found.last is not arrival:  # of another program than the member before
+            if found.what != arrival.what:
+                raise _mismatch(rank, arrival, found)
+            found.last, found.longer = arrival, max(found.longer, rank.pace.longer.get(arrival.index, 0))
+        if ready > found.ready:
+            found.ready = ready
         found.arrived.append((rank, arrival))
         if len(found.arrived) < communicator.members:
             return
@@ -273,7 +273,22 @@ class _Engine:
         for rank, arrival in collective.arrived:
             index = arrival.index
             rank.starts[index], rank.moments[index] = begin, end
-            self._advance(rank, rank.course.go_on(rank.standing, arrival.stream))
+            self._advance(rank, rank.standing[arrival.stream])
+
+
+_Issued = dict[tuple[int, ...], list[int]]
+"""When a host issued each op, by the course and the moments at which it went on."""
+
+
+def _times(rank: _Rank, known: _Issued) -> Times:
+    """Those of a rank's ops. What most hosts have in common, when they issued them, is `known` from the first."""
+    course, count = rank.course, len(rank.course.ops)
+    moments = rank.moments[count:]
+    issued = known.get(key := (id(course), *moments))
+    if issued is None:
+        gone_on = (moments[wake - count] for wake in course.wakes)
+        issued = known[key] = [moment + offset for moment, offset in zip(gone_on, rank.pace.offsets, strict=False)]
+    return Times(rank.starts[:count], rank.moments[:count], issued, rank.shared)
 
 
 def _mismatch(rank: _Rank, arrival: Arrival, found: _Collective) -> DeadlockError:
