@@ -175,7 +175,7 @@ class _Passes:
         return True
 
     def _allocated(self) -> list[str]:
-        return [event.buffer for op in self.ops for event in op.memory if isinstance(event, Alloc)]
+        return [event.buffer for op in self.ops for event in op.memory if type(event) is Alloc]
 
 
 def _lifted(split: dict[MemoryKind, int], lifts: dict[MemoryKind, int]) -> dict[MemoryKind, int]:

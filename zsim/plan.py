@@ -6,6 +6,7 @@ from zsim import lowering
 from zsim import training as kinds
 from zsim.eager_sdpa import kernel_problem
 from zsim.errors import ScenarioError
+from zsim.garbage import uncollected
 from zsim.program import Program
 from zsim.repeats import with_forwards
 from zsim.scenario import Scenario
@@ -41,6 +42,7 @@ def training(scenario: Scenario, *, device: Device) -> kinds.Training:
     )
 
 
+@uncollected()
 def plan(scenario: Scenario, *, device: Device) -> Program:
     """The Program of the scenario's strategy on its mesh; a ZsimError where its options do not fit."""
     strategy = STRATEGIES[scenario.strategy]

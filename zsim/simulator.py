@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from zsim import __version__, bands
 from zsim.costs import Costs
 from zsim.errors import ZsimError
+from zsim.garbage import uncollected
 from zsim.hardware import ClusterSpec, load_cluster
 from zsim.memory import replay
 from zsim.mesh import Mesh
@@ -62,6 +63,7 @@ class SimBackend:
         """Memory and time, no numerics."""
         return Capabilities(memory=True, numerics=False, time=True, device=self.device or "cuda")
 
+    @uncollected()
     def run(self, scenario: Scenario, *, options: RunOptions) -> Run:
         """The simulated Run: of one rank of each kind, of `options.ranks`, or of all ranks."""
         if problem := scenario.work.problem(all_ranks=options.all_ranks):

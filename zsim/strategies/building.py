@@ -128,19 +128,23 @@ def accumulated(
     early, late = list[Free](), list[Free]()
     is_over = goes_on = False
     for event in tape:
-        frees = type(event) is Free and not goes_on
-        if is_over and not frees and (early or late):
+        if type(event) is Free and not goes_on:
+            is_over = True
+            found.append(event)
+            continue
+        if is_over and (early or late):
             found += early
             early.clear()
             if not adds_up(event):
                 found += late
                 late.clear()
-        is_over = frees
+        is_over = False
         if type(event) is ParameterGradient:
             goes_on = event.goes_on
             made, gone = born(event.fqn)
             found += made
-            (late if event.fqn in after_sums else early).extend(gone)
+            if gone:
+                (late if event.fqn in after_sums else early).extend(gone)
         elif type(event) is NodeOver:
             found += early
             early.clear()
