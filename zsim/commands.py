@@ -1,71 +1,21 @@
-"""What the commands of `zsim` do: load scenarios, call backends, compare, and hand the result to the report."""
+"""What the commands of `zsim` do: load scenarios, call backends, compare, and hand the result to the report.
+
+Commands that need much that others do not stand in files of their own, which are imported when they are called.
+"""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
-from zsim import (
-    accuracy_commands,
-    advice,
-    answer,
-    backends,
-    calibrate_commands,
-    cautions,
-    compare,
-    fit,
-    laws,
-    memory_report,
-    outside,
-    places,
-    plan,
-    report,
-    saved,
-    snapshot,
-    time_report,
-    trace,
-    waterfall,
-)
-from zsim.errors import ScenarioError, ZsimError
-from zsim.run import SCHEMA_VERSION, Backend, Capabilities, IncompleteRunError, Run, RunOptions
-from zsim.scenario import Scenario, load
-from zsim.work import MANY_TIMES
-
-
-class UsageError(ZsimError):
-    """Arguments that do not go together."""
-
-
-def scenario_files(arguments: list[str]) -> tuple[Path, ...]:
-    """The files named, and every .toml below a folder that is named, sorted."""
-    found: list[Path] = []
-    for argument in arguments:
-        path = Path(argument)
-        try:
-            inside = sorted(path.rglob("*.toml")) if path.is_dir() else [path]
-        except (OSError, ValueError) as error:
-            raise ScenarioError((f"{argument[:200]!r}: cannot be looked up: {getattr(error, 'strerror', None) or error}",)) from None
-        if not inside:
-            raise ScenarioError((f"{path}: expected scenario files in this folder, found none",))
-        found += inside
-    return tuple(dict.fromkeys(found))
-
-
-def load_all(arguments: list[str]) -> tuple[Scenario, ...]:
-    """Every scenario; one ScenarioError with the problems of all files that have some."""
-    scenarios: list[Scenario] = []
-    problems: list[str] = []
-    for path in scenario_files(arguments):
-        try:
-            scenarios.append(load(path))
-        except ScenarioError as error:
-            problems += error.problems
-    if problems:
-        raise ScenarioError(tuple(problems))
-    return tuple(scenarios)
+from zsim import backends, compare, laws, places, report, saved, trace
+from zsim.errors import ZsimError
+from zsim.given import UsageError, load_all, read, warned
+from zsim.run import Backend, Capabilities, IncompleteRunError, Run, RunOptions
+from zsim.scenario import Scenario
 
 
 def _require_distinct(scenarios: tuple[Scenario, ...]) -> None:
@@ -74,11 +24,6 @@ def _require_distinct(scenarios: tuple[Scenario, ...]) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise UsageError(where="--save, --trace", expected="scenarios of different names", found=f"several called {twice[0]}")
-
-
-def _read(arguments: list[str], scenario: Scenario) -> tuple[Path, ...]:
-    """Every file that is read, which no result may be written over: scenarios, and what `scenario` names."""
-    return (*scenario_files(arguments), *scenario.files)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -119,12 +64,12 @@ def _run(
 ) -> report.RunReport:
     place = _place(options.save, scenario, several, ".json") if options.save else None
     traced_to = _place(options.trace, scenario, several, ".trace.json.gz") if options.trace else None
-    taken = _read(options.scenarios, scenario)
+    taken = read(options.scenarios, scenario)
     for option, kind, target in (("--save", "a Run", place), ("--trace", "a trace", traced_to)):
         if target:
             places.require(target, option=option, apart_from=taken, kind=kind)
             taken += (target,)
-    warnings = _warned(scenario)
+    warnings = warned(scenario)
     with report.progress(f"{scenario.name} on {backend.name}"), keeping_what_there_is(place):
         found = observed(backend, capabilities, scenario, how)
     if place:
@@ -166,8 +111,8 @@ def _validated(
 ) -> report.CheckReport:
     kept = [Path(options.save) / f"{scenario.name}.{what}.json" for what in ("predicted", "measured")] if options.save else []
     for place in kept:
-        places.require(place, option="--save", apart_from=_read(options.scenarios, scenario), kind="a Run")
-    _warned(scenario)
+        places.require(place, option="--save", apart_from=read(options.scenarios, scenario), kind="a Run")
+    warned(scenario)
     with report.progress(f"{scenario.name}: for real on {backend.name}"), keeping_what_there_is(kept[-1] if kept else None):
         measured = observed(backend, capabilities, scenario, how)
     if measured.interpreter == "simulator":
@@ -178,13 +123,6 @@ def _validated(
     for run, place in zip((predicted, measured), kept, strict=False):
         saved.save(run, place)
     return report.of_checks(checks, predicted, measured, replaced=_replaced(scenario, capabilities))
-
-
-def _warned(scenario: Scenario) -> tuple[str, ...]:
-    """What to know before one runs `scenario`, said on standard error."""
-    warnings = cautions.cautions(scenario)
-    report.warn(scenario.name, warnings)
-    return warnings
 
 
 @contextmanager
@@ -261,134 +199,39 @@ def compare_saved(options: argparse.Namespace) -> int:
 
 
 def show(options: argparse.Namespace) -> int:
-    """`zsim show`: the mesh, and the Program or the memory when asked for; `--snapshot` writes the allocator's history."""
-    scenario = _with_allocator(load(options.scenario), options)
-    program = plan.plan(scenario, device=scenario.cluster.kind)
-    head = report.show_head(scenario, program)
-    warnings = _warned(scenario)
-    found = answer.answer(program, scenario.cluster, expandable_segments=scenario.expandable_segments)
-    stages = waterfall.waterfall(scenario, found)
-    ridge = answer.ridges(program.of_rank(found.rank), found.phase) if options.memory else ()
-    helps = _advice(scenario) if options.memory else ()
-    if options.snapshot:
-        taken = _read([options.scenario], scenario)
-        places.require(Path(options.snapshot), option="--snapshot", apart_from=taken, kind="a snapshot")
-        snapshot.write_snapshot(
-            program.of_rank(found.rank),
-            Path(options.snapshot),
-            expandable_segments=scenario.expandable_segments,
-            workspace_bytes=_workspace(scenario),
-        )
-    if options.json:
-        more: dict[str, object] = {"program": str(program).splitlines()} if options.program else {}
-        more |= {"warnings": list(warnings)} if warnings else {}
-        if options.memory:
-            more |= memory_report.answer_object(found, stages, ridge)
-            more["what_would_help"] = [asdict(effect) | {"finding": memory_report.finding(effect)} for effect in helps]
-        if options.time:
-            more["time"] = time_report.as_object(scenario, program)
-        report.write_json({"schema_version": SCHEMA_VERSION, **head, **more})
-        return 0
-    rows = [*list(head.items())[1:], ("memory", f"{found.verdict}: {memory_report.verdict_words(found)}")]
-    report.table(scenario.name, rows)
-    if options.program:
-        report.say(str(program))
-    if options.memory:
-        memory_report.print_answer(found, stages, ridge)
-        memory_report.print_advice(helps)
-    if options.time:
-        time_report.show(scenario, program)
-    return 0
+    """`zsim show`."""
+    from zsim import show_commands
 
-
-def _advice(scenario: Scenario) -> tuple[advice.Effect, ...]:
-    """What would help; nothing, and a warning, where trying it would take minutes."""
-    if untried := scenario.work.problem(part=MANY_TIMES):
-        report.warn(scenario.name, [f"what would help is not computed, to be done in seconds: {untried}"])
-        return ()
-    with report.progress(f"{scenario.name}: every change planned and simulated"):
-        return advice.advice(scenario)
-
-
-def _with_allocator(scenario: Scenario, options: argparse.Namespace) -> Scenario:
-    """The scenario with what the command line says of the allocator."""
-    return replace(scenario, expandable_segments=scenario.expandable_segments or options.expandable_segments)
-
-
-def _workspace(scenario: Scenario) -> int:
-    return outside.cublas_workspace(scenario.cluster.device) if scenario.cluster.kind == "cuda" else 0
+    return show_commands.show(options)
 
 
 def least(options: argparse.Namespace) -> int:
-    """`zsim fit`: 0 when something fits."""
-    scenario = _with_allocator(load(options.scenario), options)
-    if problem := scenario.work.problem(part=MANY_TIMES):
-        raise ScenarioError((f"{options.scenario}: too much to simulate for each stage: {problem}",))
-    with report.progress(f"{scenario.name}: every stage on {scenario.cluster.name}"):
-        found = fit.fit(scenario)
-    memory_report.print_fit(scenario.name, found, as_json=options.json)
-    return 0 if found.recommended is not None else 1
+    """`zsim fit`."""
+    from zsim import show_commands
+
+    return show_commands.least(options)
 
 
 def listing(options: argparse.Namespace) -> int:
-    """`zsim list`: names, one per line, with a word on each."""
-    rows = list(LISTINGS[options.what]())
-    if not rows:
-        expected = "a folder called scenarios with .toml files in this directory"
-        raise UsageError(where="zsim list scenarios", expected=expected, found="none", remedy="the project's checkout has one")
-    report.print_list(options.what, rows, as_json=options.json)
-    return 0
+    """`zsim list`."""
+    from zsim import show_commands
+
+    return show_commands.listing(options)
 
 
-Row = tuple[str, str]
+def accuracy(options: argparse.Namespace) -> int:
+    """`zsim accuracy`."""
+    from zsim import accuracy_commands
+
+    return accuracy_commands.show(options)
 
 
-def _scenarios() -> Iterator[Row]:
-    for path in sorted(Path("scenarios").rglob("*.toml")):
-        try:
-            yield str(path), load(path).description
-        except ScenarioError as error:
-            yield str(path), f"not usable: {error.problems[0]}"
+def calibrate(options: argparse.Namespace) -> int:
+    """`zsim calibrate`."""
+    from zsim import calibrate_commands
 
+    return calibrate_commands.calibrated(options)
 
-def _models() -> Iterator[Row]:
-    from zsim import models  # only `zsim list models` needs the sources
-
-    for name in models.presets():
-        yield name, f"{models.load_preset(name).num_parameters:,} parameters; {models.preset(name).source}"
-
-
-def _clusters() -> Iterator[Row]:
-    from zsim import hardware
-
-    for name in hardware.clusters():
-        yield name, hardware.load_cluster(name).description
-
-
-def _strategies() -> Iterator[Row]:
-    from zsim.schema import strategy_table
-    from zsim.strategies import STRATEGIES
-
-    for name in STRATEGIES:
-        yield name, ", ".join(key for key in strategy_table(name).model_fields if key != "name")
-
-
-def _backends() -> Iterator[Row]:
-    yield from backends.names().items()
-
-
-def _schema() -> Iterator[Row]:
-    yield "schema", ""
-
-
-LISTINGS: dict[str, Callable[[], Iterator[Row]]] = {
-    "scenarios": _scenarios,
-    "models": _models,
-    "clusters": _clusters,
-    "strategies": _strategies,
-    "backends": _backends,
-    "schema": _schema,
-}
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "run": run,
@@ -397,6 +240,6 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "show": show,
     "fit": least,
     "list": listing,
-    "accuracy": accuracy_commands.show,
-    "calibrate": calibrate_commands.calibrated,
+    "accuracy": accuracy,
+    "calibrate": calibrate,
 }

@@ -24,6 +24,7 @@ class Costs:
     cluster: ClusterSpec
     execution: Execution = EAGER
     _kernels: dict[int, tuple[tuple[Kernel, ...], int]] = field(default_factory=dict, repr=False)
+    _each_kernel: dict[Kernel, int] = field(default_factory=dict, repr=False)
     _paths: dict[Layout, Path] = field(default_factory=dict, repr=False)
     _collectives: dict[tuple[str, int, Layout], int] = field(default_factory=dict, repr=False)
 
@@ -41,8 +42,14 @@ class Costs:
         """What `zsim.compute` says of the device.
 
         A transfer over the host's link, and work on the host, take their bytes at that link's rate, at this rank's share of the host's.
-        Rounded up once, at least 1.
+        Rounded up once, at least 1. Remembered: a model's blocks have equal kernels.
         """
+        known = self._each_kernel.get(kernel)
+        if known is None:
+            known = self._each_kernel[kernel] = self._kernel_ns(kernel)
+        return known
+
+    def _kernel_ns(self, kernel: Kernel) -> int:
         if kernel.place != "device":
             rate = self.cluster.host_bandwidth if kernel.place == "host" else self.cluster.links.host.bandwidth
             return max(1, -(-kernel.nbytes * 10**9 // rate))

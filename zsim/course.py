@@ -163,7 +163,11 @@ class Course:
         return self._are_over(self.steps[index][2], heads)
 
     def _are_over(self, ops: tuple[int, ...], heads: list[int]) -> bool:
-        return all(self.places[index] < heads[self.streams[index]] for index in ops)
+        places, streams = self.places, self.streams
+        for index in ops:  # noqa: SIM110 -- half of the time of all()
+            if places[index] >= heads[streams[index]]:
+                return False
+        return True
 
 
 def _awaited_by_host(ops: tuple[Op, ...], launch_queue: int) -> list[tuple[int, ...]]:

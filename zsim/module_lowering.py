@@ -28,8 +28,13 @@ def _qualified(operator: Operator, module: Module, entry: str) -> Operator:
     """`operator` with module-local value names made unique in the model; the module's input is called `entry`."""
     prefix = f"{module.whole}:"
     inputs = tuple([entry if value == "x" else prefix + value for value in operator.inputs])
-    drops = tuple([entry if value == "x" else value if ":" in value else prefix + value for value in operator.drops])
-    return replace(operator, inputs=inputs, output=prefix + operator.output, drops=drops)
+    return replace(operator, inputs=inputs, output=prefix + operator.output, drops=_drops(operator, module, entry))
+
+
+def _drops(operator: Operator, module: Module, entry: str) -> tuple[str, ...]:
+    """What `operator` drops, by names unique in the model."""
+    prefix = f"{module.whole}:"
+    return tuple([entry if value == "x" else value if ":" in value else prefix + value for value in operator.drops])
 
 
 def _maker_of_calls(
@@ -82,7 +87,7 @@ def lower_each(
         if (module.within or module.path) in checkpointed:
             _cut_regions(steps, module, checkpointing)
         module_calls = [call for step in steps for call in step.calls]
-        tape.framed = framed.union(drop for op in module.operators for drop in _qualified(op, module, entry).drops)
+        tape.framed = framed.union(drop for op in module.operators if op.drops for drop in _drops(op, module, entry))
         if casts_input and place % forward_size == 0 and "tokens" not in model.first_operator.inputs:
             tape.cast_input(model, entry, batch=batch, dtype=dtype)
         needs_gradient = taken in tape.needs_gradient

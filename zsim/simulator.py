@@ -176,9 +176,10 @@ def _payloads(ops: tuple[Op, ...]) -> Payloads:
 
 
 def _bytes_sent(payloads: Payloads, mesh: Mesh, rank: int, costs: Costs) -> int:
-    places = {group: mesh.place(group, rank) for _, _, group, _ in payloads}
+    groups = {group for _, _, group, _ in payloads}
+    sizes, places = ({group: of(group) for group in groups} for of in (mesh.size, lambda group: mesh.place(group, rank)))
     return sum(
-        count * costs.bytes_sent(kind, nbytes, group_size=mesh.size(group), rank=places[group], root=root)
+        count * costs.bytes_sent(kind, nbytes, group_size=sizes[group], rank=places[group], root=root)
         for (kind, nbytes, group, root), count in payloads.items()
     )
 

@@ -91,7 +91,7 @@ TapeEvent = Alloc | Free | ParameterGradient | NodeOver | Recomputed
 
 def storage_events(tape: Iterable[TapeEvent]) -> list[MemoryEvent]:
     """The allocations and frees of a tape, without its marks."""
-    return [event for event in tape if isinstance(event, (Alloc, Free))]
+    return [event for event in tape if type(event) is Alloc or type(event) is Free]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,14 +71,10 @@ class Step:
 
 def until_recomputed(tape: Iterable[MemoryEvent | Recomputed]) -> tuple[list[MemoryEvent], list[MemoryEvent]]:
     """A backward's memory events in two: up to the end of its recomputation, nothing when there is none, and after it."""
-    before: list[MemoryEvent] = []
-    after: list[MemoryEvent] = []
-    for event in tape:
-        if type(event) is Recomputed:
-            before, after = after, []
-        else:
-            after.append(event)
-    return before, after
+    events = list(tape)
+    kinds = list(map(type, events))
+    end = kinds.index(Recomputed) if Recomputed in kinds else 0
+    return storage_events(events[:end]), storage_events(events[end:])
 
 
 def used_parameters(module: Module) -> tuple[str, ...]:

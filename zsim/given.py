@@ -1,0 +1,54 @@
+"""What a command is given: arguments that go together, scenario files, and what to know of a scenario before it is run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from zsim import cautions, report
+from zsim.errors import ScenarioError, ZsimError
+from zsim.scenario import Scenario, load
+
+
+class UsageError(ZsimError):
+    """Arguments that do not go together."""
+
+
+def scenario_files(arguments: list[str]) -> tuple[Path, ...]:
+    """The files named, and every .toml below a folder that is named, sorted."""
+    found: list[Path] = []
+    for argument in arguments:
+        path = Path(argument)
+        try:
+            inside = sorted(path.rglob("*.toml")) if path.is_dir() else [path]
+        except (OSError, ValueError) as error:
+            raise ScenarioError((f"{argument[:200]!r}: cannot be looked up: {getattr(error, 'strerror', None) or error}",)) from None
+        if not inside:
+            raise ScenarioError((f"{path}: expected scenario files in this folder, found none",))
+        found += inside
+    return tuple(dict.fromkeys(found))
+
+
+def load_all(arguments: list[str]) -> tuple[Scenario, ...]:
+    """Every scenario; one ScenarioError with the problems of all files that have some."""
+    scenarios: list[Scenario] = []
+    problems: list[str] = []
+    for path in scenario_files(arguments):
+        try:
+            scenarios.append(load(path))
+        except ScenarioError as error:
+            problems += error.problems
+    if problems:
+        raise ScenarioError(tuple(problems))
+    return tuple(scenarios)
+
+
+def read(arguments: list[str], scenario: Scenario) -> tuple[Path, ...]:
+    """Every file that is read, which no result may be written over: scenarios, and what `scenario` names."""
+    return (*scenario_files(arguments), *scenario.files)
+
+
+def warned(scenario: Scenario) -> tuple[str, ...]:
+    """What to know before one runs `scenario`, said on standard error."""
+    warnings = cautions.cautions(scenario)
+    report.warn(scenario.name, warnings)
+    return warnings

@@ -1,0 +1,146 @@
+"""What `zsim show`, `zsim fit` and `zsim list` do: a scenario, what would help it, and what there is, for reading."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from zsim import advice, answer, backends, fit, memory_report, outside, places, plan, report, snapshot, time_report, waterfall
+from zsim.errors import ScenarioError
+from zsim.given import UsageError, read, warned
+from zsim.run import SCHEMA_VERSION
+from zsim.scenario import Scenario, load
+from zsim.work import MANY_TIMES
+
+
+def show(options: argparse.Namespace) -> int:
+    """`zsim show`: the mesh, and the Program or the memory when asked for; `--snapshot` writes the allocator's history."""
+    scenario = _with_allocator(load(options.scenario), options)
+    program = plan.plan(scenario, device=scenario.cluster.kind)
+    head = report.show_head(scenario, program)
+    warnings = warned(scenario)
+    found = answer.answer(program, scenario.cluster, expandable_segments=scenario.expandable_segments)
+    stages = waterfall.waterfall(scenario, found)
+    ridge = answer.ridges(program.of_rank(found.rank), found.phase) if options.memory else ()
+    helps = _advice(scenario) if options.memory else ()
+    if options.snapshot:
+        taken = read([options.scenario], scenario)
+        places.require(Path(options.snapshot), option="--snapshot", apart_from=taken, kind="a snapshot")
+        snapshot.write_snapshot(
+            program.of_rank(found.rank),
+            Path(options.snapshot),
+            expandable_segments=scenario.expandable_segments,
+            workspace_bytes=_workspace(scenario),
+        )
+    if options.json:
+        more: dict[str, object] = {"program": str(program).splitlines()} if options.program else {}
+        more |= {"warnings": list(warnings)} if warnings else {}
+        if options.memory:
+            more |= memory_report.answer_object(found, stages, ridge)
+            more["what_would_help"] = [asdict(effect) | {"finding": memory_report.finding(effect)} for effect in helps]
+        if options.time:
+            more["time"] = time_report.as_object(scenario, program)
+        report.write_json({"schema_version": SCHEMA_VERSION, **head, **more})
+        return 0
+    rows = [*list(head.items())[1:], ("memory", f"{found.verdict}: {memory_report.verdict_words(found)}")]
+    report.table(scenario.name, rows)
+    if options.program:
+        report.say(str(program))
+    if options.memory:
+        memory_report.print_answer(found, stages, ridge)
+        memory_report.print_advice(helps)
+    if options.time:
+        time_report.show(scenario, program)
+    return 0
+
+
+def _advice(scenario: Scenario) -> tuple[advice.Effect, ...]:
+    """What would help; nothing, and a warning, where trying it would take minutes."""
+    if untried := scenario.work.problem(part=MANY_TIMES):
+        report.warn(scenario.name, [f"what would help is not computed, to be done in seconds: {untried}"])
+        return ()
+    with report.progress(f"{scenario.name}: every change planned and simulated"):
+        return advice.advice(scenario)
+
+
+def _with_allocator(scenario: Scenario, options: argparse.Namespace) -> Scenario:
+    """The scenario with what the command line says of the allocator."""
+    return replace(scenario, expandable_segments=scenario.expandable_segments or options.expandable_segments)
+
+
+def _workspace(scenario: Scenario) -> int:
+    return outside.cublas_workspace(scenario.cluster.device) if scenario.cluster.kind == "cuda" else 0
+
+
+def least(options: argparse.Namespace) -> int:
+    """`zsim fit`: 0 when something fits."""
+    scenario = _with_allocator(load(options.scenario), options)
+    if problem := scenario.work.problem(part=MANY_TIMES):
+        raise ScenarioError((f"{options.scenario}: too much to simulate for each stage: {problem}",))
+    with report.progress(f"{scenario.name}: every stage on {scenario.cluster.name}"):
+        found = fit.fit(scenario)
+    memory_report.print_fit(scenario.name, found, as_json=options.json)
+    return 0 if found.recommended is not None else 1
+
+
+def listing(options: argparse.Namespace) -> int:
+    """`zsim list`: names, one per line, with a word on each."""
+    rows = list(LISTINGS[options.what]())
+    if not rows:
+        expected = "a folder called scenarios with .toml files in this directory"
+        raise UsageError(where="zsim list scenarios", expected=expected, found="none", remedy="the project's checkout has one")
+    report.print_list(options.what, rows, as_json=options.json)
+    return 0
+
+
+Row = tuple[str, str]
+
+
+def _scenarios() -> Iterator[Row]:
+    for path in sorted(Path("scenarios").rglob("*.toml")):
+        try:
+            yield str(path), load(path).description
+        except ScenarioError as error:
+            yield str(path), f"not usable: {error.problems[0]}"
+
+
+def _models() -> Iterator[Row]:
+    from zsim import models  # only `zsim list models` needs the sources
+
+    for name in models.presets():
+        yield name, f"{models.load_preset(name).num_parameters:,} parameters; {models.preset(name).source}"
+
+
+def _clusters() -> Iterator[Row]:
+    from zsim import hardware
+
+    for name in hardware.clusters():
+        yield name, hardware.load_cluster(name).description
+
+
+def _strategies() -> Iterator[Row]:
+    from zsim.schema import strategy_table
+    from zsim.strategies import STRATEGIES
+
+    for name in STRATEGIES:
+        yield name, ", ".join(key for key in strategy_table(name).model_fields if key != "name")
+
+
+def _backends() -> Iterator[Row]:
+    yield from backends.names().items()
+
+
+def _schema() -> Iterator[Row]:
+    yield "schema", ""
+
+
+LISTINGS: dict[str, Callable[[], Iterator[Row]]] = {
+    "scenarios": _scenarios,
+    "models": _models,
+    "clusters": _clusters,
+    "strategies": _strategies,
+    "backends": _backends,
+    "schema": _schema,
+}
