@@ -7,7 +7,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from zsim import advice, answer, backends, fit, memory_report, outside, places, plan, report, snapshot, time_report, waterfall
+from zsim import (
+    advice,
+    answer,
+    backends,
+    fit,
+    memory_report,
+    outside,
+    places,
+    plan,
+    report,
+    snapshot,
+    time_report,
+    waterfall,
+)
 from zsim.errors import ScenarioError
 from zsim.given import UsageError, read, warned
 from zsim.run import SCHEMA_VERSION
