@@ -37,19 +37,13 @@ class Arrival:
 class Standing(dict[int, "Stretch"]):
     """Where a rank can do nothing more before a collective ends: how far each stream has come, last of all the host.
 
-    By stream it has the stretch that follows when the collective ends at which that stream stands, found when it is first asked for.
+    By stream it has the stretch that follows when the collective ends at which that stream stands, if that has been found.
     """
 
-    __slots__ = ("arrived", "course", "heads")
+    __slots__ = ("arrived", "heads")
 
-    def __init__(self, course: Course, heads: tuple[int, ...], arrived: frozenset[int]) -> None:
-        self.course, self.heads, self.arrived = course, heads, arrived
-
-    def __missing__(self, stream: int) -> Stretch:
-        heads = list(self.heads)
-        heads[stream] += 1
-        found = self[stream] = self.course.stretch(heads, set(self.arrived - {stream}))
-        return found
+    def __init__(self, heads: tuple[int, ...], arrived: frozenset[int]) -> None:
+        self.heads, self.arrived = heads, arrived
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +120,16 @@ class Course:
 
     def start(self) -> Stretch:
         """The first stretch."""
-        return self.stretch([0] * len(STREAMS) + [1], set())
+        return self._stretch([0] * len(STREAMS) + [1], set())
 
-    def stretch(self, heads: list[int], arrived: set[int]) -> Stretch:
+    def go_on(self, standing: Standing, stream: int) -> Stretch:
+        """The stretch from the end of the collective at which `stream` stands; from then on `standing` has it."""
+        heads = list(standing.heads)
+        heads[stream] += 1
+        found = standing[stream] = self._stretch(heads, set(standing.arrived - {stream}))
+        return found
+
+    def _stretch(self, heads: list[int], arrived: set[int]) -> Stretch:
         """From `heads` on each stream as far as it gets, in turn, until none gets any further; `arrived` are those that stand already."""
         steps: list[Step] = []
         arrivals: list[Arrival] = []
@@ -148,7 +149,7 @@ class Course:
                         heads[stream] += 1
                         moved = True
         key = tuple(heads)
-        then = self._standings.setdefault(key, Standing(self, key, frozenset(arrived)))
+        then = self._standings.setdefault(key, Standing(key, frozenset(arrived)))
         return Stretch(tuple(steps), tuple(arrivals), then)
 
     def _is_ready(self, index: int, heads: list[int], steps: list[Step]) -> bool:

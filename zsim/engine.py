@@ -150,14 +150,33 @@ class _Rank:
 
 
 
+class _Clock:
+    """The time of one simulation."""
+
+    def __init__(self) -> None:
+        self._environment = simpy.Environment()
+
+    def now(self) -> int:
+        """The present."""
+        return int(self._environment.now)
+
+    def after(self, delay: int, call: Callable[[], None]) -> None:
+        """Call `call` in `delay` nanoseconds."""
+        self._environment.timeout(delay).callbacks.append(lambda _: call())
+
+    def run(self) -> None:
+        """Until nothing is left to be called."""
+        self._environment.run()
+
+
 class _Engine:
-    """The state of one simulation."""
+    """The state of one simulation. Nothing that it is made of refers to it, so that all of it is gone once it is over."""
 
     def __init__(self, prepared: Prepared, delays: Sequence[Delays]) -> None:
         self.costs = prepared.costs
         self.stand_ins = prepared.stand_ins
-        self.environment = simpy.Environment()
-        self.links = SharedLinks(self)
+        self.clock = _Clock()
+        self.links = SharedLinks(self.clock)
         communicators = {
             key: _Communicator(members=len(key[1]), ranks=ranks, usage=usage)
             for (key, ranks), usage in zip(prepared.groups.items(), prepared.usages, strict=True)
@@ -178,7 +197,7 @@ class _Engine:
         """Advance every rank as far as it goes, then let collectives end one by one."""
         for rank, stretch in self.ranks:
             self._advance(rank, stretch)
-        self.environment.run()
+        self.clock.run()
         stuck = [(rank, op) for rank, _ in self.ranks if (op := rank.course.next_op(rank.standing))]
         if stuck:
             raise _deadlock(stuck)
@@ -233,7 +252,7 @@ class _Engine:
         begin = max(collective.ready, communicator.free_at)
         end = begin + self._takes(communicator, collective)
         communicator.free_at = end
-        self.after(end - self.now(), lambda: self._end(collective, begin, end))
+        self.clock.after(end - self.clock.now(), lambda: self._end(collective, begin, end))
 
     def _takes(self, communicator: _Communicator, collective: _Collective) -> int:
         """Its time on links of its own."""
@@ -249,31 +268,24 @@ class _Engine:
         alone = self._takes(communicator, collective)
 
         def ended() -> None:
-            communicator.free_at, communicator.is_busy = self.now(), False
+            communicator.free_at, communicator.is_busy = self.clock.now(), False
             self._launch(communicator)
             longer = communicator.free_at - begin - alone
             for rank, arrival in collective.arrived if longer else ():
                 rank.shared[arrival.index] = longer
             self._end(collective, begin, communicator.free_at)
 
-        if begin == self.now():
+        if begin == self.clock.now():
             self.links.begin(communicator.usage, alone, ended)
         else:
-            self.after(begin - self.now(), lambda: self.links.begin(communicator.usage, alone, ended))
-
-    def now(self) -> int:
-        """The time of the simulation."""
-        return int(self.environment.now)
-
-    def after(self, delay: int, call: Callable[[], None]) -> None:
-        """Call `call` in `delay` nanoseconds of the simulation."""
-        self.environment.timeout(delay).callbacks.append(lambda _: call())
+            self.clock.after(begin - self.clock.now(), lambda: self.links.begin(communicator.usage, alone, ended))
 
     def _end(self, collective: _Collective, begin: int, end: int) -> None:
         for rank, arrival in collective.arrived:
             index = arrival.index
             rank.starts[index], rank.moments[index] = begin, end
-            self._advance(rank, rank.standing[arrival.stream])
+            found = rank.standing.get(arrival.stream)
+            self._advance(rank, found or rank.course.go_on(rank.standing, arrival.stream))
 
 
 _Issued = dict[tuple[int, ...], list[int]]

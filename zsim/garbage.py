@@ -10,11 +10,14 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Inside, nobody looks for cycles; also a decorator."""
+    """Inside, nobody looks for cycles; what is made there counts as old afterwards, at which one looks rarely. Also a decorator."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if was_enabled:
+            if not gc.get_freeze_count():  # otherwise somebody else's objects would be thawed
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
