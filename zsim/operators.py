@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 OperatorKind = Literal[
     "linear",
@@ -39,7 +39,7 @@ AttentionKind = Literal["explicit", "sdpa", "flash", "efficient", "math"]
 kernels asked for by `torch.nn.attention.sdpa_kernel`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class Operator:
     """One operator of a module's dataflow: reads the values `inputs`, writes the value `output`.
 
@@ -59,24 +59,24 @@ class Operator:
     recomputed holds them. `drops` are values that Python holds past their last use, and that go when this operator is over.
     """
 
-    kind: OperatorKind
-    name: str
-    inputs: tuple[str, ...]
-    output: str
-    weight: str = ""
-    bias: str = ""
-    in_features: int = 0
-    out_features: int = 0
-    num_embeddings: int = 0
-    num_heads: int = 0
-    num_kv_heads: int = 0
-    head_dim: int = 0
-    implementation: str = ""
-    causal: bool = True
-    dropout: bool = False
-    fused_inputs: bool = False
+    kind: Final[OperatorKind]
+    name: Final[str]
+    inputs: Final[tuple[str, ...]]
+    output: Final[str]
+    weight: Final[str] = ""
+    bias: Final[str] = ""
+    in_features: Final[int] = 0
+    out_features: Final[int] = 0
+    num_embeddings: Final[int] = 0
+    num_heads: Final[int] = 0
+    num_kv_heads: Final[int] = 0
+    head_dim: Final[int] = 0
+    implementation: Final[str] = ""
+    causal: Final[bool] = True
+    dropout: Final[bool] = False
+    fused_inputs: Final[bool] = False
     """Queries, keys and values are parts of one tensor; their views are made keys first, as GPT-2 of transformers does."""
-    reads: tuple[str, ...] = ()
-    drops: tuple[str, ...] = ()
-    dtype: str = ""
+    reads: Final[tuple[str, ...]] = ()
+    drops: Final[tuple[str, ...]] = ()
+    dtype: Final[str] = ""
     """What it runs in, "" for the dtype of the model; a cast makes its input of it."""
