@@ -1,0 +1,97 @@
+"""The course of a rank program: whichever collective ends first, every op is found once, after all that it needs."""
+
+import gc
+import random
+from pathlib import Path
+
+import pytest
+
+from zsim import scenario
+from zsim.course import Course
+from zsim.garbage import uncollected
+from zsim.order import happened
+from zsim.plan import plan
+from zsim.run import RunOptions
+from zsim.simulator import SimBackend
+
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
+NAMES = [
+    "parity/ddp-gpt-4-accumulate-every",
+    "parity/hsdp-gpt-2x2",
+    "parity/zero3-gpt-4-lookahead-2",
+    "memory/fsdp2-llama-3-8b-8-offload",
+    "published/llama-3-8b-8-h100",
+]
+
+
+def planned(name):
+    found = scenario.load(SCENARIOS / f"{name}.toml")
+    return plan(found, device=found.cluster.kind).ranks[0].steady
+
+
+def walked(course, choose):
+    """The moments of a course as a rank finds them, when of the collectives at which it stands the one that `choose` says ends."""
+    stretch, found, begun = course.start(), [], []
+    while True:
+        found += stretch.steps
+        begun += [arrival.index for arrival in stretch.arrivals]
+        if not stretch.then.arrived:
+            return found, begun, stretch.then
+        stream = choose(sorted(stretch.then.arrived))
+        stretch = stretch.then.get(stream) or course.go_on(stretch.then, stream)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("launch_queue", [0, 7])
+def test_every_op_is_found_once_after_all_that_it_comes_after(name, launch_queue):
+    course = Course(planned(name), launch_queue=launch_queue)
+    for choose in (min, max, random.Random(0).choice):
+        found, begun, end = walked(course, choose)
+        known = {len(course.ops)}
+        for moment, wake, others in found:
+            assert known.issuperset([wake, *others])
+            assert moment not in known
+            known.add(moment)
+        assert known == set(range(course.num_moments))
+        assert sorted(begun) == sorted(course.arrivals)
+        assert course.next_op(end) is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_whichever_order_collectives_end_in_the_same_standings_are_reached(name):
+    """So that ranks which diverge meet again, and a course stays as small as its program."""
+    course = Course(planned(name), launch_queue=0)
+    ends = [walked(course, choose)[2] for choose in (min, max)]
+    assert ends[0] is ends[1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_an_op_comes_after_implies_all_that_it_waits_for(name):
+    """Waits that its stream, or a later wait of the same stream, implies are left out."""
+    ops = planned(name)
+    course, order = Course(ops, launch_queue=0), happened(ops)
+    for op in ops:
+        others = course.steps[op.index][2]
+        assert set(others) <= {*op.waits, *range(op.index)}
+        assert all(wait in others or any(order.before(wait, other) for other in others) for wait in op.waits)
+
+
+def test_a_simulation_leaves_nothing_behind_for_the_collector_to_find():
+    found = scenario.load(SCENARIOS / "published/llama-3-8b-8-h100.toml")
+    gc.collect()
+    with uncollected():
+        SimBackend().run(found, options=RunOptions())
+        assert not [kept for kept in gc.get_objects() if isinstance(kept, Course)]
+
+
+def test_who_stopped_the_collector_is_the_one_to_start_it_again():
+    gc.disable()
+    try:
+        with uncollected():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    with uncollected():
+        assert not gc.isenabled()
+    assert gc.isenabled()
