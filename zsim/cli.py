@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from zsim.errors import ScenarioError, ZsimError
+from zsim.garbage import uncollected
 from zsim.output import guarded
 
 EPILOG = "exit codes: 0 fine, 1 a verdict failed, 2 bad usage or bad scenario, 3 backend not available"
@@ -173,7 +174,8 @@ def _main(arguments: Sequence[str] | None) -> int:
     except ArgumentsError as error:
         return _say(error, as_json="--json" in (sys.argv[1:] if arguments is None else arguments))
     try:
-        from zsim import commands  # start-up: `zsim --help` needs none of it
+        with uncollected():
+            from zsim import commands  # start-up: `zsim --help` needs none of it
 
         code = commands.COMMANDS[options.command](options)
         sys.stdout.flush()
