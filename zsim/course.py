@@ -165,7 +165,7 @@ class Course:
 
     def _are_over(self, ops: tuple[int, ...], heads: list[int]) -> bool:
         places, streams = self.places, self.streams
-        for index in ops:  # noqa: SIM110 -- half of the time of all()
+        for index in ops:  # noqa: SIM110 -- all() takes twice as long
             if places[index] >= heads[streams[index]]:
                 return False
         return True

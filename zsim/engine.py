@@ -92,10 +92,11 @@ def _alone(course: Course, costs: Durations) -> tuple[list[int], list[int]]:
 
 
 def _pace(course: Course, alone: tuple[list[int], list[int]], delays: Delays) -> _Pace:
+    """How fast `course` is run with `delays`; `alone` are its `_alone`."""
     durations, offsets = ([0] * course.num_moments for _ in range(2))
     durations[: len(course.ops)] = alone[0]
     for index, extra in delays.longer.items():
-        durations[index] += extra
+        durations[index] += extra if index not in course.arrivals else 0
     clock, wake = 0, len(course.ops)
     for index, issue in enumerate(alone[1]):
         if course.wakes[index] != wake:
@@ -113,7 +114,7 @@ class _Collective:
     what: tuple[str, int]
     ready: int = 0
     last: Arrival | None = None
-    """The member's that arrived last."""
+    """That of the member which arrived last: members that run one program have it in common."""
     longer: int = 0
     """Who is slowed down most by what runs beside it holds up the rest."""
     arrived: list[tuple[_Rank, Arrival]] = field(default_factory=list)
@@ -147,7 +148,6 @@ class _Rank:
     standing: Standing
     shared: dict[int, int] = field(default_factory=dict)
     """By how much longer collectives took that shared their links."""
-
 
 
 class _Clock:
@@ -281,6 +281,7 @@ class _Engine:
             self.clock.after(begin - self.clock.now(), lambda: self.links.begin(communicator.usage, alone, ended))
 
     def _end(self, collective: _Collective, begin: int, end: int) -> None:
+        """Its members go on, in the order in which they arrived."""
         for rank, arrival in collective.arrived:
             index = arrival.index
             rank.starts[index], rank.moments[index] = begin, end
