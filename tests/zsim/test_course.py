@@ -81,7 +81,7 @@ def test_a_simulation_leaves_nothing_behind_for_the_collector_to_find():
     gc.collect()
     with uncollected():
         SimBackend().run(found, options=RunOptions())
-        assert not [kept for kept in gc.get_objects() if isinstance(kept, Course)]
+        assert not [kept for kept in gc.get_objects() if type(kept) is Course]
 
 
 def test_who_stopped_the_collector_is_the_one_to_start_it_again():
