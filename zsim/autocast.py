@@ -28,8 +28,8 @@ class Autocast:
     dtype: str
     batch: Batch
     device: Device
-    frozen: frozenset[str] = frozenset()
-    """Parameters that need no gradient: their copies are not cached."""
+    uncached: frozenset[str] = frozenset()
+    """Parameters that need no gradient, or are no leaves of autograd: their copies are not cached."""
     cache: dict[str, str] = field(default_factory=dict)
     """By parameter: the copy that forward made of it."""
 
@@ -87,10 +87,10 @@ class Autocast:
         for fqn, numel in ((op.bias, op.out_features), (op.weight, op.in_features * op.out_features)):
             if fqn:
                 found = fqn in self.cache
-                if fqn not in self.frozen:
+                if fqn not in self.uncached:
                     names[fqn] = self.cache.setdefault(fqn, names[fqn])
                 cast = self._cast(fqn, names[fqn], numel, to=self.dtype)
-                yield replace(cast, inputs=(), parameters=(fqn,), cached=fqn not in self.frozen, found=found)
+                yield replace(cast, inputs=(), parameters=(fqn,), cached=fqn not in self.uncached, found=found)
         if dtypes[source] != self.dtype:
             names[source] = f"{op.output}.input"
             yield self._cast(source, names[source], self._numel(op.in_features), to=self.dtype)

@@ -32,9 +32,11 @@ def lower(
     device: Device = "cpu",
     checkpointing: Checkpointing = NO_CHECKPOINTING,
     autocast: str = "none",
+    leaves: bool = True,
 ) -> tuple[LoweredModule, ...]:
     """Every module of `model` with the kernels and memory events of one micro-batch's forward and backward.
 
+    `leaves`: its parameters are leaves of autograd, whose casts autocast caches.
     Equal to `module_lowering.lower_each`, which traces every module by itself. A TracedModel brings its own.
     """
     if isinstance(model, TracedModel):
@@ -52,6 +54,7 @@ def lower(
             checkpointing=checkpointing,
             checkpointed=checkpointed,
             autocast=autocast,
+            leaves=leaves,
         )
     runs = list(_runs(model.modules, checkpointed, frozen=model.frozen))
     kept = tuple(module for run in runs for module in (run if len(run) < 4 else (*run[:2], run[-1])))
@@ -65,6 +68,7 @@ def lower(
         checkpointing=checkpointing,
         checkpointed=checkpointed,
         autocast=autocast,
+        leaves=leaves,
     )
     traced = iter(each)
     lowered: list[LoweredModule] = []

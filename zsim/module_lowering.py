@@ -38,11 +38,11 @@ def _drops(operator: Operator, module: Module, entry: str) -> tuple[str, ...]:
 
 
 def _maker_of_calls(
-    autocast: str, *, batch: Batch, dtype: str, device: Device, frozen: frozenset[str]
+    autocast: str, *, batch: Batch, dtype: str, device: Device, uncached: frozenset[str]
 ) -> Callable[[Operator, dict[str, str]], tuple[Call, ...]]:
     """What makes an operator's calls, and under autocast reads and notes the dtypes of the module's values."""
     if autocast != "none":
-        return Autocast(dtype=autocast, batch=batch, device=device, frozen=frozen).calls
+        return Autocast(dtype=autocast, batch=batch, device=device, uncached=uncached).calls
     return lambda operator, _: calls(operator, batch=batch, dtype=dtype, device=device)
 
 
@@ -56,20 +56,23 @@ def lower_each(
     checkpointing: Checkpointing = NO_CHECKPOINTING,
     checkpointed: frozenset[str] = frozenset(),
     autocast: str = "none",
+    leaves: bool = True,
 ) -> tuple[LoweredModule, ...]:
     """Every module of `model` with the kernels and memory events of one micro-batch's forward and backward.
 
     `casts_input`: a floating-point model input is cast to `dtype` first and the copy kept as long as autograd needs it.
-    Modules in `checkpointed` recompute what `checkpointing` says. `autocast` is the dtype of torch.autocast around forward. The loss
+    Modules in `checkpointed` recompute what `checkpointing` says. `autocast` is the dtype of torch.autocast around forward, and
+    caches casts of parameters that are `leaves`. The loss
     is freed with the last event of the last backward, that of the first module that has one, as in `loss.backward(); del loss`.
     """
     tape = Tape(in_place=device == "cuda")
-    tape.know_parameters(model, dtype=dtype, casts_once=autocast != "none")
+    tape.know_parameters(model, dtype=dtype, casts_once=autocast != "none" and leaves)
     entry, source, losses = "", "", list[str]()
     sums: dict[str, tuple[MemoryEvent, ...]] = {}
     frozen, needs = model.frozen, set[str]()
     traced: list[tuple[Module, list[Step], tuple[TapeEvent, ...], bool]] = []
-    make = _maker_of_calls(autocast, batch=batch, dtype=dtype, device=device, frozen=frozen)
+    uncached = frozen if leaves else frozenset([parameter.fqn for parameter in model.parameters])
+    make = _maker_of_calls(autocast, batch=batch, dtype=dtype, device=device, uncached=uncached)
     dtypes: dict[str, str] = {}
     called, takes, differentiates = "", dict[str, str](), dict[str, bool]()
     framed = frozenset([drop for module in model.modules for op in module.operators for drop in op.drops if ":" in drop])
@@ -102,7 +105,7 @@ def lower_each(
         if (place + 1) % forward_size == 0:
             losses.append(entry)
             sums[module.fqn] = tape.sum_losses(losses)
-    uncached = {module.fqn: tape.let_go(steps) for module, steps, _, _ in traced}
+    let_go = {module.fqn: tape.let_go(steps) for module, steps, _, _ in traced}
     tape.seed(losses)
     lowered = []
     last = next(module for module, *_ in traced if differentiates[module.fqn])
@@ -129,7 +132,7 @@ def lower_each(
                 differentiates=differentiates[module.fqn],
                 takes=takes[module.fqn],
                 sums_losses=sums.get(module.fqn, ()),
-                uncached=uncached[module.fqn],
+                uncached=let_go[module.fqn],
             )
         )
     return tuple(reversed(lowered))

@@ -16,20 +16,21 @@ from zsim.training import Device
 
 def training(scenario: Scenario, *, device: Device) -> kinds.Training:
     """What the strategy is given: the scenario's model lowered for `device`, and the scenario's choices."""
-    dtype = scenario.precision.parameters
-    casts_input = STRATEGIES[scenario.strategy].casts_input and dtype != "float32"
+    strategy, dtype = STRATEGIES[scenario.strategy], scenario.precision.parameters
+    casts_input = strategy.casts_input and dtype != "float32"
     missing = kernel_problem(scenario.model, scenario.precision, device=device)
     if missing:  # on another device than the scenario's own
         raise ScenarioError((f"{scenario.name}: {missing}",))
     model = with_forwards(scenario.model, scenario.batch.forwards)
     modules = lowering.lower(
-        model,
+        strategy.differentiates(model),
         batch=scenario.batch,
         dtype=dtype,
         casts_input=casts_input,
         device=device,
         checkpointing=scenario.checkpointing,
         autocast=scenario.precision.autocast,
+        leaves=strategy.leaves,
     )
     return kinds.Training(
         model=model,

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from zsim.mesh import Mesh
 from zsim.model import ModelSpec
 from zsim.program import Program
-from zsim.strategies import ddp, fsdp1, fsdp2, hsdp, zero1, zero2, zero3, zero_redundancy
+from zsim.strategies import ddp, flat_views, fsdp1, fsdp2, hsdp, zero1, zero2, zero3, zero_redundancy
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,10 @@ class Formula:
 
 def _none(*_: Any) -> Iterator[str]:
     return iter(())
+
+
+def _itself(model: ModelSpec) -> ModelSpec:
+    return model
 
 
 def _one_kind(model: ModelSpec, mesh: Mesh) -> int:
@@ -47,6 +51,10 @@ class Strategy:
     """The most kinds of ranks, whose programs differ, that a model has on a mesh."""
     nests: bool = False
     """Whether it has units in units."""
+    differentiates: Callable[[ModelSpec], ModelSpec] = _itself
+    """The model as autograd sees it, in which modules may read other parameters than its own."""
+    leaves: bool = True
+    """Whether what modules read are leaves of autograd, whose casts autocast caches."""
     problems: Callable[..., Iterator[str]] = _none
     """`problems(options, mesh, optimizer)`: what it cannot do of what a scenario asks, one line each, with the key in front."""
     model_problems: Callable[..., Iterator[str]] = _none
@@ -105,6 +113,9 @@ STRATEGIES: dict[str, Strategy] = {
         formula=Formula("zero3", keeps="float32 shards"),
         casts_input=True,
         kinds=fsdp1.kinds,
+        nests=True,
+        differentiates=flat_views.viewed,
+        leaves=False,
         problems=fsdp1.problems,
         model_problems=fsdp1.model_problems,
     ),

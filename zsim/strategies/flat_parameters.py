@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from zsim.model import ModelSpec, ParamGroup
 from zsim.sharding import FlatLayout
-from zsim.strategies.building import trained_parameters
 from zsim.training import DTYPE_NBYTES
 
 ALIGNMENT_NBYTES = 16
@@ -21,18 +20,32 @@ ALIGNMENT_NBYTES = 16
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class FlatParameter:
-    """The flat parameter of a unit on one rank, and what of it is alive. `pieces` are (fqn, elements); padding has no name."""
+    """The flat parameter of a unit on one rank, and where a step is with it. `pieces` are (fqn, elements); padding has no name."""
 
     fqn: str
     pieces: tuple[tuple[str, int], ...]
     layout: FlatLayout
+    trained: bool = True
+    """Whether it gets a gradient: one of its parameters is trained, and forward does not pass its unit by."""
     unsharded: bool = False
     """Whether its unsharded storage is allocated."""
+    in_use: bool = False
+    """Whether it is its unsharded storage now, and not its shard."""
     prefetched: bool = False
     awaits_forward: bool = False
     """Whether a prefetch in forward would not come too late."""
     awaits_backward: bool = False
     """Whether its unit ran forward and has not begun backward."""
+    entered: bool = False
+    """Whether its unit has begun backward since it last ran forward."""
+    place: int | None = None
+    """Among the forwards that have ended in this micro-batch: whose it looks before for what to prefetch."""
+    runs: int = 0
+    """How often forward has made views of it in this micro-batch."""
+    splits: int = 0
+    """How many of these wait for the gradients of their parts."""
+    accumulating: str = ""
+    """The sum of its gradients from the runs of its unit so far, which waits for the others."""
 
     @property
     def numel(self) -> int:
@@ -68,10 +81,13 @@ class FlatParameter:
 
 def flat_parameters(model: ModelSpec, *, num_shards: int, dtype: str, aligned: bool) -> dict[str, FlatParameter]:
     """The flat parameters of `model` by unit, the root's first where it has one; `dtype` is that of compute."""
-    return {unit.fqn: _flattened(unit, num_shards=num_shards, dtype=dtype, aligned=aligned) for unit in model.units}
+    return {
+        unit.fqn: _flattened(unit, num_shards=num_shards, dtype=dtype, aligned=aligned, used=unit.fqn not in model.unused)
+        for unit in model.units
+    }
 
 
-def _flattened(unit: ParamGroup, *, num_shards: int, dtype: str, aligned: bool) -> FlatParameter:
+def _flattened(unit: ParamGroup, *, num_shards: int, dtype: str, aligned: bool, used: bool) -> FlatParameter:
     pieces: list[tuple[str, int]] = []
     total = 0
     multiple = ALIGNMENT_NBYTES // DTYPE_NBYTES[dtype] if aligned else 1
@@ -82,12 +98,17 @@ def _flattened(unit: ParamGroup, *, num_shards: int, dtype: str, aligned: bool) 
         pieces += [(fqn, numel)] if fqn else []
         total += padding + numel
     layout = FlatLayout(numels=tuple([numel for _, numel in pieces]), num_shards=num_shards)
-    return FlatParameter(fqn=unit.fqn, pieces=tuple(pieces), layout=layout)
+    trained = used and any(parameter.requires_grad for parameter in unit.parameters)
+    return FlatParameter(fqn=unit.fqn, pieces=tuple(pieces), layout=layout, trained=trained)
 
 
 def stepped(model: ModelSpec, flats: dict[str, FlatParameter], *, rank: int, original: bool) -> list[int]:
-    """The elements of each parameter that `rank` steps, in the optimizer's order: flat shards, or its part of each original one."""
+    """The elements of each parameter that `rank` steps, in the optimizer's order: flat shards, or its part of each original one.
+
+    One that forward passes by while others of its flat parameter run is stepped by a gradient of zeros.
+    """
+    trained = [flat for flat in flats.values() if flat.trained]
     if not original:
-        return [flat.shard for flat in flats.values()]
-    held = dict(item for flat in flats.values() for item in flat.held(rank))
-    return [held[parameter.fqn] for parameter in trained_parameters(model) if parameter.fqn in held]
+        return [flat.shard for flat in trained]
+    held = dict(item for flat in trained for item in flat.held(rank))
+    return [held[parameter.fqn] for parameter in model.named_parameters if parameter.requires_grad and parameter.fqn in held]

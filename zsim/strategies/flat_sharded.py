@@ -14,6 +14,7 @@ from zsim.model import ROOT
 from zsim.ops import Kernel, MemoryEvent, Stream
 from zsim.strategies.building import copy_kernel
 from zsim.strategies.flat_parameters import FlatParameter
+from zsim.strategies.flat_views import view
 from zsim.strategies.passes import ORIGINAL, Passes
 
 MAX_PENDING_FREES = 2
@@ -31,7 +32,7 @@ class FlatShardedStep(Passes):
     units: tuple[str, ...] = ()
     """The units that have a flat parameter."""
     hollow: frozenset[str] = frozenset()
-    """Those of which this rank's shard is padding between and after original parameters, and nothing else."""
+    """Those of which this rank's shard has nothing of original parameters that are trained: only padding, or frozen ones."""
     frees: list[int] = field(default_factory=list)
     """The events of frees that the limiter has not waited for, oldest first."""
     gather_waits: dict[Stream, list[int]] = field(default_factory=dict)
@@ -63,6 +64,7 @@ class FlatShardedStep(Passes):
             )
             waits = [*waits, copied]
         self._limit(flat)
+        flat.in_use = True
         if flat.unsharded:
             return
         flat.unsharded = True
@@ -92,9 +94,9 @@ class FlatShardedStep(Passes):
         """The compute stream waits for all that the unshard stream has been given."""
         self.waits = [*self.waits, *self.last_gather]
 
-    def reshard(self, flat: FlatParameter, *, free: bool) -> None:
-        """The unit is over, and its unsharded storage is freed, or kept."""
-        flat.prefetched = False
+    def reshard(self, flat: FlatParameter, *, free: bool, keeps_views: bool = False) -> None:
+        """The unit is over, and its unsharded storage is freed, or kept; with `keeps_views` the original parameters stay in it."""
+        flat.prefetched, flat.in_use = False, keeps_views
         if free:
             flat.unsharded = False
             memory = self.drop(f"{flat.fqn}.unsharded")
@@ -118,23 +120,36 @@ class FlatShardedStep(Passes):
 
     # -- reduce
 
-    def concatenate_gradients(self, flat: FlatParameter) -> None:
-        """The backward of the split into views: all gradients are copied into one, beside zeros for padding.
+    def concatenate_gradients(self, flat: FlatParameter, *, run: int) -> None:
+        """The backward of the split into the views of a `run`: their gradients are copied into one, beside zeros for what has none.
 
-        One that earlier micro-batches have left unreduced is added to in place; the hook that follows holds the new one to its end.
+        Where the unit ran several times autograd adds these up first, unless each run has an accumulator of its own: casts change the
+        flat parameter's dtype, and with it what accumulates for it. What earlier micro-batches have left unreduced is added to in
+        place; the hook that follows the last run holds what was added to its end.
         """
-        dtype = self.training.precision.parameters
-        nbytes, name = self.nbytes(flat.numel, dtype), f"{flat.fqn}.unsharded_gradient"
-        again = name in self.live
-        pads = [(f"{flat.fqn}.zeros{place}", self.nbytes(numel, dtype)) for place, numel in enumerate(flat.paddings)]
-        result = f"{name}.added" if again else name
-        memory = self.alloc_each(pads, "temporaries") + self.alloc(result, "unsharded_gradients", nbytes)
-        memory += self.drop_each([pad for pad, _ in pads])
-        memory += self.drop_each([f"{fqn}.unsharded_gradient" for fqn in flat.names])
-        kernels: tuple[Kernel, ...] = (copy_kernel(flat.numel, source=dtype, target=dtype),)
-        if again:
-            kernels += (Kernel("add", flat.numel, 3 * nbytes, dtype),)
+        dtype, own, last = self.training.precision.parameters, f"{flat.fqn}.unsharded_gradient", not flat.splits
+        nbytes, apart, waiting = self.nbytes(flat.numel, dtype), dtype != ORIGINAL, flat.accumulating
+        in_place = self.training.device == "cuda"  # autograd adds out of place where a meter watches, see zsim/tape.py
+        parts = [f"{view(fqn, run)}.unsharded_gradient" if fqn else "" for fqn, _ in flat.pieces]
+        empty = [numel for (_, numel), part in zip(flat.pieces, parts, strict=True) if part not in self.live]
+        zeros = [(f"{flat.fqn}.zeros{place}", self.nbytes(numel, dtype)) for place, numel in enumerate(empty)]
+        total = f"{own}.added" if own in self.live and waiting != own else own
+        made = total if apart or (not waiting and (last or in_place)) else f"{own}.of{flat.splits}"
+        memory = self.alloc_each(zeros, "temporaries") + self.alloc(made, "unsharded_gradients", nbytes)
+        memory += self.drop_each([name for name, _ in zeros]) + self.drop_each(parts)
+        if waiting and not in_place:
+            flat.accumulating = total if last else f"{own}.sum{flat.splits}"
+            memory += self.alloc(flat.accumulating, "unsharded_gradients", nbytes) + self.drop_each([waiting, made])
+        elif waiting or (apart and total != own and not last):
+            memory += self.drop(made)
+        elif not apart:
+            flat.accumulating = made
+        if last:
+            flat.accumulating = ""
+        sums = bool(waiting) + (total != own and (apart or last))
+        kernels = (copy_kernel(flat.numel, source=dtype, target=dtype), *[Kernel("add", flat.numel, 3 * nbytes, dtype)] * sums)
         self.issue("copy", flat.fqn, micro_batch=self.micro_batch, kernels=kernels, memory=memory)
+
 
     def reduce(self, flat: FlatParameter) -> None:
         """Cast, pad and divide the flat gradient, reduce-scatter, over replicas all-reduce, divide, cast and add the shard."""
@@ -235,12 +250,10 @@ class FlatShardedStep(Passes):
         )
         return self.reduced[stream]
 
-    def end_backward(self, *, sync: bool) -> None:
-        """The root's final callback, in which the compute stream waits for reductions; then backward returns, and the loss goes."""
-        if sync:
-            waits, self.reduced = self.reduced.values(), {}
-            self.issue("free", ROOT, waits=waits, micro_batch=self.micro_batch)
-        self.release_loss()
+    def wait_for_reductions(self) -> None:
+        """The compute stream waits for all reductions so far."""
+        waits, self.reduced = self.reduced.values(), {}
+        self.issue("free", ROOT, waits=waits, micro_batch=self.micro_batch)
 
 
 def division(world_size: int) -> tuple[float, float]:

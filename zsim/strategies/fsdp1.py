@@ -10,22 +10,26 @@ the block that runs, so that in backward it comes after that block too. Observed
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from zsim import optimizers
 from zsim.errors import ScenarioError
 from zsim.mesh import Mesh
-from zsim.model import ROOT, ModelSpec
+from zsim.model import ModelSpec
 from zsim.program import Program, RankProgram
+from zsim.repeats import repeats
 from zsim.strategies.building import accumulated_after_sums, rank_program, units_read
 from zsim.strategies.flat_construction import construction, lazy_init
 from zsim.strategies.flat_optimizer import optimizer
 from zsim.strategies.flat_parameters import FlatParameter, flat_parameters, stepped
+from zsim.strategies.flat_passes import MicroBatch, Order, Units
 from zsim.strategies.flat_sharded import EARLIER_STEP, FlatShardedStep
+from zsim.strategies.flat_views import viewed
 from zsim.strategies.passes import ORIGINAL
 from zsim.strategies.sharded_gradients import Gradients
-from zsim.training import DTYPE_NBYTES, LoweredModule, Optimizer, Training
+from zsim.traced import TracedModel
+from zsim.training import DTYPE_NBYTES, Optimizer, Training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +60,9 @@ def problems(options: Options, mesh: Mesh, optimizer: Optimizer) -> Iterator[str
 
 
 def model_problems(options: Options, model: ModelSpec, accumulates: bool) -> Iterator[str]:
-    """What is not modelled of `model`, with the scenario's key in front."""
-    if model.frozen:
-        yield "frozen: not modelled with fsdp1; use fsdp2 or leave it out"
-    if model.unused:
-        yield "model.unused: not modelled with fsdp1; use fsdp2 or leave it out"
-    if model.forwards > 1 or any(module.fqn != module.path for module in model.modules):
-        yield "model.uses, batch.forwards: expected 1 with fsdp1, which is not modelled with more; use fsdp2"
+    """What torch cannot do with `model`, and what is not modelled of it, with the scenario's key in front."""
+    if isinstance(model, TracedModel):
+        yield from _traced_problems(model)
     for unit in model.units:
         if len(unit.modules) > 1:
             yield (
@@ -70,6 +70,24 @@ def model_problems(options: Options, model: ModelSpec, accumulates: bool) -> Ite
                 'use every = 1 or "all" with ends = "root", or fsdp2'
             )
             return
+        if not options.use_orig_params and len({parameter.requires_grad for parameter in unit.parameters}) > 1:
+            yield (
+                f"frozen: {unit.fqn} has parameters that are frozen and others that are trained, which torch refuses (Must flatten tensors "
+                "with uniform `requires_grad` when `use_orig_params=False`); use strategy.use_orig_params = true, or freeze the whole unit"
+            )
+            return
+
+
+def _traced_problems(model: TracedModel) -> Iterator[str]:
+    """What a trace does not tell, in which parameters were leaves, each of them in one piece."""
+    if model.frozen:
+        yield "frozen: a trace has no gradients of frozen parameters, which views of one flat parameter get; use fsdp2, or train them all"
+    if model.autocast != "none":
+        yield "precision.autocast: a trace has casts in autocast's cache, which keeps none of views; use fsdp2, or trace it without"
+    if repeats(model):
+        yield "model.traced: expected each unit to run once with fsdp1, whose flat parameters have other views in each run; use fsdp2"
+    if model.nested:
+        yield "model.traced: expected no units in units with fsdp1, of which a trace does not tell when each begins and ends; use fsdp2"
 
 
 def kinds(model: ModelSpec, mesh: Mesh) -> int:
@@ -80,8 +98,6 @@ def kinds(model: ModelSpec, mesh: Mesh) -> int:
 def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     """The Program of every rank; ranks that step as many elements of each parameter share one. ScenarioError for what is not modelled."""
     found = (*problems(options, mesh, training.optimizer), *model_problems(options, training.model, False))
-    if training.precision.autocast != "none":
-        found += ("precision.autocast: not modelled with fsdp1, whose views autocast does not cache; use fsdp2 or parameters = \"bf16\"",)
     if found:
         raise ScenarioError(found)
     flats = _flats(training, mesh=mesh, options=options)
@@ -92,7 +108,7 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     for rank in range(mesh.dp_shard):
         numels = stepped(training.model, flats, rank=rank, original=options.use_orig_params)
         kept = tuple([flat.layout.local(rank).numel for flat in flats.values()])
-        hollow = frozenset([flat.fqn for flat in flats.values() if options.use_orig_params and not any(flat.held(rank))])
+        hollow = _hollow(training.model, flats, rank=rank) if options.use_orig_params else frozenset[str]()
         alike = (hollow, kept, tuple(numels))
         if alike not in programs:
             if hollow not in both:
@@ -110,6 +126,12 @@ def _flats(training: Training, *, mesh: Mesh, options: Options) -> dict[str, Fla
         dtype=training.precision.parameters,
         aligned=options.use_orig_params,
     )
+
+
+def _hollow(model: ModelSpec, flats: dict[str, FlatParameter], *, rank: int) -> frozenset[str]:
+    """The flat parameters of which `rank` has no element that is trained."""
+    frozen = model.frozen
+    return frozenset([flat.fqn for flat in flats.values() if all(fqn in frozen for fqn, _ in flat.held(rank))])
 
 
 def _rank(
@@ -138,21 +160,25 @@ def _both_steps(
 ) -> tuple[FlatShardedStep, FlatShardedStep]:
     """The passes of the first step, in which nothing is known of the order of forward, and of later ones.
 
-    The limiter's queue outlives a step, and after a few each leaves as many frees in it as it finds.
+    Each step leaves something to the next: gradients that only flat parameters hold, frees that the limiter has not waited for, and what
+    nobody has freed. After a few it is always the same.
     """
-    first = _new_step(training, mesh=mesh, options=options, hollow=hollow)
-    flats = _flats(training, mesh=mesh, options=options)
-    _passes(first, flats, options, known=False)
-    pending = len(first.frees)
+    flats, order, units = _flats(training, mesh=mesh, options=options), Order(), Units.of(training)
+    first = steady = _new_step(training, mesh=mesh, options=options, hollow=hollow)
+    _passes(first, flats, options, order=order, units=units, first=True)
     while True:
+        before, left = (len(steady.frees), _left(steady, flats, options)), _left(steady, flats, options)
         steady = _new_step(training, mesh=mesh, options=options, hollow=hollow)
-        steady.frees = [EARLIER_STEP] * pending
-        if options.use_orig_params:
-            steady.live = {f"{unit}.gradient" for unit in flats}
-        _passes(steady, _flats(training, mesh=mesh, options=options), options, known=True)
-        if len(steady.frees) <= pending:
+        steady.frees, steady.live = [EARLIER_STEP] * before[0], left
+        _passes(steady, flats, options, order=order, units=units, first=False)
+        if (len(steady.frees), _left(steady, flats, options)) == before:
             return first, steady
-        pending = len(steady.frees)
+
+
+def _left(step: FlatShardedStep, flats: dict[str, FlatParameter], options: Options) -> set[str]:
+    """What lives on to the next step."""
+    gradients = [f"{fqn}.gradient" for fqn in flats] if options.use_orig_params else []
+    return step.live.intersection([*gradients, *(f"{fqn}.unsharded" for fqn in flats)])
 
 
 def _new_step(training: Training, *, mesh: Mesh, options: Options, hollow: frozenset[str]) -> FlatShardedStep:
@@ -161,7 +187,7 @@ def _new_step(training: Training, *, mesh: Mesh, options: Options, hollow: froze
         training=training,
         mesh=mesh,
         gradients=Gradients(
-            nbytes={p.fqn: p.numel * element for p in training.model.parameters},
+            nbytes={p.fqn: p.numel * element for p in viewed(training.model).parameters},
             after_sums=accumulated_after_sums(training),
         ),
         reads=units_read(training.model),
@@ -171,134 +197,28 @@ def _new_step(training: Training, *, mesh: Mesh, options: Options, hollow: froze
     )
 
 
-def _passes(step: FlatShardedStep, flats: dict[str, FlatParameter], options: Options, *, known: bool) -> None:
-    """Forward and backward of each micro-batch; `known`: whether an earlier step has shown the order of forward."""
-    training, wrapped_by = step.training, step.training.model.wrapped_by
-    for micro_batch in range(training.batch.accumulation):
-        step.micro_batch = micro_batch
-        sync = training.sync == "every" or micro_batch == training.batch.accumulation - 1
-        ahead = options.forward_prefetch and (known or micro_batch > 0)
-        run = _Run(step, flats, options, sync=sync, looks_ahead=ahead, wrapped_by=wrapped_by)
-        step.begin("forward", micro_batch=micro_batch)
-        if not known and not micro_batch:
+def _passes(
+    step: FlatShardedStep, flats: dict[str, FlatParameter], options: Options, *, order: Order, units: Units, first: bool
+) -> None:
+    """The forwards and the backward of each micro-batch; the `first` step makes what is made once."""
+    training = step.training
+    for number in range(training.batch.accumulation):
+        step.micro_batch = number
+        micro_batch = MicroBatch(
+            step=step,
+            flats=flats,
+            units=units,
+            order=order,
+            frees=options.sharding == "full",
+            keeps_views=options.sharding == "grad_op" and options.use_orig_params,
+            backward_prefetch=options.backward_prefetch,
+            forward_prefetch=options.forward_prefetch,
+            sync=training.sync == "every" or number == training.batch.accumulation - 1,
+        )
+        step.begin("forward", micro_batch=number)
+        if first and not number:
             lazy_init(step, list(flats.values()))
-        run.forward()
-        step.begin("backward", micro_batch=micro_batch)
-        run.backward()
-
-
-@dataclass(slots=True)
-class _Run:
-    """One micro-batch. `splits` are the views of flat parameters into their parts, in the order in which forward made them, each with
-    the place of the first module that forward ran after it."""
-
-    step: FlatShardedStep
-    flats: dict[str, FlatParameter]
-    options: Options
-    sync: bool
-    looks_ahead: bool
-    wrapped_by: dict[str, str]
-    """By module: its unit."""
-    splits: list[tuple[FlatParameter, int]] = field(default_factory=list)
-    order: list[FlatParameter] = field(default_factory=list)
-    """The flat parameters in the order in which their forwards ended."""
-    ahead: list[FlatParameter] = field(default_factory=list)
-    """The flat parameters in the order in which forward gathers them."""
-
-    @property
-    def modules(self) -> tuple[LoweredModule, ...]:
-        """In the order of forward."""
-        return self.step.training.modules
-
-    def _block(self, module: LoweredModule) -> FlatParameter | None:
-        """The flat parameter of a module that is a unit of its own."""
-        unit = self.wrapped_by[module.fqn]
-        return self.flats.get(unit) if unit != ROOT else None
-
-    def forward(self) -> None:
-        """The root first, then each block just in time; with forward_prefetch, the one before gathers it."""
-        step, root = self.step, self.flats.get(ROOT)
-        blocks = [block for module in self.modules if (block := self._block(module)) is not None]
-        self.ahead = [*([root] if root is not None else []), *blocks]
-        for flat in self.flats.values():
-            flat.awaits_forward, flat.prefetched = True, False
-        step.begin_forward()
-        step.cast_input(self.modules)
-        if root is not None:
-            self._pre_forward(root, 0)
-        for place, module in enumerate(self.modules):
-            block = self._block(module)
-            if block is not None:
-                self._pre_forward(block, place)
-            step.forward(module, reads_input=place == 0)
-            if block is not None:
-                self._post_forward(block, free=self.options.sharding == "full")
-        if root is not None:
-            self._post_forward(root, free=False)
-
-    def _pre_forward(self, flat: FlatParameter, place: int) -> None:
-        step = self.step
-        if not flat.prefetched:
-            step.unshard(flat)
-            self.splits.append((flat, place))
-        flat.awaits_forward = False
-        step.wait_for_unshard()
-        following = self._following(flat) if self.looks_ahead else None
-        if following is not None and following.awaits_forward and not following.prefetched:
-            step.unshard(following)
-            following.prefetched = True
-            self.splits.append((following, place))
-
-    def _following(self, flat: FlatParameter) -> FlatParameter | None:
-        """The one that forward gathers after `flat`."""
-        place = self.ahead.index(flat) + 1
-        return self.ahead[place] if place < len(self.ahead) else None
-
-    def _post_forward(self, flat: FlatParameter, *, free: bool) -> None:
-        self.order.append(flat)
-        self.step.reshard(flat, free=free)
-        flat.awaits_backward = True
-
-    def backward(self) -> None:
-        """Each unit is gathered if need be, runs, and once the splits of the others that forward made after its own are over, reduces."""
-        step, last = self.step, len(self.modules) - 1
-        step.begin_backward()
-        root = self.flats.get(ROOT)
-        if root is not None:
-            self._pre_backward(root)
-        for back, module in enumerate(reversed(self.modules)):
-            block = self._block(module)
-            if block is not None:
-                self._pre_backward(block)
-            step.backward(module)
-            while self.splits and self.splits[-1][1] >= last - back:
-                self._post_backward(self.splits.pop()[0])
-        step.end_backward(sync=self.sync)
-        for flat in self.flats.values():
-            flat.awaits_backward = flat.prefetched = False
-
-    def _pre_backward(self, flat: FlatParameter) -> None:
-        if not flat.prefetched:
-            self.step.unshard(flat)
-        self.step.wait_for_unshard()
-        flat.awaits_backward = False
-        if self.options.backward_prefetch == "pre":
-            self._prefetch_before(flat)
-
-    def _prefetch_before(self, flat: FlatParameter) -> None:
-        """Gather the unit whose forward ended just before, unless it has begun backward already."""
-        place = self.order.index(flat)
-        before = self.order[place - 1] if place else None
-        if before is not None and before.awaits_backward and not before.prefetched:
-            self.step.unshard(before)
-            before.prefetched = True
-
-    def _post_backward(self, flat: FlatParameter) -> None:
-        self.step.concatenate_gradients(flat)
-        self.step.reshard(flat, free=self.sync or self.options.sharding == "full")
-        if self.options.backward_prefetch == "post":
-            self._prefetch_before(flat)
-        if self.sync:
-            self.step.reduce(flat)
-        else:
-            self.step.accumulate_without_sync(flat)
+        for modules in training.forwards:
+            micro_batch.forward(modules)
+        step.begin("backward", micro_batch=number)
+        micro_batch.backward()

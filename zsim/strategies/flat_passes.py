@@ -1,0 +1,226 @@
+"""The order in which fsdp1 gathers, frees and reduces in a forward and a backward, as the hooks of FullyShardedDataParallel decide it.
+
+Hooks on the output of a unit begin its backward, once until it runs forward again; a hook on the accumulator of a flat parameter ends it,
+when the views of all its runs have their gradients. One that is not trained has no accumulator: a hook on what its unit took in its
+first run ends it, and where that needs no gradient the end of backward does. See torch/distributed/fsdp/_runtime_utils.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from zsim.model import ROOT, RUN
+from zsim.strategies.flat_parameters import FlatParameter
+from zsim.strategies.flat_sharded import FlatShardedStep
+from zsim.training import NOTHING, LoweredModule, Training
+
+
+@dataclass(slots=True, kw_only=True)
+class Order:
+    """The orders in which flat parameters have been used, by which others are prefetched."""
+
+    forward: list[FlatParameter] = field(default_factory=list)
+    """In which the first micro-batch of all gathered them in forward; nothing later changes it."""
+    learns: bool = True
+    ended: list[FlatParameter] = field(default_factory=list)
+    """In which their forwards have ended in this micro-batch, one that ran twice twice."""
+
+    def begin(self, flat: FlatParameter) -> None:
+        """A unit's forward begins."""
+        if self.learns and flat not in self.forward:
+            self.forward.append(flat)
+
+    def end(self, flat: FlatParameter) -> None:
+        """A unit's forward ends. Its first one counts, but torch takes the place 0 for none."""
+        if not flat.place:
+            flat.place = len(self.ended)
+        self.ended.append(flat)
+
+    def after(self, flat: FlatParameter) -> FlatParameter | None:
+        """The one that forward gathers after `flat`, if that is known and is not there already."""
+        place = self.forward.index(flat) + 1
+        found = self.forward[place] if place < len(self.forward) else None
+        return found if found is not None and found.awaits_forward and not found.prefetched else None
+
+    def before(self, flat: FlatParameter) -> FlatParameter | None:
+        """The one whose forward ended before that of `flat`, unless it has begun backward or is there already."""
+        found = self.ended[flat.place - 1] if flat.place else None
+        return found if found is not None and found.awaits_backward and not found.prefetched else None
+
+    def end_micro_batch(self) -> None:
+        """The first order of forward is known; that of this micro-batch is over."""
+        self.learns = False
+        self.ended = []
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """By module: its place, and the unit that begins with it, or ends with it. The root's begins and ends with the forward itself."""
+
+    places: dict[str, int]
+    begin: dict[str, str]
+    end: dict[str, str]
+
+    @classmethod
+    def of(cls, training: Training) -> Units:
+        """Those of the model; each unit but the root's is one module, which may stand there in parts."""
+        wrapped_by = {fqn: unit for fqn, unit in training.model.wrapped_by.items() if unit != ROOT}
+        path = {fqn: fqn.partition(RUN)[0] for fqn in wrapped_by}
+        last = {unit: fqn for fqn, unit in wrapped_by.items() if path[fqn] == fqn}
+        return cls(
+            places={module.fqn: place for place, module in enumerate(training.modules)},
+            begin={fqn: unit for fqn, unit in wrapped_by.items() if path[fqn] == unit},
+            end={fqn: unit for fqn, unit in wrapped_by.items() if path[fqn] == last[unit]},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The node of autograd that cuts a flat parameter into the views of a run; forward makes it before the module at `place`."""
+
+    flat: FlatParameter
+    run: int
+    place: int
+
+
+@dataclass(slots=True, kw_only=True)
+class MicroBatch:
+    """The forwards and the backward of one micro-batch."""
+
+    step: FlatShardedStep
+    flats: dict[str, FlatParameter]
+    units: Units
+    order: Order
+    frees: bool
+    """Whether blocks are freed after forward."""
+    keeps_views: bool
+    """Whether original parameters stay views of unsharded storage that forward does not free."""
+    backward_prefetch: Literal["pre", "post", "none"]
+    forward_prefetch: bool
+    sync: bool
+    splits: list[Split] = field(default_factory=list)
+    """In the order of forward; backward comes to them from the last to the first."""
+    ends: dict[str, list[FlatParameter]] = field(default_factory=dict)
+    """By module: those that are not trained and are let go when what it took has its gradient."""
+    hooked: set[str] = field(default_factory=set)
+    """The units that are not trained and have run."""
+
+    def forward(self, modules: tuple[LoweredModule, ...]) -> None:
+        """The root first, then each unit just in time; with forward_prefetch, the one before gathers it."""
+        step, root, begin, end = self.step, self.flats.get(ROOT), self.units.begin, self.units.end
+        for flat in self.flats.values() if self.forward_prefetch else ():
+            flat.awaits_forward, flat.prefetched = True, False
+        step.begin_forward()
+        step.cast_input(modules)
+        if root is not None:
+            self._pre_forward(root, modules[0])
+        for module in modules:
+            if module.fqn in begin:
+                self._pre_forward(self.flats[begin[module.fqn]], module)
+            step.forward(module, reads_input=module is modules[0])
+            if module.fqn in end:
+                self._post_forward(self.flats[end[module.fqn]], differentiates=module.differentiates)
+        if root is not None:
+            self._post_forward(root, differentiates=True)
+        step.sum_losses(modules[-1])
+
+    def backward(self) -> None:
+        """Each unit is gathered if need be and runs; once autograd comes to the splits of its views, it is freed and reduces."""
+        step, entering, leaving = self.step, list[FlatParameter](), list[FlatParameter]()
+        step.begin_backward()
+        if ROOT in self.flats:
+            self._pre_backward(self.flats[ROOT])
+        for module in step.training.backward_modules:
+            if module.fqn in self.units.end:  # a unit that returns what one in it has made has the later hook on that
+                entering.insert(0, self.flats[self.units.end[module.fqn]])
+            if module.forward != NOTHING:
+                for flat in entering:
+                    self._pre_backward(flat)
+                for flat in leaving:
+                    self._reshard(flat)
+                entering, leaving = [], []
+            step.backward(module)
+            self._split_backward(down_to=self.units.places[module.fqn])
+            leaving = self.ends.get(module.fqn, []) + leaving
+        self._split_backward(down_to=0)
+        if self.sync:
+            step.wait_for_reductions()
+        self._finish()
+        step.release_loss()
+
+    def _pre_forward(self, flat: FlatParameter, module: LoweredModule) -> None:
+        """Gather, and make views; `module` is the first that runs then."""
+        self.order.begin(flat)
+        if not flat.prefetched:
+            self._unshard_in_forward(flat, module)
+        flat.awaits_forward = False
+        self.step.wait_for_unshard()
+        following = self.order.after(flat) if self.forward_prefetch else None
+        if following is not None:
+            self._unshard_in_forward(following, module)
+            following.prefetched = True
+        if not flat.trained and flat.fqn not in self.hooked:
+            self.hooked.add(flat.fqn)
+            self.ends.setdefault(module.fqn, []).extend([flat] if module.input_needs_gradient and flat.fqn != ROOT else [])
+
+    def _unshard_in_forward(self, flat: FlatParameter, module: LoweredModule) -> None:
+        self.step.unshard(flat)
+        flat.runs += 1
+        if flat.trained:
+            flat.splits += 1
+            self.splits.append(Split(flat, flat.runs, self.units.places[module.fqn]))
+
+    def _post_forward(self, flat: FlatParameter, *, differentiates: bool) -> None:
+        """Free, and wait for the gradient of the unit's output, if it needs one."""
+        self.order.end(flat)
+        self.step.reshard(flat, free=self.frees and flat.fqn != ROOT, keeps_views=self.keeps_views)
+        flat.awaits_backward, flat.entered = differentiates, False
+
+    def _pre_backward(self, flat: FlatParameter) -> None:
+        if flat.entered:
+            return
+        flat.entered = True
+        if not flat.prefetched:
+            self.step.unshard(flat)
+        self.step.wait_for_unshard()
+        flat.awaits_backward = False
+        if self.backward_prefetch == "pre":
+            self._prefetch_before(flat)
+
+    def _prefetch_before(self, flat: FlatParameter) -> None:
+        before = self.order.before(flat)
+        if before is not None:
+            self.step.unshard(before)
+            before.prefetched = True
+
+    def _split_backward(self, *, down_to: int) -> None:
+        """Autograd comes to the splits that forward has made since the module at this place; the last one of a flat parameter ends it."""
+        while self.splits and self.splits[-1].place >= down_to:
+            split = self.splits.pop()
+            split.flat.splits -= 1
+            self.step.concatenate_gradients(split.flat, run=split.run)
+            if not split.flat.splits:
+                self._post_backward(split.flat)
+
+    def _post_backward(self, flat: FlatParameter) -> None:
+        self._reshard(flat)
+        if self.sync:
+            self.step.reduce(flat)
+        else:
+            self.step.accumulate_without_sync(flat)
+
+    def _reshard(self, flat: FlatParameter) -> None:
+        """A unit's backward is over. Without a reduction, blocks that forward kept are kept on."""
+        self.step.reshard(flat, free=self.sync or self.frees)
+        if self.backward_prefetch == "post":
+            self._prefetch_before(flat)
+
+    def _finish(self) -> None:
+        """The root's final callback: what is still unsharded is resharded, and nothing is awaited any more."""
+        for flat in self.flats.values():
+            if flat.in_use:
+                self.step.reshard(flat, free=self.sync or self.frees)
+            flat.awaits_backward = flat.prefetched = flat.entered = False
+            flat.place, flat.runs = None, 0
+        self.order.end_micro_batch()
