@@ -116,7 +116,7 @@ def interpret(
     output = ""
     for call in calls:
         reads = _reads(call)
-        if isinstance(call, Stretch):
+        if not isinstance(call, Operator):  # a stretch, or what wraps it
             output = call.spec.operators[-1].output
             values[output] = call(values[reads[0]])
         else:

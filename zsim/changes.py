@@ -70,7 +70,10 @@ def refusals(scenario: Scenario) -> tuple[str, ...]:
     return (
         *strategy.problems(scenario.options, scenario.mesh, scenario.optimizer),
         *checkpointing.problems(
-            scenario.checkpointing, scenario.model, casts=precision.autocast != "none", forwards=batch.forwards
+            scenario.checkpointing,
+            scenario.model,
+            casts=precision.autocast != "none" and strategy.leaves,
+            forwards=batch.forwards,
         ),
         *model_problems(
             scenario.strategy,

@@ -186,7 +186,7 @@ class _Made:
         options = attempt(_options, strategy)
         expect = [attempt(expectation, key, value) for key, value in (tables["expect"] or {}).items()]
         attempt(_check_together, strategy, options, mesh, tables["optimizer"])
-        attempt(_check_checkpointing, model, *(tables[key] for key in ("activation_checkpointing", "batch", "precision")))
+        attempt(_check_checkpointing, model, *(tables[key] for key in ("activation_checkpointing", "batch", "precision")), strategy)
         attempt(_check_precision, tables["precision"])
         attempt(_check_execution, tables["execution"], cluster)
         asked = ("model", "batch", "precision", "activation_checkpointing", "wrapping")
@@ -237,8 +237,10 @@ def _check_precision(table: PrecisionTable) -> None:
         raise ScenarioError((f'precision.autocast: {expected}, found with "{table.parameters}"',))
 
 
-def _check_checkpointing(model: ModelSpec, table: CheckpointingTable, batch: BatchTable, precision: PrecisionTable) -> None:
-    asked, casts = Checkpointing(**table.model_dump()), precision.autocast != "none"
+def _check_checkpointing(
+    model: ModelSpec, table: CheckpointingTable, batch: BatchTable, precision: PrecisionTable, strategy: Any
+) -> None:
+    asked, casts = Checkpointing(**table.model_dump()), precision.autocast != "none" and STRATEGIES[strategy.name].leaves
     problems = tuple(checkpointing.problems(asked, model, casts=casts, forwards=batch.forwards))
     if problems:
         raise ScenarioError(problems)

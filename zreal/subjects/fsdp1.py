@@ -16,7 +16,6 @@ from zreal.held import state_tensors
 from zreal.modules import DTYPES, Model
 from zreal.optimizers import make_optimizer, trained
 from zreal.subjects import Subject
-from zsim.model import ROOT
 from zsim.scenario import Scenario
 
 PREFETCH = {"pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST, "none": None}
@@ -24,10 +23,8 @@ PREFETCH = {"pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKW
 
 def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
     """`model` with each unit's module replaced by its wrapper, and then wrapped itself."""
-    for unit in scenario.model.units:
-        for fqn in unit.modules or (unit.fqn,):
-            if unit.fqn != ROOT:
-                model.set_submodule(fqn, _wrapped(scenario, model.stretch(fqn), mesh))
+    for unit in scenario.model.inside_out:
+        model.set_submodule(unit.fqn, _wrapped(scenario, model.stretch(unit.fqn), mesh))
     root = _wrapped(scenario, model, mesh)
 
     def micro_batch(last: bool) -> AbstractContextManager[None]:

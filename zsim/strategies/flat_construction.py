@@ -14,7 +14,7 @@ from zsim.training import DTYPE_NBYTES
 
 
 def construction(flats: list[FlatParameter], model: ModelSpec, *, kept: tuple[int, ...]) -> Step:
-    """The whole model is there; then every unit's parameters, the root's last, are concatenated, and a shard is copied out.
+    """The whole model is there; then every unit's parameters are concatenated, and a shard is copied out: units in units first.
 
     `kept` are the elements of each flat parameter, without padding, that this rank's shard has.
     """
@@ -23,9 +23,10 @@ def construction(flats: list[FlatParameter], model: ModelSpec, *, kept: tuple[in
     for unit in model.units:
         whole = [Alloc(f"{p.fqn}.whole", "parameters", sizes[p.fqn]) for p in unit.parameters]
         step.issue("alloc", unit.fqn, stream="host", memory=whole)
-    of_rank = dict(zip([flat.fqn for flat in flats], kept, strict=True))
-    for flat in sorted(flats, key=lambda flat: flat.fqn == ROOT):
-        step.issue("alloc", flat.fqn, stream="host", memory=_flattened(flat, of_rank[flat.fqn]))
+    of_rank = {flat.fqn: (flat, numel) for flat, numel in zip(flats, kept, strict=True)}
+    for fqn in [*[unit.fqn for unit in model.inside_out], *([ROOT] if ROOT in of_rank else [])]:
+        flat, numel = of_rank[fqn]
+        step.issue("alloc", flat.fqn, stream="host", memory=_flattened(flat, numel))
     return step
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from zsim.model import ModelSpec, ParamGroup
 from zsim.sharding import FlatLayout
+from zsim.strategies.building import MASTER_DTYPE
 from zsim.training import DTYPE_NBYTES
 
 ALIGNMENT_NBYTES = 16
@@ -77,6 +78,15 @@ class FlatParameter:
         for piece in self.layout.pieces(rank):
             if self.pieces[piece.parameter][0]:
                 yield self.pieces[piece.parameter][0], piece.interval.numel
+
+
+def placeholders(model: ModelSpec, flats: dict[str, FlatParameter], *, rank: int, dtype: str) -> dict[str, tuple[int, ...]]:
+    """By unit: elements of what `rank` makes to hang an unsharded gradient on each original parameter, which has another shape or dtype.
+
+    torch makes a gradient like the shard, and then gives it the other one's data (_use_unsharded_grad_views).
+    """
+    whole = {p.fqn: p.numel for p in model.parameters if len(p.shape) == 1 and dtype == MASTER_DTYPE}
+    return {flat.fqn: tuple([numel for fqn, numel in flat.held(rank) if whole.get(fqn) != numel]) for flat in flats.values()}
 
 
 def flat_parameters(model: ModelSpec, *, num_shards: int, dtype: str, aligned: bool) -> dict[str, FlatParameter]:

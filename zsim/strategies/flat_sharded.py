@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from zsim.model import ROOT
-from zsim.ops import Kernel, MemoryEvent, Stream
+from zsim.ops import Alloc, Free, Kernel, MemoryEvent, Stream
 from zsim.strategies.building import copy_kernel
 from zsim.strategies.flat_parameters import FlatParameter
 from zsim.strategies.flat_views import view
@@ -33,6 +33,10 @@ class FlatShardedStep(Passes):
     """The units that have a flat parameter."""
     hollow: frozenset[str] = frozenset()
     """Those of which this rank's shard has nothing of original parameters that are trained: only padding, or frozen ones."""
+    originals: bool = False
+    """Whether the original parameters are visible (use_orig_params)."""
+    hung: list[tuple[int, str]] = field(default_factory=list)
+    """The ops in which unsharded gradients are hung on original parameters for the first time, and the units of these."""
     frees: list[int] = field(default_factory=list)
     """The events of frees that the limiter has not waited for, oldest first."""
     gather_waits: dict[Stream, list[int]] = field(default_factory=dict)
@@ -43,7 +47,16 @@ class FlatShardedStep(Passes):
 
     def copy(self) -> FlatShardedStep:
         """This step so far, to be ended in another way."""
-        return replace(self, ops=list(self.ops), parts=list(self.parts), live=set(self.live))
+        return replace(self, ops=list(self.ops), parts=list(self.parts), live=set(self.live), hung=list(self.hung))
+
+    def hang_gradients(self, placeholders: dict[str, tuple[int, ...]]) -> None:
+        """Fill in what a rank makes, by unit, to hang unsharded gradients on original parameters: each for a moment."""
+        for index, unit in self.hung:
+            memory: list[MemoryEvent] = []
+            for place, numel in enumerate(placeholders[unit]):
+                name = f"{unit}.placeholder{place}"
+                memory += [Alloc(name, "temporaries", self.nbytes(numel, ORIGINAL)), Free(name)]
+            self.ops[index] = replace(self.ops[index], memory=tuple(memory))
 
     # -- unshard and reshard
 
@@ -193,6 +206,8 @@ class FlatShardedStep(Passes):
 
     def accumulate_without_sync(self, flat: FlatParameter) -> None:
         """Keep the unsharded gradient, in the dtype of the parameters, for a later micro-batch (no_sync)."""
+        if self.originals and not self.micro_batch:
+            self.hung.append((self.issue("alloc", flat.fqn, stream="host"), flat.fqn))
         memory = self.drop(f"{flat.fqn}.unsharded_gradient.added")
         if memory:
             self.issue("free", flat.fqn, stream="host", micro_batch=self.micro_batch, memory=memory)

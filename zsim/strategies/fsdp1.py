@@ -22,7 +22,7 @@ from zsim.repeats import repeats
 from zsim.strategies.building import accumulated_after_sums, rank_program, units_read
 from zsim.strategies.flat_construction import construction, lazy_init
 from zsim.strategies.flat_optimizer import optimizer
-from zsim.strategies.flat_parameters import FlatParameter, flat_parameters, stepped
+from zsim.strategies.flat_parameters import FlatParameter, flat_parameters, placeholders, stepped
 from zsim.strategies.flat_passes import MicroBatch, Order, Units
 from zsim.strategies.flat_sharded import EARLIER_STEP, FlatShardedStep
 from zsim.strategies.flat_views import viewed
@@ -101,22 +101,47 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     if found:
         raise ScenarioError(found)
     flats = _flats(training, mesh=mesh, options=options)
-    programs: dict[tuple[frozenset[str], tuple[int, ...], tuple[int, ...]], int] = {}
+    programs: dict[_Held, int] = {}
     ranks: list[RankProgram] = []
     by_shard: list[int] = []
     both: dict[frozenset[str], tuple[FlatShardedStep, FlatShardedStep]] = {}
     for rank in range(mesh.dp_shard):
-        numels = stepped(training.model, flats, rank=rank, original=options.use_orig_params)
-        kept = tuple([flat.layout.local(rank).numel for flat in flats.values()])
-        hollow = _hollow(training.model, flats, rank=rank) if options.use_orig_params else frozenset[str]()
-        alike = (hollow, kept, tuple(numels))
-        if alike not in programs:
-            if hollow not in both:
-                both[hollow] = _both_steps(training, mesh=mesh, options=options, hollow=hollow)
-            programs[alike] = len(ranks)
-            ranks.append(_rank(training, both[hollow], flats=flats, numels=numels, kept=kept, options=options))
-        by_shard.append(programs[alike])
+        held = _Held.by(rank, training=training, flats=flats, options=options)
+        if held not in programs:
+            if held.hollow not in both:
+                both[held.hollow] = _both_steps(training, mesh=mesh, options=options, hollow=held.hollow)
+            programs[held] = len(ranks)
+            ranks.append(_rank(training, both[held.hollow], flats=flats, held=held, options=options))
+        by_shard.append(programs[held])
     return Program(mesh=mesh, ranks=tuple(ranks), assignment=tuple(by_shard) * mesh.dp_replicate)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    """What a rank has of the flat parameters, which decides what it does: ranks that have the same share a program."""
+
+    hollow: frozenset[str]
+    """The units of whose original parameters it has no element that is trained."""
+    kept: tuple[int, ...]
+    """The elements of its shard of each flat parameter, without padding."""
+    stepped: tuple[int, ...]
+    """The elements of each parameter that it steps."""
+    placeholders: tuple[tuple[str, tuple[int, ...]], ...]
+    """By unit: what it makes to hang unsharded gradients on original parameters."""
+
+    @classmethod
+    def by(cls, rank: int, *, training: Training, flats: dict[str, FlatParameter], options: Options) -> _Held:
+        """What `rank` has."""
+        model, frozen, original = training.model, training.model.frozen, options.use_orig_params
+        waits = original and training.sync == "last" and training.batch.accumulation > 1
+        made = placeholders(model, flats, rank=rank, dtype=training.precision.parameters) if waits else {}
+        empty = [flat.fqn for flat in flats.values() if original and all(fqn in frozen for fqn, _ in flat.held(rank))]
+        return cls(
+            hollow=frozenset(empty),
+            kept=tuple([flat.layout.local(rank).numel for flat in flats.values()]),
+            stepped=tuple(stepped(model, flats, rank=rank, original=original)),
+            placeholders=tuple(made.items()),
+        )
 
 
 def _flats(training: Training, *, mesh: Mesh, options: Options) -> dict[str, FlatParameter]:
@@ -128,30 +153,25 @@ def _flats(training: Training, *, mesh: Mesh, options: Options) -> dict[str, Fla
     )
 
 
-def _hollow(model: ModelSpec, flats: dict[str, FlatParameter], *, rank: int) -> frozenset[str]:
-    """The flat parameters of which `rank` has no element that is trained."""
-    frozen = model.frozen
-    return frozenset([flat.fqn for flat in flats.values() if all(fqn in frozen for fqn, _ in flat.held(rank))])
-
-
 def _rank(
     training: Training,
     both: tuple[FlatShardedStep, FlatShardedStep],
     *,
     flats: dict[str, FlatParameter],
-    numels: list[int],
-    kept: tuple[int, ...],
+    held: _Held,
     options: Options,
 ) -> RankProgram:
-    """The program of a rank that keeps so many elements of each flat parameter, without padding, and steps `numels`."""
+    """The program of a rank that has `held` of the flat parameters."""
+    numels = list(held.stepped)
     memory = optimizers.first_and_later(
         numels, optimizer=training.optimizer, dtype=ORIGINAL, device=training.device, owner="optimizer"
     )
-    steps = [
-        optimizer(passes.copy(), numels, of_step, first=first, keeps_gradients=options.use_orig_params)
-        for passes, of_step, first in zip(both, memory, (True, False), strict=True)
-    ]
-    made = construction(list(flats.values()), training.model, kept=kept)
+    steps = []
+    for passes, of_step, first in zip(both, memory, (True, False), strict=True):
+        step = passes.copy()
+        step.hang_gradients(dict(held.placeholders))
+        steps.append(optimizer(step, numels, of_step, first=first, keeps_gradients=options.use_orig_params))
+    made = construction(list(flats.values()), training.model, kept=held.kept)
     return rank_program(made.ops, first=steps[0], steady=steps[1])
 
 
@@ -192,6 +212,7 @@ def _new_step(training: Training, *, mesh: Mesh, options: Options, hollow: froze
         ),
         reads=units_read(training.model),
         limits=options.limit_all_gathers,
+        originals=options.use_orig_params,
         units=tuple([unit.fqn for unit in training.model.units]),
         hollow=hollow,
     )
