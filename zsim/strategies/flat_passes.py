@@ -132,6 +132,7 @@ class MicroBatch:
         if ROOT in self.flats:
             self._pre_backward(self.flats[ROOT])
         for module in step.training.backward_modules:
+            self._split_backward(after=self.units.places[module.fqn])
             if module.fqn in self.units.end:  # a unit that returns what one in it has made has the later hook on that
                 entering.insert(0, self.flats[self.units.end[module.fqn]])
             if module.forward != NOTHING:
@@ -141,9 +142,8 @@ class MicroBatch:
                     self._reshard(flat)
                 entering, leaving = [], []
             step.backward(module)
-            self._split_backward(down_to=self.units.places[module.fqn])
             leaving = self.ends.get(module.fqn, []) + leaving
-        self._split_backward(down_to=0)
+        self._split_backward()
         if self.sync:
             step.wait_for_reductions()
         self._finish()
@@ -194,9 +194,9 @@ class MicroBatch:
             self.step.unshard(before)
             before.prefetched = True
 
-    def _split_backward(self, *, down_to: int) -> None:
-        """Autograd comes to the splits that forward has made since the module at this place; the last one of a flat parameter ends it."""
-        while self.splits and self.splits[-1].place >= down_to:
+    def _split_backward(self, *, after: int = -1) -> None:
+        """Autograd comes to what forward made `after` the module at this place began; a flat parameter's last split ends it."""
+        while self.splits and self.splits[-1].place > after:
             split = self.splits.pop()
             split.flat.splits -= 1
             self.step.concatenate_gradients(split.flat, run=split.run)
