@@ -18,18 +18,20 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 NUM_RANKS = (1, 2, 3, 4, 8, 64, 1024)
-NUM_DRAWS = {"ddp": 6, "zero_redundancy": 6, "zero1": 7, "zero2": 6, "zero3": 7, "fsdp2": 8, "hsdp": 7}
+NUM_DRAWS = {"ddp": 6, "zero_redundancy": 6, "zero1": 7, "zero2": 6, "zero3": 7, "fsdp2": 8, "hsdp": 7, "fsdp1": 15}
 """Draws of one kind for each number of ranks, by strategy."""
 AT_MOST = {4: 6, 8: 6, 64: 5, 1024: 2}
 """Of these numbers of ranks, how many draws of each strategy at most: one of fully_shard on 1,024 ranks takes a minute."""
+FULLY_SHARDED = {4: 14, 8: 12}
+"""As `AT_MOST`, of fsdp1, whose steps are cheaper to run. It is never on one rank, where torch shards nothing."""
 TRACED = {"encoder": (2, 16), "adapters": (2, 16)}
 """Modules of tests/zreal/user_modules.py that are drawn traced, with their micro-batch and length; under what torch itself has."""
-NUM_TOGETHER = {"ddp": 1, "zero_redundancy": 1, "zero1": 1, "zero2": 1, "zero3": 1, "fsdp2": 4, "hsdp": 3}
-"""Draws of all kinds together for each number of ranks: 84 more."""
+NUM_TOGETHER = {"ddp": 1, "zero_redundancy": 1, "zero1": 1, "zero2": 1, "zero3": 1, "fsdp2": 4, "hsdp": 3, "fsdp1": 6}
+"""Draws of all kinds together for each number of ranks: 115 more."""
 KINDS = ("plain", "repeated", "autocast", "frozen", "unused")
 """What runs again, casts in autocast's cache, parts that are not trained: one by one, or together."""
 TOGETHER = "together"
-WITH_TRACED = ("ddp", "fsdp2", "hsdp", "zero_redundancy")
+WITH_TRACED = ("ddp", "fsdp2", "hsdp", "zero_redundancy", "fsdp1")
 FLAT = ('"unit"', '"parameter"', '"900 B"', '"6 KiB"')
 PRECISIONS = (("fp32", "fp32"), ("bf16", "fp32"), ("bf16", "bf16"), ("fp16", "fp32"), ("fp16", "fp16"), ("fp32", "bf16"))
 OPTIMIZERS = (
@@ -51,6 +53,8 @@ FROZEN = {
     "llama": ('["blocks.*.weight"]', '["*.attn.[qk].*"]', '["wte.*", "blocks.0.*"]', '["*.attn.[qk].*", "wte.*"]'),
 }
 """Patterns by family; the last ones leave the first block no backward."""
+FROZEN_UNITS = {"mlp": ('["blocks.[1-3].*"]', '["head.*", "blocks.0.*"]'), "gpt": ('["blocks.[024].*"]',), "llama": ('["blocks.[13].*"]',)}
+"""Those of whole units, which fsdp1 takes without use_orig_params too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +103,8 @@ def frames(draw: st.DrawFn, strategy: str, *, ranks: int, together: bool) -> Fra
     kind = TOGETHER if together else _choice(draw, *KINDS)
     family, layers = _choice(draw, "gpt", "llama", "mlp"), draw(st.integers(6, 8))
     unused = f"blocks.{draw(st.integers(0, layers - 1))}" if kind == "unused" or (together and draw(st.booleans())) else ""
-    frozen = _choice(draw, *FROZEN[family]) if kind == "frozen" or ((unused or together) and draw(st.booleans())) else ""
+    patterns = FROZEN[family] + (FROZEN_UNITS[family] if strategy == "fsdp1" else ())
+    frozen = _choice(draw, *patterns) if kind == "frozen" or ((unused or together) and draw(st.booleans())) else ""
     finds = strategy in ("ddp", "zero_redundancy") and _choice(draw, "", "", "finds") == "finds"
     if unused and strategy in ("ddp", "zero_redundancy") and not finds:  # DDP waits for every gradient
         frozen = f'["{unused}.*"]'
@@ -152,7 +157,7 @@ def _checkpointing(draw: st.DrawFn, frame: Frame) -> str:
     own = {"mlp": ["gelu"], "gpt": ["attention", "layer_norm", "gelu"], "llama": ["attention", "swiglu", "rms_norm"]}
     forms = ["", "", 'mode = "full"', 'mode = "full", every = 2']
     forms.append(f'mode = "selective", recompute = ["{_choice(draw, *own[frame.family])}"]')
-    casts_once = not frame.autocast or (frame.uses == "1" and frame.forwards == 1)
+    casts_once = frame.strategy == "fsdp1" or not frame.autocast or (frame.uses == "1" and frame.forwards == 1)
     if (frame.family == "mlp" or frame.attention == "sdpa") and casts_once:
         saved = '["linear"]' if frame.family == "mlp" else _choice(draw, '["linear"]', '["linear", "attention"]')
         forms += [f'mode = "selective", save = {saved}{which}' for which in ("", ", save_every = 2")]
@@ -163,7 +168,7 @@ def _checkpointing(draw: st.DrawFn, frame: Frame) -> str:
 def _nested(draw: st.DrawFn, frame: Frame, *, checkpointing: str) -> str:
     """Units in each block's unit; a block that is recomputed whole has none."""
     whole = checkpointing and "recompute" not in checkpointing
-    if not frame.together or frame.strategy not in ("fsdp2", "hsdp") or whole or draw(st.booleans()):
+    if not frame.together or frame.strategy not in ("fsdp2", "hsdp", "fsdp1") or whole or draw(st.booleans()):
         return ""
     inner = ['["fc1"]', '["fc2"]'] if frame.family == "mlp" else ['["mlp"]', '["attn"]', '["attn", "mlp"]']
     return f"nested = {_choice(draw, *inner)}"
@@ -173,16 +178,32 @@ def _wrapping(draw: st.DrawFn, frame: Frame, *, nested: str = "") -> str:
     if (frame.unused and not frame.together) or draw(st.booleans()):
         return f"wrapping = {{ {nested} }}\n" if nested else ""
     ends = "root" if frame.tied else _choice(draw, "root", "apart")
+    more = f", {nested}" if nested else ""
+    if frame.strategy == "fsdp1":  # a wrapper has one module
+        form = _choice(draw, 'every = "all"', 'ends = "apart"') if frame.family == "mlp" and not nested else 'every = "all"'
+        return f"wrapping = {{ {nested or form} }}\n"
     in_a_row = frame.uses not in ("1", USES[-1])
     every = "1" if in_a_row else _choice(draw, "2", "3", "4", "1" if ends == "apart" else '"all"')
     if in_a_row and ends == "root":
         every = '"all"'
-    more = f", {nested}" if nested else ""
     return f'wrapping = {{ every = {every}, ends = "{ends}"{more} }}\n'
 
 
-def _strategy(draw: st.DrawFn, frame: Frame, *, offload: bool) -> str:
+def _fully_sharded(draw: st.DrawFn, frame: Frame, *, whole: bool) -> str:
+    """The options of fsdp1. Parameters of which some are frozen are flattened together only where the original ones stay visible."""
+    replicas = draw(st.sampled_from([n for n in _divisors(frame.ranks)[:3] if frame.ranks // n > 1]))
+    uniform = not frame.frozen or (frame.frozen in FROZEN_UNITS.get(frame.family, ()) and not whole)
+    original = "true" if not uniform else _choice(draw, "false", "true")
+    prefetch = f'backward_prefetch = "{_choice(draw, "pre", "post", "none")}", forward_prefetch = {_choice(draw, "false", "true")}'
+    mesh = f"dp_replicate = {replicas}, dp_shard = {frame.ranks // replicas}"
+    limiter = _choice(draw, "", ", limit_all_gathers = false")
+    return f', {mesh}, sharding = "{_choice(draw, "full", "grad_op")}", use_orig_params = {original}, {prefetch}{limiter}'
+
+
+def _strategy(draw: st.DrawFn, frame: Frame, *, offload: bool, wrapping: str = "") -> str:
     strategy, ranks = frame.strategy, frame.ranks
+    if strategy == "fsdp1":
+        return _fully_sharded(draw, frame, whole='"all"' in wrapping)
     if strategy in ("ddp", "zero_redundancy"):
         return _choice(draw, *BUCKETS) + _choice(draw, *VIEWS) + (", find_unused_parameters = true" if frame.finds else "")
     if strategy in ("zero1", "zero2", "zero3"):
@@ -203,18 +224,20 @@ def scenario_texts(draw: st.DrawFn, strategy: str, *, ranks: int, together: bool
     """A whole scenario file of `strategy` on `ranks` ranks."""
     frame = draw(frames(strategy, ranks=ranks, together=together))
     parameters, reduce = ("fp32", "fp32") if frame.autocast else draw(st.sampled_from(PRECISIONS))
-    never_ran = frame.unused and parameters != reduce  # torch looks for its gradients where some wait in another dtype
+    # fully_shard looks for gradients of what never ran where some wait in another dtype
+    never_ran = frame.unused and parameters != reduce and strategy != "fsdp1"
     sync = "every" if never_ran else _choice(draw, "every", "last")
     offload = strategy in ("fsdp2", "hsdp") and draw(st.integers(0, 3)) == 3
     clip = "" if offload and not together else _choice(draw, "", "", ", clip_norm = 1.0")
     autocast = f', autocast = "{_choice(draw, "bf16", "fp16")}"' if frame.autocast else ""
     model, checkpointing = _model(draw, frame), _checkpointing(draw, frame)
+    wrapping = _wrapping(draw, frame, nested=_nested(draw, frame, checkpointing=checkpointing))
     return (
         model
         + checkpointing
-        + _wrapping(draw, frame, nested=_nested(draw, frame, checkpointing=checkpointing))
+        + wrapping
         + f'cluster = {{ preset = "cpu-gloo", ranks = {ranks} }}\n'
-        + f'strategy = {{ name = "{strategy}"{_strategy(draw, frame, offload=offload)}, sync = "{sync}" }}\n'
+        + f'strategy = {{ name = "{strategy}"{_strategy(draw, frame, offload=offload, wrapping=wrapping)}, sync = "{sync}" }}\n'
         + f'precision = {{ parameters = "{parameters}", reduce = "{reduce}"{autocast} }}\n'
         + f"optimizer = {{ {_choice(draw, *OPTIMIZERS)}{clip} }}\n"
     )
@@ -223,9 +246,9 @@ def scenario_texts(draw: st.DrawFn, strategy: str, *, ranks: int, together: bool
 @st.composite
 def traced_texts(draw: st.DrawFn, strategy: str, *, ranks: int) -> str:
     """A scenario of a traced module. DDP casts its parameters in an order that a trace does not tell, so there they stay float32."""
-    module = _choice(draw, *TRACED)
+    module = _choice(draw, *(TRACED if strategy != "fsdp1" else ["encoder"]))  # which takes no trace with frozen parts
     micro_batch, length = TRACED[module]
-    precisions = PRECISIONS[:3] if strategy in ("fsdp2", "hsdp") else PRECISIONS[:1]
+    precisions = PRECISIONS[:3] if strategy in ("fsdp2", "hsdp", "fsdp1") else PRECISIONS[:1]
     parameters, reduce = draw(st.sampled_from(precisions))
     frame = Frame(
         strategy=strategy,
@@ -277,7 +300,8 @@ def draws(strategy: str, *, ranks: int, number: int, together: bool = False, tra
 @cache
 def matrix() -> tuple[str, ...]:
     """All draws; the strategies take turns, so that any stretch of it has each of them."""
-    columns = [[text for ranks in NUM_RANKS for name in WITH_TRACED for text in draws(name, ranks=ranks, number=4, traced=True)[-1:]]]
+    pairs = [(name, ranks) for ranks in NUM_RANKS for name in WITH_TRACED if (name, ranks) != ("fsdp1", 1)]
+    columns = [[text for name, ranks in pairs for text in draws(name, ranks=ranks, number=4, traced=True)[-1:]]]
     columns += _columns(NUM_DRAWS, together=False)
     return (*_in_turn(columns), *_in_turn(_columns(NUM_TOGETHER, together=True)))
 
@@ -287,11 +311,16 @@ def _columns(numbers: dict[str, int], *, together: bool) -> list[list[str]]:
     return [
         [
             text
-            for ranks in NUM_RANKS
-            for text in draws(strategy, ranks=ranks, number=min(number, AT_MOST.get(ranks, number)) + first, together=together)[first:]
+            for ranks in NUM_RANKS[strategy == "fsdp1" :]
+            for text in draws(strategy, ranks=ranks, number=_number(strategy, number, ranks) + first, together=together)[first:]
         ]
         for strategy, number in numbers.items()
     ]
+
+
+def _number(strategy: str, number: int, ranks: int) -> int:
+    most = AT_MOST | FULLY_SHARDED if strategy == "fsdp1" else AT_MOST
+    return min(number, most.get(ranks, number))
 
 
 def _in_turn(columns: list[list[str]]) -> tuple[str, ...]:

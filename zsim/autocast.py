@@ -4,7 +4,7 @@ Seen on the CPU with torch 2.13; on CUDA read from torch/include/ATen/autocast_m
 autocast kernels for. Products of matrices and fused attention run in the narrow dtype, losses in float32 (softmax too, on CUDA
 alone), sums in the wider dtype of the two, everything else in that of its input: norms read the residual stream, which stays
 float32. A weight is cast once and the copy stays in autocast's cache until the forward is over, whoever uses it again; a frozen
-one is not cached, and like activations cast at each use.
+one, or a view, is not cached, and like activations cast at each use.
 """
 
 from __future__ import annotations

@@ -105,9 +105,10 @@ def seen(case: Scenario, *, steps: int) -> list[list[str]]:
         subject = SUBJECTS[case.strategy](case, model, mesh)
         for step in range(steps):
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-                for place, (x, targets) in enumerate(modules.micro_batches(case, rank=0, step=step, dtype=subject.dtype)):
+                batches = modules.micro_batches(case, rank=0, step=step, dtype=subject.dtype)
+                for place, forwards in enumerate(modules.forwards_of(case, batches)):
                     with subject.micro_batch(place == case.batch.accumulation - 1):
-                        subject.module(x, targets).backward()
+                        modules.summed_loss(subject.module, forwards).backward()
             subject.optimizer.zero_grad(set_to_none=True)
             events = sorted(profiler.events(), key=lambda event: event.time_range.start)
             found.append([MARKS[event.name] for event in events if event.name in MARKS])
@@ -116,14 +117,17 @@ def seen(case: Scenario, *, steps: int) -> list[list[str]]:
 
 @pytest.mark.parametrize("options", [', backward_prefetch = "post"', ", forward_prefetch = true", ', sharding = "grad_op"'])
 def test_the_limiter_makes_the_host_wait_where_torchs_does(options: str) -> None:
-    """In the steady step all but the first waits, which are for frees of earlier steps and thus over."""
     case = scenario("mlp-uneven", options)
+    waited(case, seen(case, steps=4))
+
+
+def waited(case: Scenario, real: list[list[str]]) -> None:
+    """As `real`: in the steady step all but the first waits, which are for frees of earlier steps and thus over."""
     program = plan(case, device="cpu").ranks[0]
     first, steady = (
         [kind for op in ops if (kind := op.kind.replace("host_wait", "wait")) in MARKS.values()]
         for ops in (program.first, program.steady)
     )
-    real = seen(case, steps=4)
     for _ in range(real[-1].count("wait") - steady.count("wait")):
         real[-1].remove("wait")
 

@@ -59,6 +59,12 @@ OPTIONS = (
     "gradient_as_bucket_view",
     "bucket_cap_mb",
     "lookahead = 2",
+    "use_orig_params = true",
+    'sharding = "grad_op"',
+    'backward_prefetch = "post"',
+    'backward_prefetch = "none"',
+    "forward_prefetch = true",
+    "limit_all_gathers = false",
     *(f"reshard_after_forward = {value}" for value in ('"auto"', "true", "false")),
     'sync = "last"',
     'every = "all"',
@@ -101,8 +107,8 @@ def test_the_matrix_has_each_strategy_at_each_world_size_and_peaks_in_collective
     rows = recorded()["rows"]
     cases = [scenario(row["text"]) for row in rows]
     pairs = {(case.strategy, case.world_size) for case in cases}
-    assert len(cases) == len({case.text for case in cases}) == 302 + 81
-    assert len(pairs) == 7 * 7
+    assert len(cases) == len({case.text for case in cases}) == 302 + 81 + 100
+    assert len(pairs) == 7 * 7 + 6
     assert min(len({module.path for module in case.model.blocks}) for case in cases if case.model.family != FAMILY) >= 6
     assert sum(row["most"] in COMMUNICATED for row in rows) >= 50
 

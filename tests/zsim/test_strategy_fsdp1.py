@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.programs import small_model, small_training
 from zsim.errors import ScenarioError
 from zsim.mesh import Mesh
-from zsim.ops import COLLECTIVES, Op
-from zsim.program import Program
+from zsim.ops import COLLECTIVES, Alloc, Op
+from zsim.plan import plan as plan_scenario
+from zsim.program import Program, RankProgram
 from zsim.scenario import parse
 from zsim.strategies import fsdp1
 from zsim.strategies.flat_parameters import flat_parameters, stepped
 from zsim.strategies.flat_sharded import division
-from zsim.training import Training
+from zsim.training import Device, Training
 
 BLOCKS = ["blocks.0", "blocks.1", "blocks.2"]
 
@@ -121,22 +124,76 @@ def _starts(pieces: tuple[tuple[str, int], ...]) -> list[tuple[str, int]]:
     return [(fqn, begin) for (fqn, _), begin in zip(pieces, begins, strict=True)]
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "wanted"),
-    [
-        ("dp_shard = 2", "dp_replicate = 2, dp_shard = 1", "strategy.dp_shard: expected at least 2, found 1"),
-        ("num_layers = 3", "num_layers = 3, uses = 2", "model.uses, batch.forwards: expected 1 with fsdp1"),
-        ("\nprecision", '\nfrozen = ["*.bias"]\nprecision', "frozen: not modelled with fsdp1"),
-        ("\nprecision", "\nwrapping = { every = 3 }\nprecision", "wrapping: .* has 3 modules, but FullyShardedDataParallel wraps one"),
-        ("num_layers = 3", 'num_layers = 3, unused = ["blocks.1"]', "model.unused: not modelled with fsdp1"),
-    ],
-)
-def test_what_is_not_modelled_is_refused_by_name(old: str, new: str, wanted: str) -> None:
-    text = """model = { preset = "mlp-tiny", num_layers = 3 }
+def test_a_unit_that_runs_twice_is_gathered_at_each_run_of_forward_once_in_backward_and_reduced_once() -> None:
+    text = TEXT.replace("num_layers = 3", "num_layers = 2, uses = 2")
+    ops = [(op.kind, op.unit) for op in of_text(text, backward_prefetch="none") if op.kind in COLLECTIVES]
+
+    assert ops == [
+        *[("all_gather", unit) for unit in ["root", "blocks.0", "blocks.0", "blocks.1", "blocks.1"]],
+        *[(kind, unit) for unit in ["blocks.1", "blocks.0"] for kind in ("all_gather", "reduce_scatter")],
+        ("reduce_scatter", "root"),
+    ]
+
+
+def test_a_frozen_unit_is_gathered_and_never_reduced_and_one_before_all_trained_ones_has_no_backward() -> None:
+    text = TEXT.replace("\nprecision", '\nfrozen = ["blocks.[02].*"]\nprecision')
+    ops = [(op.kind, op.unit) for op in of_text(text, backward_prefetch="none") if op.kind in COLLECTIVES]
+
+    assert ops == [
+        *[("all_gather", unit) for unit in ["root", *BLOCKS, "blocks.2", "blocks.1"]],
+        *[("reduce_scatter", unit) for unit in ["blocks.1", "root"]],
+    ]
+
+
+def test_an_unused_unit_is_cut_and_nothing_else() -> None:
+    text = TEXT.replace("num_layers = 3", 'num_layers = 3, unused = ["blocks.1"]')
+    program = plan_of_text(text)
+    units = {op.unit for op in program.steady if op.kind in COLLECTIVES}
+
+    assert [op.unit for op in program.construction].count("blocks.1") == 2
+    assert units == {"root", "blocks.0", "blocks.2"}
+
+
+@pytest.mark.parametrize(("device", "made"), [("cpu", [1, 2, 2]), ("cuda", [1, 1, 1])])
+def test_gradients_of_three_runs_are_added_up_in_place_on_a_device_and_anew_under_a_meter(device: Device, made: list[int]) -> None:
+    """In float32, where one accumulator is given all of them."""
+    text = TEXT.replace("num_layers = 3", "num_layers = 2, uses = 3").replace('"bf16"', '"fp32"')
+    program = plan_of_text(text, device=device)
+    copies = [op for op in program.steady if op.kind == "copy" and op.unit == "blocks.1" and op.stream == "compute"]
+    whole = [[event for event in op.memory if isinstance(event, Alloc) and event.kind == "unsharded_gradients"] for op in copies]
+
+    assert [len(allocs) for allocs in whole] == made
+    assert [[kernel.operator for kernel in op.kernels].count("add") for op in copies] == [0, 1, 1]
+
+
+TEXT = """model = { preset = "mlp-tiny", num_layers = 3 }
 batch = { micro_batch = 2 }
 cluster = { preset = "cpu-gloo", ranks = 2 }
 strategy = { name = "fsdp1", dp_shard = 2 }
 precision = { parameters = "bf16", reduce = "fp32" }
 """
+
+
+def plan_of_text(text: str, *, device: Device = "cpu", **options: object) -> RankProgram:
+    """The Program of rank 0 of a scenario, with other options."""
+    case = parse(text.encode(), where="x.toml")
+    return plan_scenario(replace(case, options=replace(case.options, **options)), device=device).of_rank(0)
+
+
+def of_text(text: str, **options: object) -> tuple[Op, ...]:
+    """The steady step of rank 0."""
+    return plan_of_text(text, **options).steady
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "wanted"),
+    [
+        ("dp_shard = 2", "dp_replicate = 2, dp_shard = 1", "strategy.dp_shard: expected at least 2, found 1"),
+        ("\nprecision", '\nfrozen = ["*.bias"]\nprecision', "frozen: root has parameters that are frozen and others that are trained"),
+        ("\nprecision", '\nfrozen = ["blocks.*"]\nwrapping = { every = "all" }\nprecision', "frozen: root has parameters"),
+        ("\nprecision", "\nwrapping = { every = 3 }\nprecision", "wrapping: .* has 3 modules, but FullyShardedDataParallel wraps one"),
+    ],
+)
+def test_what_is_not_modelled_is_refused_by_name(old: str, new: str, wanted: str) -> None:
     with pytest.raises(ScenarioError, match=wanted):
-        parse(text.replace(old, new).encode(), where="x.toml")
+        parse(TEXT.replace(old, new).encode(), where="x.toml")

@@ -38,7 +38,7 @@ def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
         micro_batch=micro_batch,
         states=lambda: state_tensors(optimizer),
         flat=lambda: torch_private.flat_parameters(root),
-        clip=root.clip_grad_norm_,
+        clip=lambda norm: _clip(root, norm),
         whole=lambda what: _whole(root, what),
     )
 
@@ -73,6 +73,13 @@ def _policy(scenario: Scenario) -> MixedPrecision | None:
         return None
     narrow = None if precision.parameters == "float32" else DTYPES[precision.parameters]
     return MixedPrecision(param_dtype=narrow, reduce_dtype=DTYPES[precision.reduce])
+
+
+def _clip(root: FullyShardedDataParallel, norm: float) -> Tensor:
+    """Clip by the norm of all ranks' gradients; torch warns on a rank that has none of them, which is as it should be."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"Called FSDP.clip_grad_norm_\(\) on rank \d+ with no gradients")
+        return root.clip_grad_norm_(norm)
 
 
 def _whole(root: FullyShardedDataParallel, what: str) -> dict[str, Tensor]:

@@ -1,14 +1,15 @@
 """Flat parameters, as torch's FullyShardedDataParallel makes one of each wrapped module, and what of one is alive on a rank.
 
-The parameters of a unit are concatenated and cut into equal shards, the last of them padded. Where the original parameters stay
-visible (use_orig_params), each begins at a multiple of 16 bytes of the dtype of compute, and the whole divides by the shards.
+The parameters of a unit are concatenated as its modules register them, and cut into equal shards, the last of them padded. Where the
+original parameters stay visible (use_orig_params), each begins at a multiple of 16 bytes of the dtype of compute, and the whole divides
+by the shards.
 Source: torch/distributed/fsdp/_flat_param.py, FlatParamHandle._init_flat_param_and_metadata, _get_shard.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zsim.model import ModelSpec, ParamGroup
 from zsim.sharding import FlatLayout
@@ -91,8 +92,15 @@ def placeholders(model: ModelSpec, flats: dict[str, FlatParameter], *, rank: int
 
 def flat_parameters(model: ModelSpec, *, num_shards: int, dtype: str, aligned: bool) -> dict[str, FlatParameter]:
     """The flat parameters of `model` by unit, the root's first where it has one; `dtype` is that of compute."""
+    places, unused = {fqn: place for place, fqn in enumerate(model.registered)}, model.unused
     return {
-        unit.fqn: _flattened(unit, num_shards=num_shards, dtype=dtype, aligned=aligned, used=unit.fqn not in model.unused)
+        unit.fqn: _flattened(
+            replace(unit, parameters=tuple(sorted(unit.parameters, key=lambda parameter: places.get(parameter.fqn, 0)))),
+            num_shards=num_shards,
+            dtype=dtype,
+            aligned=aligned,
+            used=unit.fqn not in unused,
+        )
         for unit in model.units
     }
 

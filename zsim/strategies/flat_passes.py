@@ -13,7 +13,7 @@ from typing import Literal
 from zsim.model import ROOT, RUN
 from zsim.strategies.flat_parameters import FlatParameter
 from zsim.strategies.flat_sharded import FlatShardedStep
-from zsim.training import NOTHING, LoweredModule, Training
+from zsim.training import LoweredModule, Training
 
 
 @dataclass(slots=True, kw_only=True)
@@ -135,7 +135,7 @@ class MicroBatch:
             self._split_backward(after=self.units.places[module.fqn])
             if module.fqn in self.units.end:  # a unit that returns what one in it has made has the later hook on that
                 entering.insert(0, self.flats[self.units.end[module.fqn]])
-            if module.forward != NOTHING:
+            if module.forward.kernels:  # else it is a part of a unit that only lets go of values, and no node of autograd
                 for flat in entering:
                     self._pre_backward(flat)
                 for flat in leaving:
