@@ -103,7 +103,7 @@ def test_a_block_that_forward_passes_by_is_wrapped_anew_too() -> None:
         (
             'nested = ["mlp"]',
             {"strategy": 'name = "zero3"'},
-            "wrapping.nested: expected with one of fsdp2, hsdp, found zero3, which has no units in units; leave it out",
+            "wrapping.nested: expected with one of fsdp2, hsdp, fsdp1, found zero3, which has no units in units; leave it out",
         ),
         (
             'nested = ["mlp"]',
