@@ -73,6 +73,7 @@ def test_tied_weights_train_as_in_one_process(strategy, interpreter):
         "fsdp2-uneven-4",
         pytest.param("hsdp-gpt-2x2", marks=pytest.mark.slow),
         "fsdp1-gpt-2x2",
+        pytest.param("fsdp1-gpt-2-parts", marks=pytest.mark.slow),
         pytest.param("zero-redundancy-gpt-4", marks=pytest.mark.slow),
         "ddp-llama-2-bf16",
         pytest.param("zero3-uneven-4", marks=pytest.mark.slow),

@@ -18,7 +18,6 @@ from zsim.errors import ScenarioError
 from zsim.mesh import Mesh
 from zsim.model import ModelSpec
 from zsim.program import Program, RankProgram
-from zsim.repeats import repeats
 from zsim.strategies.building import accumulated_after_sums, rank_program, units_read
 from zsim.strategies.flat_construction import construction, lazy_init
 from zsim.strategies.flat_optimizer import optimizer
@@ -84,8 +83,6 @@ def _traced_problems(model: TracedModel) -> Iterator[str]:
         yield "frozen: a trace has no gradients of frozen parameters, which views of one flat parameter get; use fsdp2, or train them all"
     if model.autocast != "none":
         yield "precision.autocast: a trace has casts in autocast's cache, which keeps none of views; use fsdp2, or trace it without"
-    if repeats(model):
-        yield "model.traced: expected each unit to run once with fsdp1, whose flat parameters have other views in each run; use fsdp2"
     if model.nested:
         yield "model.traced: expected no units in units with fsdp1, of which a trace does not tell when each begins and ends; use fsdp2"
 
