@@ -10,13 +10,10 @@ import pytest
 from tests.agreement import differences
 from tests.zreal.test_event_order import of_program, of_torch
 from tests.zreal.test_fsdp1_against_torch import seen, waited
-from tests.zreal.user_modules import CASES as USERS
 from zreal import modules, observer, torch_private
 from zreal.subjects.table import SUBJECTS
-from zreal.tracing import trace
 from zsim.errors import ScenarioError
 from zsim.scenario import Scenario, parse
-from zsim.strategies import fsdp1
 
 MLP = 'family = "mlp", sizes = { dims = [9, 9, 9, 9], hidden = 11, num_classes = 5 }'
 GPT = 'family = "gpt", sizes = { num_layers = 3, hidden_size = 12, num_heads = 2, vocabulary = 13, attention = "sdpa", tied = true }'
@@ -104,22 +101,6 @@ def test_all_of_it_is_exact_on_any_number_of_ranks(ranks: int, original: str) ->
 def test_the_limiter_waits_where_torchs_does_when_units_run_again() -> None:
     case = scenario(f"{MLP}, uses = 2", 'backward_prefetch = "post"', batch="forwards = 2", more='frozen = ["blocks.0.*"]')
     waited(case, seen(case, steps=4))
-
-
-def test_what_a_trace_does_not_tell_of_views_is_refused_by_name() -> None:
-    """Parameters are leaves in it: frozen ones have no gradients, casts are cached, and a unit in a unit begins where it computes."""
-    case = USERS["encoder"]
-    encoder = trace(case.make, case.data(), units=case.all_units)
-    inside = replace(encoder, modules=tuple(replace(module, within="layers.0") for module in encoder.modules))
-    still = tuple(replace(p, requires_grad=False) for p in encoder.units[-1].parameters)
-    frozen = replace(encoder, units=(*encoder.units[:-1], replace(encoder.units[-1], parameters=still)))
-    cases = {"frozen": frozen, "precision.autocast": replace(encoder, autocast="bfloat16"), "model.traced": inside}
-    options = fsdp1.Options(use_orig_params=True)
-
-    assert list(fsdp1.model_problems(options, encoder, False)) == []
-    for key, model in cases.items():
-        (problem,) = fsdp1.model_problems(options, model, False)
-        assert problem.startswith(f"{key}: ")
 
 
 def test_torch_refuses_what_is_refused_as_torchs() -> None:

@@ -28,7 +28,7 @@ from zsim.plan import plan
 from zsim.program import PHASES
 from zsim.run import RunOptions
 from zsim.simulator import SimBackend
-from zsim.strategies import STRATEGIES, ddp, model_problems
+from zsim.strategies import STRATEGIES, ddp, fsdp1, model_problems
 from zsim.traced import FAMILY, TracedModel, TracedModelError, check, stretch
 from zsim.traced_file import dump, load, parse, save
 from zsim.training import Batch, Precision, Training
@@ -191,6 +191,21 @@ def test_ddp_cannot_look_for_unused_parameters_of_a_module_whose_outputs_are_not
     (problem,) = model_problems("ddp", asked, MODEL, casts=False, waits=False)
     assert problem.startswith("strategy.find_unused_parameters: DDP then copies whatever the module returns")
     assert model_problems("ddp", asked, SPEC, casts=False, waits=False) == ()
+
+
+def test_fsdp1_refuses_what_a_trace_does_not_tell_of_views() -> None:
+    """Parameters are leaves in it: frozen ones have no gradients, casts are cached, and a unit in a unit begins where it computes."""
+    still = tuple(replace(parameter, requires_grad=False) for parameter in MODEL.units[-1].parameters)
+    cases = {
+        "frozen": replace(MODEL, units=(*MODEL.units[:-1], replace(MODEL.units[-1], parameters=still))),
+        "precision.autocast": replace(MODEL, autocast="bfloat16"),
+        "model.traced": replace(MODEL, modules=tuple(replace(module, within="blocks.0") for module in MODEL.modules)),
+    }
+
+    assert list(fsdp1.model_problems(fsdp1.Options(), MODEL, False)) == []
+    assert {key: [p.partition(":")[0] for p in fsdp1.model_problems(fsdp1.Options(), case, False)] for key, case in cases.items()} == {
+        key: [key] for key in cases
+    }
 
 
 def frozen(*, made: bool) -> TracedModel:
