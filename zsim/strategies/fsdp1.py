@@ -1,10 +1,12 @@
-"""fsdp1: what torch's FullyShardedDataParallel does, with one flat parameter per block and one of the rest, which is the root's.
+"""fsdp1: what torch's FullyShardedDataParallel does, with one flat parameter per unit and one of the rest, which is the root's.
 
 Forward gathers the root first and each block just before it runs; the host may run ahead until two frees are pending, and then waits
 for the older one. The root stays gathered. In backward a block is gathered when a gradient of its output arrives, or while the one
 after it runs (backward_prefetch). Its gradients become one when all of them are there: the split into views, made with the all-gather of
 forward, is the first node of a block and so its last in backward. A gather that forward prefetches makes that node before
-the block that runs, so that in backward it comes after that block too. Observed on torch 2.13; see torch/distributed/fsdp.
+the block that runs, so that in backward it comes after that block too. A unit that runs again is gathered again in forward, with
+views of its own, and once in backward. Frozen parameters are gathered and reduced with trained ones of their unit; a unit of nothing
+else is never reduced. Observed on torch 2.13; see torch/distributed/fsdp, and flat_passes.py for the order.
 """
 
 from __future__ import annotations
