@@ -256,7 +256,8 @@ class Model(nn.Module):
         for unit in spec.units:
             if unit.fqn in parts:
                 part = parts[unit.fqn]
-                own = Stretch.inside(part, checkpointing if part.within in again else NO_CHECKPOINTING)
+                by_itself = part.within in again and checkpointing.recompute  # else it is recomputed with its block
+                own = Stretch.inside(part, checkpointing if by_itself else NO_CHECKPOINTING)
                 outside, _, name = unit.fqn.rpartition(".")
                 self.get_submodule(outside).add_module(name, own)
             for parameter in unit.parameters:

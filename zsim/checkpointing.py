@@ -85,8 +85,6 @@ def problems(asked: Checkpointing, model: ModelSpec, *, casts: bool = False, for
             'autocast\'s cache ("aten._to_copy.default … encountered during backward but not found in storage"); use mode = "full", '
             "or run each block once"
         )
-    if asked.mode != "none" and not asked.recompute and any(module.within for module in own):
-        yield f"{key}: expected no units in a block that is recomputed, found wrapping.nested; use `recompute`, or leave one of them out"
 
 
 def _casts_again(asked: Checkpointing, model: ModelSpec, forwards: int) -> bool:

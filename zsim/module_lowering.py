@@ -6,9 +6,9 @@ The calls are `zsim.eager`'s, the memory `zsim.tape`'s; here a model's modules a
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from itertools import takewhile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import groupby, takewhile
 
 from zsim.aten_call import Call
 from zsim.autocast import Autocast
@@ -67,53 +67,45 @@ def lower_each(
     """
     tape = Tape(in_place=device == "cuda")
     tape.know_parameters(model, dtype=dtype, casts_once=autocast != "none" and leaves)
-    entry, source, losses = "", "", list[str]()
+    source, losses = "", list[str]()
     sums: dict[str, tuple[MemoryEvent, ...]] = {}
-    frozen, needs = model.frozen, set[str]()
-    traced: list[tuple[Module, list[Step], tuple[TapeEvent, ...], bool]] = []
-    uncached = frozen if leaves else frozenset([parameter.fqn for parameter in model.parameters])
+    uncached = model.frozen if leaves else frozenset([parameter.fqn for parameter in model.parameters])
     make = _maker_of_calls(autocast, batch=batch, dtype=dtype, device=device, uncached=uncached)
-    dtypes: dict[str, str] = {}
-    called, takes, differentiates = "", dict[str, str](), dict[str, bool]()
+    parts = list(_parts(model, make, dtype=dtype))
+    over: dict[str, list[Step]] = {}
+    for block in _blocks(parts):
+        over[block[-1].module.fqn] = [step for part in block for step in part.steps]
+        if block[0].block in checkpointed:
+            _cut_regions(block, checkpointing)
+    differentiates: dict[str, bool] = {}
     framed = frozenset([drop for module in model.modules for op in module.operators for drop in op.drops if ":" in drop])
+    traced: list[tuple[_Part, tuple[TapeEvent, ...], bool]] = []
     forward_size = len(model.modules) // model.forwards
-    for place, module in enumerate(model.modules):
+    for place, part in enumerate(parts):
         if place % forward_size == 0:
-            source = entry = f"{MODEL_INPUT}{RUN}{len(losses) + 1}" if losses else MODEL_INPUT
-            dtypes = {entry: dtype}
-        if module.within in ("", module.path):
-            called = entry
-        steps = [Step(list(make(_qualified(operator, module, called), dtypes))) for operator in module.operators]
-        taken, later = _taken(module, called), _read_later(model.modules[place + 1 :], module, called)
-        for step in steps if frozen else ():
-            step.calls[:] = needed(step.calls, needs=needs, frozen=frozen)
-        if (module.within or module.path) in checkpointed:
-            _cut_regions(steps, module, checkpointing)
-        module_calls = [call for step in steps for call in step.calls]
-        tape.framed = framed.union(drop for op in module.operators if op.drops for drop in _drops(op, module, entry))
-        if casts_input and place % forward_size == 0 and "tokens" not in model.first_operator.inputs:
-            tape.cast_input(model, entry, batch=batch, dtype=dtype)
-        needs_gradient = taken in tape.needs_gradient
-        passes_on = not steps and entry in tape.needs_gradient
-        tape.run_forward(steps, entry=taken, later=later)
+            source = part.called
+            if casts_input and "tokens" not in model.first_operator.inputs:
+                tape.cast_input(model, source, batch=batch, dtype=dtype)
+        tape.framed = framed.union(part.drops)
+        needs_gradient = part.taken in tape.needs_gradient
+        passes_on = not part.steps and part.entry in tape.needs_gradient
+        tape.run_forward(part.steps, entry=part.taken, later=part.later, over=over.get(part.module.fqn, ()))
         if (place + 1) % forward_size == 0:
             tape.end_forward(source)
-        traced.append((module, steps, tape.storages.take(), needs_gradient))
-        takes[module.fqn] = taken if module.within else ""
-        differentiates[module.fqn] = passes_on or _differentiates(steps, tape)
-        entry = module_calls[-1].output if steps else entry
+        traced.append((part, tape.storages.take(), needs_gradient))
+        differentiates[part.module.fqn] = passes_on or _differentiates(part.steps, tape)
         if (place + 1) % forward_size == 0:
-            losses.append(entry)
-            sums[module.fqn] = tape.sum_losses(losses)
-    let_go = {module.fqn: tape.let_go(steps) for module, steps, _, _ in traced}
+            losses.append(part.makes)
+            sums[part.module.fqn] = tape.sum_losses(losses)
+    let_go = {part.module.fqn: tape.let_go(part.steps) for part in parts}
     tape.seed(losses)
     lowered = []
-    last = next(module for module, *_ in traced if differentiates[module.fqn])
-    for module, steps, forward_memory, needs_gradient in reversed(traced):
-        tape.run_backward(steps)
-        module_calls = [call for step in steps for call in step.calls]
-        again = [call for region in dict.fromkeys(step.region for step in steps) if region for call in region.kernels]
-        if module is last:
+    last = next(part for part in parts if differentiates[part.module.fqn])
+    for part, forward_memory, needs_gradient in reversed(traced):
+        recomputed = tape.run_backward(part.steps)
+        module, module_calls = part.module, [call for step in part.steps for call in step.calls]
+        again = [call for region in reversed(recomputed) for call in region.kernels]
+        if part is last:
             tape.storages.release(SEED)
             tape.storages.release(summed(losses[-1], len(losses)))
         lowered.append(
@@ -130,12 +122,73 @@ def lower_each(
                 input_needs_gradient=needs_gradient,
                 recompute=forward_kernels(again, dtype=dtype),
                 differentiates=differentiates[module.fqn],
-                takes=takes[module.fqn],
+                takes=part.taken if module.within else "",
                 sums_losses=sums.get(module.fqn, ()),
                 uncached=let_go[module.fqn],
             )
         )
     return tuple(reversed(lowered))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """A module, or a part of one, with the calls of its operators and the names of values.
+
+    `entry` is what ran before it has made, `called` what its block is called with, `taken` what it is itself; `later` are the values
+    of its block that other parts read after it, and `makes` the last that it makes, or `entry` where it does nothing.
+    """
+
+    module: Module
+    steps: list[Step]
+    entry: str
+    called: str
+    taken: str
+    later: frozenset[str]
+
+    @property
+    def block(self) -> str:
+        """The fqn of the whole module, for any of its runs."""
+        return self.module.within or self.module.path
+
+    @property
+    def makes(self) -> str:
+        """The value that what runs next is given."""
+        return self.steps[-1].calls[-1].output if self.steps else self.entry
+
+    @property
+    def drops(self) -> list[str]:
+        """What its operators alone let go."""
+        return [drop for op in self.module.operators if op.drops for drop in _drops(op, self.module, self.entry)]
+
+
+def _parts(
+    model: ModelSpec, make: Callable[[Operator, dict[str, str]], tuple[Call, ...]], *, dtype: str
+) -> Iterator[_Part]:
+    """The modules of all forwards, each with the calls that it makes."""
+    frozen, needs = model.frozen, set[str]()
+    forward_size = len(model.modules) // model.forwards
+    dtypes: dict[str, str] = {}
+    entry = called = ""
+    for place, module in enumerate(model.modules):
+        if place % forward_size == 0:
+            number = place // forward_size + 1
+            entry = f"{MODEL_INPUT}{RUN}{number}" if number > 1 else MODEL_INPUT
+            dtypes = {entry: dtype}
+        if module.within in ("", module.path):
+            called = entry
+        steps = [Step(list(make(_qualified(operator, module, called), dtypes))) for operator in module.operators]
+        for step in steps if frozen else ():
+            step.calls[:] = needed(step.calls, needs=needs, frozen=frozen)
+        later = _read_later(model.modules[place + 1 :], module, called)
+        part = _Part(module=module, steps=steps, entry=entry, called=called, taken=_taken(module, called), later=later)
+        yield part
+        entry = part.makes
+
+
+def _blocks(parts: list[_Part]) -> Iterator[tuple[_Part, ...]]:
+    """The parts of each run of each module."""
+    for _, block in groupby(parts, key=lambda part: part.module.whole):
+        yield tuple(block)
 
 
 def _taken(module: Module, called: str) -> str:
@@ -161,17 +214,26 @@ def _differentiates(steps: list[Step], tape: Tape) -> bool:
     return any(call.output in tape.needs_gradient for step in steps for call in step.calls)
 
 
-def _cut_regions(steps: list[Step], module: Module, checkpointing: Checkpointing) -> None:
-    """Mark the stretches of `steps` that are recomputed; where nothing is saved for backward, nothing is."""
-    by_operator = dict(zip(module.operators, steps, strict=True))
-    for operators in checkpointing.regions(module.operators):
+def _cut_regions(block: tuple[_Part, ...], checkpointing: Checkpointing) -> None:
+    """Mark the stretches of a block's steps that are recomputed; where nothing is saved for backward, nothing is."""
+    by_operator = {operator: step for part in block for operator, step in zip(part.module.operators, part.steps, strict=True)}
+    for operators in checkpointing.regions(tuple(by_operator)):
         kept = checkpointing.kept(operators)
         for operator in operators:
             by_operator[operator].cached = operator in kept
         stretch = [by_operator[operator] for operator in operators]
         if any(packs_something(call) for step in stretch for call in step.calls):
             reads = tuple(value for operator in operators for value in operator.reads)
+            _tell_units(block, stretch)
             Region.of(stretch, reads=reads, stops_early=checkpointing.early_stop)
+
+
+def _tell_units(block: tuple[_Part, ...], stretch: list[Step]) -> None:
+    """Tell each step of a `stretch` that goes beyond a unit in the `block` in which unit it is."""
+    for part in block:
+        if part.module.inside and len(stretch) > len(part.steps):
+            for step in part.steps:
+                step.inside, step.entry = part.module.unit, part.taken
 
 
 def _last_mark_only(events: tuple[TapeEvent, ...]) -> tuple[TapeEvent, ...]:

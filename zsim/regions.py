@@ -9,11 +9,16 @@ from zsim.aten_call import Call
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """The calls of one operator, and the region that is recomputed with it; `cached` if its output is kept in there."""
+    """The calls of one operator, and the region that is recomputed with it; `cached` if its output is kept in there.
+
+    `inside`: the unit in the block whose module runs it, "" for the block itself; that module was called with `entry`.
+    """
 
     calls: list[Call]
     region: Region | None = None
     cached: bool = False
+    inside: str = ""
+    entry: str = ""
 
     def keeps(self, call: Call) -> bool:
         """Whether the output of `call` is kept rather than computed again."""
@@ -39,7 +44,15 @@ class Region:
         inputs = tuple(dict.fromkeys([*(value for value in read if value not in made), *reads]))
         kept = {step.calls[-1].output for step in steps if step.cached}
         kept |= {name for step in steps if step.cached for call in step.calls for name, _ in call.keeps}
-        again = [Step([_renamed(call, made - kept) for call in step.calls], cached=step.cached) for step in steps]
+        again = [
+            Step(
+                [_renamed(call, made - kept) for call in step.calls],
+                cached=step.cached,
+                inside=step.inside,
+                entry=_again(step.entry, made - kept),
+            )
+            for step in steps
+        ]
         pairs = zip((c for step in steps for c in step.calls), (c for step in again for c in step.calls), strict=True)
         region = cls(steps[0], inputs, again, {call.output: other for call, other in pairs}, stops_early)
         for step in steps:
@@ -94,11 +107,16 @@ def packs_its_output(call: Call) -> bool:
     return bool(call.keeps) or call.output in call.saves
 
 
+def _again(value: str, made: set[str]) -> str:
+    """What `value` is called when it is made again."""
+    return f"{value}.again" if value in made else value
+
+
 def _renamed(call: Call, made: set[str]) -> Call:
     """`call` with the values in `made` called as they are when made again."""
 
     def names(values: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple([f"{value}.again" if value in made else value for value in values])
+        return tuple([_again(value, made) for value in values])
 
     (output,), keeps = names((call.output,)), names(tuple(name for name, _ in call.keeps))
     sizes = tuple(nbytes for _, nbytes in call.keeps)

@@ -8,6 +8,7 @@ backward, and the engine holds gradients. It knows no strategy and no time.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from zsim.aten_call import Call
@@ -19,6 +20,7 @@ from zsim.training import (
     DTYPE_NBYTES,
     SUM_OF_GRADIENTS,
     Batch,
+    InnerCall,
     NodeOver,
     ParameterGradient,
     Recomputed,
@@ -76,10 +78,10 @@ class Tape:
                 self.uses[parameter.fqn], self.tied[parameter.fqn] = used[parameter.fqn], []
                 self.nbytes[parameter.fqn] = parameter.numel * DTYPE_NBYTES[dtype]
 
-    def run_forward(self, steps: list[Step], *, entry: str, later: frozenset[str] = frozenset()) -> None:
+    def run_forward(self, steps: list[Step], *, entry: str, later: frozenset[str] = frozenset(), over: Iterable[Step] = ()) -> None:
         """Values inside an operator go when it returns, its inputs after their last use; `entry`, the module's input, is its
         caller's until the module returns. What is read `later`, by other parts of the block, stays. A region that is checkpointed
-        saves its inputs and nothing else."""
+        saves its inputs and nothing else. The whole module's steps, where they are `over` with these, let go of what only they keep."""
         last_use = {value: step for step in steps for call in step.calls for value in call.inputs}
         for step in steps:
             if step.region is not None and step.region.first is step:
@@ -99,7 +101,7 @@ class Tape:
             for value in dict.fromkeys(inner + outer):
                 if value != entry and value in self.nbytes and value not in dropped and value not in later and value not in self.framed:
                     self.storages.release(value)
-        for step in steps:
+        for step in over:
             if step.cached and step.region is None:  # nothing of it will be recomputed: kept until the stretch is over
                 self.storages.release(step.calls[-1].output)
                 for name, _ in step.calls[-1].keeps:
@@ -153,13 +155,26 @@ class Tape:
     def recompute(self, region: Region) -> None:
         """The region's forward once more, up to the last tensor that backward needs; Python then drops what it still holds.
 
-        torch.utils.checkpoint stops there, unless told not to: a call that saves nothing of its own output is not even made.
+        torch.utils.checkpoint stops there, unless told not to: a call that saves nothing of its own output is not even made. What a
+        unit in the block was called with is the block's until that returns; both have a mark.
         """
-        entered = set(region.inputs)
-        framed = {value for step in region.again for call in step.calls for value in call.drops}
+        framed = {value for step in region.again for call in step.calls for value in call.drops}.union(region.inputs)
         last_use = {value: step for step in region.again for call in step.calls for value in call.inputs}
         mine: dict[str, None] = {}
-        for step in region.again:
+
+        def drop_each(values: Iterable[str]) -> None:
+            for value in dict.fromkeys(values):
+                if value in mine and value not in framed:
+                    del mine[value]
+                    self.storages.release(value)
+
+        kernels = 0
+        for step, before in zip(region.again, [Step([]), *region.again], strict=False):
+            if before.inside not in ("", step.inside):
+                self.storages.events.append(InnerCall(before.inside, returns=True, kernels=kernels))
+                drop_each([before.entry] if last_use[before.entry].inside == before.inside else [])
+            if step.inside not in ("", before.inside):
+                self.storages.events.append(InnerCall(step.inside, returns=False, kernels=kernels))
             for call in step.calls:
                 if region.stops_early and call is region.last and not packs_its_output(call):
                     self._hold(self._saved(call))
@@ -170,6 +185,7 @@ class Tape:
                         self.storages.release(name)
                 else:
                     self._make(call)
+                    kernels += bool(call.moved)
                 mine |= dict.fromkeys((call.output, *call.also))
                 for value in call.drops:
                     del mine[value]
@@ -180,13 +196,13 @@ class Tape:
                 inner = [value for call in step.calls[:-1] if not call.cached for value in (call.output, *call.also)]
                 inner += step.calls[-1].also
                 inner = [value for value in inner if last_use.get(value, step) is step]
-                outer = [value for call in step.calls for value in call.inputs if last_use[value] is step]
-                for value in dict.fromkeys(inner + outer):
-                    if value not in entered and value in mine and value not in framed:
-                        del mine[value]
-                        self.storages.release(value)
+                outer = [value for call in step.calls for value in call.inputs if last_use[value] is step and value != step.entry]
+                drop_each([*inner, *outer])
                 continue
             break
+        else:
+            if region.again[-1].inside:
+                self.storages.events.append(InnerCall(region.again[-1].inside, returns=True, kernels=kernels))
         for value in mine:
             self.storages.release(value)
 
@@ -217,8 +233,9 @@ class Tape:
             self.storages.hold(SEED)
             self.gradients[loss] = SEED
 
-    def run_backward(self, steps: list[Step]) -> None:
-        """Every call in reverse; a region is recomputed when the first of its calls asks for something saved."""
+    def run_backward(self, steps: list[Step]) -> list[Region]:
+        """Every call in reverse; a region is recomputed when the first of its calls asks for something saved. Returns those that were."""
+        recomputed = list[Region]()
         for step in reversed(steps):
             for place in reversed(range(len(step.calls))):
                 call, region = step.calls[place], step.region
@@ -231,10 +248,12 @@ class Tape:
                 if again is region.last:
                     self._flatten_gradient(call)
                     self.recompute(region)
+                    recomputed.append(region)
                     if region.kernels:
                         self.storages.events.append(Recomputed())
                 over = (*region.inputs, *region.unreached) if again is region.earliest else ()
                 self._differentiate(call, again, unpacked=True, over=over)
+        return recomputed
 
     def _differentiate(self, call: Call, saved: Call, *, unpacked: bool = False, over: tuple[str, ...] = ()) -> None:
         """Backward of `call`; `saved` names what it saved, which when `unpacked` goes before sums over broadcast dimensions.

@@ -80,13 +80,23 @@ class Recomputed:
 
 @final
 @dataclass(frozen=True, slots=True)
+class InnerCall:
+    """A recomputation calls the module of a `unit` in its block, or that `returns`; so many of its `kernels` have run before."""
+
+    unit: str
+    returns: bool
+    kernels: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class NodeOver:
     """A node of autograd that makes gradients of parameters is over, and nothing went with it."""
 
 
 SUM_OF_GRADIENTS = ".summed"
 """In the name of a buffer: two gradients of one value, which several operators read, have been added up in it."""
-TapeEvent = Alloc | Free | ParameterGradient | NodeOver | Recomputed
+TapeEvent = Alloc | Free | ParameterGradient | NodeOver | Recomputed | InnerCall
 
 
 def storage_events(tape: Iterable[TapeEvent]) -> list[MemoryEvent]:
@@ -115,7 +125,7 @@ class LoweredModule:
     """One module of the model, lowered: what its forward and its backward do for one micro-batch.
 
     `recompute` are the kernels that activation checkpointing runs again; their memory events stand in backward, up to the
-    mark `Recomputed`. One that `differentiates` not makes nothing that needs a gradient: it has no backward. `sums_losses` is what
+    mark `Recomputed`; of a block in parts they stand with the part that asks for them first. One that `differentiates` not makes nothing that needs a gradient: it has no backward. `sums_losses` is what
     the caller of the model does after its second forward and later ones: it adds the loss to those before. `uncached` goes when
     the whole forward is over: copies of weights that nobody but autocast's cache holds. `takes` is the buffer that a part
     of a block is called with: others are called with the last one that is not theirs.

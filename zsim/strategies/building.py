@@ -18,6 +18,7 @@ from zsim.sharding import FlatLayout, Granularity, regroup
 from zsim.training import (
     DTYPE_NBYTES,
     SUM_OF_GRADIENTS,
+    InnerCall,
     LoweredModule,
     NodeOver,
     ParameterGradient,
@@ -69,12 +70,48 @@ class Step:
         return index
 
 
-def until_recomputed(tape: Iterable[MemoryEvent | Recomputed]) -> tuple[list[MemoryEvent], list[MemoryEvent]]:
+@dataclass(slots=True)
+class Again:
+    """What a recomputation does up to its end, or up to a `call` of a unit in the block that it recomputes, or to its return.
+
+    `inside`: the unit whose module runs meanwhile, "" for the block itself.
+    """
+
+    inside: str
+    kernels: tuple[Kernel, ...]
+    memory: list[MemoryEvent]
+    call: InnerCall | None = None
+
+
+BackwardEvent = MemoryEvent | Recomputed | InnerCall
+
+
+def until_recomputed(tape: Iterable[BackwardEvent]) -> tuple[list[MemoryEvent], list[MemoryEvent]]:
     """A backward's memory events in two: up to the end of its recomputation, nothing when there is none, and after it."""
     events = list(tape)
     kinds = list(map(type, events))
     end = kinds.index(Recomputed) if Recomputed in kinds else 0
     return storage_events(events[:end]), storage_events(events[end:])
+
+
+def recomputed_in_turn(tape: Iterable[BackwardEvent], kernels: tuple[Kernel, ...]) -> tuple[list[Again], list[MemoryEvent]]:
+    """As `until_recomputed`, with what a recomputation of these `kernels` does between calls of units in the block."""
+    events, again, after = list(tape), list[Again](), list[MemoryEvent]()
+    if InnerCall not in map(type, events):
+        before, after = until_recomputed(events)
+        return [Again("", kernels, before)] if before or kernels else [], after
+    inside, start = "", 0
+    for event in events:
+        if type(event) is Recomputed:
+            again.append(Again(inside, kernels[start:], after))
+            after = []
+        elif type(event) is InnerCall:
+            again.append(Again(inside, kernels[start : event.kernels], after, event))
+            after = []
+            inside, start = "" if event.returns else event.unit, event.kernels
+        else:
+            after.append(event)
+    return again, after
 
 
 def used_parameters(module: Module) -> tuple[str, ...]:
@@ -86,6 +123,16 @@ def units_read(model: ModelSpec) -> dict[str, tuple[str, ...]]:
     """By module: the units that own the parameters it reads."""
     owner = {parameter.fqn: unit.fqn for unit in model.units for parameter in unit.parameters}
     return {m.fqn: tuple(dict.fromkeys([owner[fqn] for fqn in used_parameters(m)])) for m in model.modules}
+
+
+def units_read_by_blocks(model: ModelSpec) -> dict[str, tuple[str, ...]]:
+    """By part of a block in parts: the units that own the parameters which the block reads itself, outside the units in it."""
+    own = {part.whole: dict[str, None]() for part in model.modules if part.within}
+    reads = units_read(model)
+    for part in model.modules:
+        if part.within and not part.inside:
+            own[part.whole].update(dict.fromkeys(reads[part.fqn]))
+    return {part.fqn: tuple(own[part.whole]) for part in model.modules if part.within}
 
 
 def late_weights(training: Training) -> frozenset[str]:
@@ -115,12 +162,12 @@ def adds_up(event: TapeEvent) -> bool:
 
 def accumulated(
     tape: Iterable[TapeEvent], born: Callable[[str], tuple[list[Alloc], list[Free]]], *, after_sums: frozenset[str]
-) -> list[MemoryEvent | Recomputed]:
+) -> list[BackwardEvent]:
     """A module's backward, in which `born` says what a gradient allocates and what goes once it is accumulated.
 
     That is when the node that made it is over, and has let go of what it held; for those in `after_sums` later still.
     """
-    found = list[MemoryEvent | Recomputed]()
+    found = list[BackwardEvent]()
     early, late = list[Free](), list[Free]()
     is_over = goes_on = False
     for event in tape:

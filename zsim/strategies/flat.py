@@ -15,6 +15,7 @@ from zsim.model import ROOT
 from zsim.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind, OpKind
 from zsim.strategies.building import (
     MASTER_DTYPE,
+    BackwardEvent,
     FlatGroup,
     Step,
     accumulated,
@@ -23,7 +24,7 @@ from zsim.strategies.building import (
     until_recomputed,
 )
 from zsim.strategies.flat_model import AXIS, FlatModel
-from zsim.training import DTYPE_NBYTES, LoweredModule, Recomputed
+from zsim.training import DTYPE_NBYTES, LoweredModule
 
 
 @dataclass(slots=True)
@@ -102,7 +103,7 @@ class FlatStep:
         """The reductions in place of the gradients that `module` adds to."""
         return [self._in_place[g.fqn] for g in self.model.needs[module.fqn] if g.fqn in self._in_place]
 
-    def _backward_memory(self, module: LoweredModule) -> Iterator[MemoryEvent | Recomputed]:
+    def _backward_memory(self, module: LoweredModule) -> Iterator[BackwardEvent]:
         for group in self.model.needs[module.fqn]:
             if group.trained and group.fqn not in self._gradients:
                 self._gradients.add(group.fqn)

@@ -19,12 +19,12 @@ from zsim.model import ROOT, RUN, ModelSpec
 from zsim.ops import Alloc, Free, MemoryEvent, Op, Stream
 from zsim.program import Program, RankProgram
 from zsim.sharding import shard_size
-from zsim.strategies.building import Step, accumulated_after_sums, rank_program, units_read
+from zsim.strategies.building import Step, accumulated_after_sums, rank_program, units_read, units_read_by_blocks
 from zsim.strategies.passes import ORIGINAL
 from zsim.strategies.sharded import ShardedStep
 from zsim.strategies.sharded_gradients import Gradients
 from zsim.strategies.sharded_groups import Group, local_numels, sharded_groups
-from zsim.training import DTYPE_NBYTES, NOTHING, LoweredModule, Optimizer, Training
+from zsim.training import DTYPE_NBYTES, NOTHING, InnerCall, LoweredModule, Optimizer, Training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,8 +209,15 @@ def _passes(
     gradients = Gradients(
         nbytes={p.fqn: p.numel * element for p in training.model.parameters}, after_sums=accumulated_after_sums(training)
     )
-    reads = units_read(training.model)
-    step = ShardedStep(training=training, mesh=mesh, gradients=gradients, reads=reads, offload=options.offload)
+    model = training.model
+    step = ShardedStep(
+        training=training,
+        mesh=mesh,
+        gradients=gradients,
+        reads=units_read(model),
+        block_reads=units_read_by_blocks(model) if model.nested else {},
+        offload=options.offload,
+    )
     step.live.update(f"{p.fqn}.{group.part}" for group in groups.values() if group.part for p in group.parameters if p.shard)
     for micro_batch in range(training.batch.accumulation):
         step.micro_batch = micro_batch
@@ -223,7 +230,8 @@ def _passes(
             order += forward(step, modules, groups, keep, ahead=options.forward_prefetch)
         step.leave_autocast()
         step.begin("backward", micro_batch=micro_batch)
-        backward(step, training.backward_modules, groups, order, sync=sync, ahead=options.backward_prefetch)
+        again = options.forward_prefetch
+        backward(step, training.backward_modules, groups, order, sync=sync, ahead=options.backward_prefetch, ahead_again=again)
     return step
 
 
@@ -280,6 +288,7 @@ def backward(
     *,
     sync: bool,
     ahead: int = 0,
+    ahead_again: int = 0,
 ) -> None:
     """Reverse order; each group gathers if need be, prefetches those before it, runs, frees itself, and reduces.
 
@@ -287,17 +296,27 @@ def backward(
     there is nothing to reduce, unless earlier micro-batches have left something. One that has no backward of its own (the
     root, and where the input needs no gradient) enters once, and stays unsharded to the end. Groups before the first trained
     parameter have no backward at all, but are prefetched all the same: that gather is let go at the end. `modules` come in the
-    order of backward, `order` is that of forward.
+    order of backward, `order` is that of forward. A unit in a block that is recomputed is called again then: what it gathers, and
+    prefetches `ahead_again`, stays for its own backward.
     """
     step.begin_backward()
     wrapped_by = step.training.model.wrapped_by
-    reverse = _blocks(wrapped_by, groups)[::-1]
+    blocks = _blocks(wrapped_by, groups)
+    reverse = blocks[::-1]
     first, last = _ends(step)
     ends = {forward[-1].fqn for forward in step.training.forwards}
     places: dict[str, list[int]] = {fqn: [] for fqn in groups}
     for place, group in enumerate(order):
         places[group.fqn].append(place)
     returned: list[Group] = []
+
+    def hook(call: InnerCall) -> None:
+        group = groups[call.unit]
+        if call.returns:
+            step.return_again(group)
+        else:
+            step.call_again(group, _following(group, blocks, ahead_again))
+
     for module in modules:
         own = groups.get(wrapped_by[module.fqn])
         if own is not None and (own.fqn == ROOT or module.fqn in last):
@@ -308,13 +327,13 @@ def backward(
             _pre_backward(step, entered, order, places[entered.fqn], explicit=explicit)
         for group in _incomplete(step, groups) if module.fqn in ends else []:
             _pre_backward(step, group, order, places[group.fqn], explicit=_following(group, reverse, ahead))
-        step.backward(module)
+        step.backward(module, hook=hook)
         if own is not None and own.fqn != ROOT and module.fqn in first and module.input_needs_gradient:
             post_backward(step, own, sync=sync)
     for group in groups.values():
         if group.state != "post_backward":
             post_backward(step, group, sync=sync)
-        group.state = "idle"
+        group.state, group.in_backward = "idle", False
         step.finalize_backward(group)
     step.end_backward()
 
@@ -324,6 +343,7 @@ def _pre_backward(step: ShardedStep, group: Group, order: list[Group], places: l
 
     `places` are the group's own in `order`; the last one is used up.
     """
+    group.in_backward = True
     if group.state != "pre_backward":
         group.state = "pre_backward"
         step.unshard(group)

@@ -5,17 +5,17 @@ What a rank has alive is known by name; gradients of parameters are born unshard
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from zsim.lowering import loss_buffers
 from zsim.mesh import Mesh
 from zsim.model import ROOT, RUN
 from zsim.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind, OpKind
-from zsim.strategies.building import Step, until_recomputed
+from zsim.strategies.building import Step, recomputed_in_turn
 from zsim.strategies.sharded_gradients import Gradients
 from zsim.tape import MODEL_INPUT
-from zsim.training import DTYPE_NBYTES, NOTHING, LoweredModule, TapeEvent, Training, storage_events
+from zsim.training import DTYPE_NBYTES, NOTHING, InnerCall, LoweredModule, TapeEvent, Training, storage_events
 
 ORIGINAL = "float32"
 """The dtype of the sharded parameters, their gradients and optimizer states."""
@@ -35,6 +35,8 @@ class Passes(Step):
     gradients: Gradients
     reads: dict[str, tuple[str, ...]]
     """By module: the groups whose parameters it reads."""
+    block_reads: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """By part of a block in parts: those that the block reads itself, which is recomputed with any of them."""
     micro_batch: int = 0
     live: set[str] = field(default_factory=set)
     waits: list[int] = field(default_factory=list)
@@ -106,10 +108,10 @@ class Passes(Step):
         if module.sums_losses:
             self.issue("alloc", ROOT, micro_batch=self.micro_batch, memory=module.sums_losses)
 
-    def backward(self, module: LoweredModule) -> None:
+    def backward(self, module: LoweredModule, *, hook: Callable[[InnerCall], None] | None = None) -> None:
         """A module's backward: gradients of parameters are born unsharded, or added to what is there.
 
-        The loss and its gradient outlive it: torch reduces the last groups before `loss.backward()` returns.
+        Before it, what is recomputed, with the `hook` of each unit in the block that is called again. The loss and its gradient outlive it: torch reduces the last groups before `loss.backward()` returns.
         """
         tape: Sequence[TapeEvent] = module.backward.memory
         if module is self.training.modules[-1]:
@@ -119,14 +121,24 @@ class Passes(Step):
             kept = [Free(buffer) for buffer in loss_buffers(self.training.model)]
             self.loss += [event for event in kept if event in tape]
             tape = [event for event in tape if event not in kept]
-        recomputation, memory = until_recomputed(self.gradients.events(tape, self.live))
-        if module.recompute or recomputation:  # cheap ones are kernels of no weight, and make memory all the same
-            self._compute("recompute", module, kernels=module.recompute, memory=recomputation)
+        again, memory = recomputed_in_turn(self.gradients.events(tape, self.live), module.recompute)
+        for one in again:
+            if one.kernels or one.memory:  # cheap ones are kernels of no weight, and make memory all the same
+                reads = (one.inside,) if one.inside else self.block_reads.get(module.fqn)
+                self._compute("recompute", module, kernels=one.kernels, memory=one.memory, reads=reads)
+            if one.call is not None and hook is not None:
+                hook(one.call)
         if module.forward != NOTHING:
             self._compute("backward", module, kernels=module.backward.kernels, memory=memory)
 
     def _compute(
-        self, kind: OpKind, module: LoweredModule, *, kernels: tuple[Kernel, ...], memory: list[MemoryEvent]
+        self,
+        kind: OpKind,
+        module: LoweredModule,
+        *,
+        kernels: tuple[Kernel, ...],
+        memory: list[MemoryEvent],
+        reads: tuple[str, ...] | None = None,
     ) -> None:
         waits, self.waits = self.waits, []
         self.issue(
@@ -134,7 +146,7 @@ class Passes(Step):
             module.unit,
             waits=waits,
             micro_batch=self.micro_batch,
-            reads=self.reads[module.fqn],
+            reads=self.reads[module.fqn] if reads is None else reads,
             kernels=kernels,
             memory=memory,
         )

@@ -12,6 +12,7 @@ from zsim.ops import Alloc, Free, MemoryEvent
 from zsim.strategies import replicated_construction
 from zsim.strategies.building import (
     MASTER_DTYPE,
+    BackwardEvent,
     Step,
     adds_up,
     copy_kernel,
@@ -25,7 +26,6 @@ from zsim.training import (
     LoweredModule,
     NodeOver,
     ParameterGradient,
-    Recomputed,
     storage_events,
 )
 
@@ -117,7 +117,7 @@ class ReplicatedStep:
             "backward", module.unit, micro_batch=self.micro_batch, kernels=module.backward.kernels, memory=memory
         )
 
-    def _backward_memory(self, module: LoweredModule, *, into_buckets: bool) -> Iterator[MemoryEvent | Recomputed]:
+    def _backward_memory(self, module: LoweredModule, *, into_buckets: bool) -> Iterator[BackwardEvent]:
         """A node makes its gradients, then frees what it held; only then are the gradients accumulated, and full buckets reduced.
 
         A late weight is accumulated after its bias although it is made before; parameters of other nodes after the gradient of the

@@ -34,6 +34,8 @@ class ShardedStep(Passes):
     """The group whose all-gather output forward keeps until the next one has been copied out."""
     forward_output: str = ""
     """That output."""
+    root_again: str = ""
+    """The unit that takes itself for the root, as it is called while its block is recomputed."""
     outputs: dict[str, str] = field(default_factory=dict)
     """The last all-gather output of each group; one that runs twice in a row has two at once."""
     gathers: dict[str, int] = field(default_factory=dict)
@@ -408,6 +410,30 @@ class ShardedStep(Passes):
         last = next((op.index for op in reversed(self.ops) if op.stream == "compute"), None)
         self.gather_waits = [] if last is None else [last]
         self.last_copy_out = []
+
+    def call_again(self, group: Group, following: Iterable[Group]) -> None:
+        """The pre-forward hook of a unit whose block is recomputed.
+
+        In its own backward it only needs its parameters. Before that it begins a forward, of which it is the root if it is in no other,
+        with the all-gathers `following` that it prefetches then.
+        """
+        if group.in_backward:
+            self.unshard(group)
+            self.wait_for_unshard(group, forward=False)
+            return
+        if not self.root_again:
+            self.root_again = group.fqn
+            self.begin_forward()
+            self.last_copy_out = self.gather_waits
+        self.unshard(group)
+        self.wait_for_unshard(group, forward=True)
+        self.unshard_each(following)
+
+    def return_again(self, group: Group) -> None:
+        """Its post-forward hook, which in backward reshards nothing: a root lets the last all-gather's output go."""
+        if self.root_again == group.fqn:
+            self.root_again = ""
+            self.end_forward()
 
     def end_forward(self, held: Sequence[MemoryEvent] = ()) -> None:
         """The root's forward is over: the last all-gather output goes, then what the root `held` of its inputs."""

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from zsim.ops import Alloc, Free, MemoryEvent
-from zsim.strategies.building import accumulated
-from zsim.training import LoweredModule, ParameterGradient, Recomputed, TapeEvent
+from zsim.ops import Alloc, Free
+from zsim.strategies.building import BackwardEvent, accumulated
+from zsim.training import LoweredModule, ParameterGradient, TapeEvent
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Gradients:
         )
         self.born = set()
 
-    def events(self, tape: Iterable[TapeEvent], live: set[str]) -> list[MemoryEvent | Recomputed]:
+    def events(self, tape: Iterable[TapeEvent], live: set[str]) -> list[BackwardEvent]:
         """A module's backward; `live` are the rank's live buffers, and learns of gradients that are born.
 
         A gradient that finds an older one is added to it when it is accumulated.

@@ -35,6 +35,8 @@ class Group:
     gathered: bool = False
     state: Literal["idle", "pre_backward", "post_backward"] = "idle"
     """Where backward is with it, as torch's TrainingState says."""
+    in_backward: bool = False
+    """Whether the hook before its backward has run in this backward: then a recomputation finds no forward to begin or to end."""
     resharded_to: int = 0
     """Ranks that a group kept in `1/ranks` parts after forward is spread over; 0 when it is not."""
     part: str = ""
