@@ -66,8 +66,7 @@ class Stretch(nn.Module):
     @classmethod
     def inside(cls, part: Module, checkpointing: Checkpointing) -> Stretch:
         """A unit in a block, which reads one of the block's values."""
-        made = {op.output for op in part.operators}
-        (read,) = {value for op in part.operators for value in op.inputs} - made
+        (read,) = part.given
         named = tuple(replace(op, inputs=tuple("x" if v == read else v for v in op.inputs)) for op in part.operators)
         found = cls(replace(part, operators=named), checkpointing)
         found.reads = read
@@ -211,12 +210,17 @@ def _lookup(module: nn.Module, path: str) -> Tensor:
 
 
 def _place(module: nn.Module, path: str, parameter: nn.Parameter) -> None:
-    *parents, name = path.split(".")
-    for parent in parents:
-        if not hasattr(module, parent):
-            setattr(module, parent, nn.Module())
-        module = cast(nn.Module, getattr(module, parent))
-    module.register_parameter(name, parameter)
+    parents, _, name = path.rpartition(".")
+    _made(module, parents).register_parameter(name, parameter)
+
+
+def _made(module: nn.Module, path: str) -> nn.Module:
+    """The module called `path` in `module`, made with what it lies in where it is not there."""
+    for name in path.split(".") if path else ():
+        if not hasattr(module, name):
+            setattr(module, name, nn.Module())
+        module = cast(nn.Module, getattr(module, name))
+    return module
 
 
 class Model(nn.Module):
@@ -259,7 +263,7 @@ class Model(nn.Module):
                 by_itself = part.within in again and checkpointing.recompute  # else it is recomputed with its block
                 own = Stretch.inside(part, checkpointing if by_itself else NO_CHECKPOINTING)
                 outside, _, name = unit.fqn.rpartition(".")
-                self.get_submodule(outside).add_module(name, own)
+                _made(self, outside).add_module(name, own)
             for parameter in unit.parameters:
                 made = nn.Parameter(initial(parameter, seed=seed).to(dtype), requires_grad=parameter.requires_grad)
                 _place(self, parameter.fqn, made)

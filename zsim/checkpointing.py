@@ -92,5 +92,5 @@ def _casts_again(asked: Checkpointing, model: ModelSpec, forwards: int) -> bool:
     again = asked.applies_to(model)
     if forwards == 1 and all(module.fqn == module.path for module in model.modules):
         return False
-    linears = [op for module in model.modules if module.path in again for op in module.operators if op.kind == "linear"]
+    linears = [op for module in model.modules if (module.within or module.path) in again for op in module.operators if op.kind == "linear"]
     return not model.trained.isdisjoint([fqn for op in linears for fqn in (op.weight, op.bias)])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from zsim.operators import Operator
 
@@ -80,6 +82,13 @@ class Module:
         return self.within not in ("", self.path) and self.unit == self.path
 
     @property
+    def given(self) -> tuple[str, ...]:
+        """The values that its operators read and that none of them makes; an operator of several outputs makes "<output>.…" too."""
+        made = {operator.output for operator in self.operators}
+        read = dict.fromkeys([value for operator in self.operators for value in operator.inputs])
+        return tuple([value for value in read if value not in made and value.partition(".")[0] not in made])
+
+    @property
     def whole(self) -> str:
         """The fqn of this run of the whole module that this is, or of which it is a part."""
         return (self.within or self.path) + "".join(self.fqn.partition(RUN)[1:])
@@ -117,16 +126,11 @@ class ModelSpec:
         if self.registered:
             known = {parameter.fqn: parameter for parameter in self.parameters}
             return tuple([known[fqn] for fqn in self.registered])
+        if self.nested:
+            known = {parameter.fqn: parameter for parameter in self.parameters}
+            return tuple([known[fqn] for fqn in _as_registered(self) if fqn in known])
         units = sorted(self.units, key=lambda unit: unit.fqn == ROOT)
-        parameters = [parameter for unit in units for parameter in unit.parameters]
-        if self.nested:  # a block's own come before those of units in it, and both before the next block's
-            blocks = dict.fromkeys(module.within or module.path for module in self.modules if module.unit != ROOT)
-            order = {fqn: place for place, fqn in enumerate(blocks)}
-            insides = {module.path for module in self.modules if module.inside}
-            inner = {parameter.fqn for unit in units if unit.fqn in insides for parameter in unit.parameters}
-            place_of = {p.fqn: min([order[fqn] for fqn in _around(p.fqn) if fqn in order], default=len(order)) for p in parameters}
-            parameters.sort(key=lambda parameter: (place_of[parameter.fqn], parameter.fqn in inner))
-        return tuple(parameters)
+        return tuple([parameter for unit in units for parameter in unit.parameters])
 
     @property
     def blocks(self) -> tuple[Module, ...]:
@@ -193,7 +197,35 @@ class ModelSpec:
         return sum(parameter.numel for parameter in self.parameters)
 
 
-def _around(fqn: str) -> list[str]:
-    """The fqns of the modules that a parameter lies in, the outermost first."""
-    parts = fqn.split(".")
-    return [".".join(parts[:place]) for place in range(1, len(parts))]
+def _as_registered(model: ModelSpec) -> Iterator[str]:
+    """The fqns of parameters in the order of a module that registers its modules, then unit by unit units in blocks and parameters.
+
+    A module's own parameters come before those of the modules in it.
+    """
+    own = [module for module in model.modules if module.unit != ROOT]
+    blocks = dict.fromkeys([module.within or module.path for module in own if not module.apart] + list(model.idle))
+    numbered = sorted(blocks, key=lambda fqn: int(fqn.rpartition(".")[2]))
+    insides = {module.path for module in model.modules if module.inside}
+    tree: dict[str, Any] = {}
+    for name in (name for module in own for name in ([module.path] if module.apart else numbered)):
+        _place(tree, name.split("."))
+    for unit in model.units:
+        if unit.fqn in insides:
+            _place(tree, unit.fqn.split("."))
+        for parameter in unit.parameters:
+            _place(tree, parameter.fqn.split(".")[:-1])[f"{parameter.fqn.rpartition('.')[2]}:"] = None
+    yield from _walk(tree, "")
+
+
+def _place(tree: dict[str, Any], path: list[str]) -> dict[str, Any]:
+    for name in path:
+        tree = tree.setdefault(name, {})
+    return tree
+
+
+def _walk(tree: dict[str, Any], prefix: str) -> Iterator[str]:
+    """Parameters, which have a colon after their names, before what lies in modules."""
+    yield from (prefix + name[:-1] for name in tree if name.endswith(":"))
+    for name, inner in tree.items():
+        if not name.endswith(":"):
+            yield from _walk(inner, f"{prefix}{name}.")

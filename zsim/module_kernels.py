@@ -20,16 +20,18 @@ def forward_kernels(calls: Sequence[Call], *, dtype: str) -> tuple[Kernel, ...]:
 
 
 def backward_kernels(
-    calls: Sequence[Call], *, dtype: str, needs_gradient: Collection[str], nbytes: Mapping[str, int]
+    calls: Sequence[Call], *, dtype: str, needs_gradient: Collection[str], nbytes: Mapping[str, int], made: Counter[str]
 ) -> tuple[Kernel, ...]:
-    """In reverse order; `nbytes` are the sizes of values, of which those in `needs_gradient` get gradients."""
-    return tuple(_backward(calls, dtype=dtype, needs_gradient=needs_gradient, nbytes=nbytes))
+    """In reverse order; `nbytes` are the sizes of values, of which those in `needs_gradient` get gradients.
+
+    `made` counts the gradients of each value that later modules have made, and learns of these.
+    """
+    return tuple(_backward(calls, dtype=dtype, needs_gradient=needs_gradient, nbytes=nbytes, made=made))
 
 
 def _backward(
-    calls: Sequence[Call], *, dtype: str, needs_gradient: Collection[str], nbytes: Mapping[str, int]
+    calls: Sequence[Call], *, dtype: str, needs_gradient: Collection[str], nbytes: Mapping[str, int], made: Counter[str]
 ) -> Iterator[Kernel]:
-    made: Counter[str] = Counter()
     for call in reversed(calls):
         if not call.differentiable:
             continue

@@ -6,6 +6,7 @@ The calls are `zsim.eager`'s, the memory `zsim.tape`'s; here a model's modules a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby, takewhile
@@ -72,8 +73,9 @@ def lower_each(
     uncached = model.frozen if leaves else frozenset([parameter.fqn for parameter in model.parameters])
     make = _maker_of_calls(autocast, batch=batch, dtype=dtype, device=device, uncached=uncached)
     parts = list(_parts(model, make, dtype=dtype))
-    over: dict[str, list[Step]] = {}
+    over, drops = dict[str, list[Step]](), dict[str, frozenset[str]]()
     for block in _blocks(parts):
+        drops[block[0].module.whole] = frozenset([drop for part in block for drop in part.drops])
         over[block[-1].module.fqn] = [step for part in block for step in part.steps]
         if block[0].block in checkpointed:
             _cut_regions(block, checkpointing)
@@ -86,7 +88,7 @@ def lower_each(
             source = part.called
             if casts_input and "tokens" not in model.first_operator.inputs:
                 tape.cast_input(model, source, batch=batch, dtype=dtype)
-        tape.framed = framed.union(part.drops)
+        tape.framed = framed.union(drops[part.module.whole])
         needs_gradient = part.taken in tape.needs_gradient
         passes_on = not part.steps and part.entry in tape.needs_gradient
         tape.run_forward(part.steps, entry=part.taken, later=part.later, over=over.get(part.module.fqn, ()))
@@ -99,15 +101,18 @@ def lower_each(
             sums[part.module.fqn] = tape.sum_losses(losses)
     let_go = {part.module.fqn: tape.let_go(part.steps) for part in parts}
     tape.seed(losses)
-    lowered = []
+    lowered, added = [], Counter[str]()
     last = next(part for part in parts if differentiates[part.module.fqn])
     for part, forward_memory, needs_gradient in reversed(traced):
-        recomputed = tape.run_backward(part.steps)
-        module, module_calls = part.module, [call for step in part.steps for call in step.calls]
-        again = [call for region in reversed(recomputed) for call in region.kernels]
+        bound = part.taken if part.module.inside and needs_gradient else ""
+        recomputed = tape.run_backward(part.steps, bound=bound)
         if part is last:
             tape.storages.release(SEED)
             tape.storages.release(summed(losses[-1], len(losses)))
+        backward_memory = _last_mark_only(tape.storages.take())
+        tape.pass_on()
+        module, module_calls = part.module, [call for step in part.steps for call in step.calls]
+        again = [call for region in reversed(recomputed) for call in region.kernels]
         lowered.append(
             LoweredModule(
                 fqn=module.fqn,
@@ -115,10 +120,11 @@ def lower_each(
                 forward=Computation(kernels=forward_kernels(module_calls, dtype=dtype), memory=forward_memory),
                 backward=Computation(
                     kernels=backward_kernels(
-                        module_calls, dtype=dtype, needs_gradient=tape.needs_gradient, nbytes=tape.nbytes
+                        module_calls, dtype=dtype, needs_gradient=tape.needs_gradient, nbytes=tape.nbytes, made=added
                     ),
-                    memory=_last_mark_only(tape.storages.take()),
+                    memory=backward_memory,
                 ),
+                passes_on=tape.storages.take(),
                 input_needs_gradient=needs_gradient,
                 recompute=forward_kernels(again, dtype=dtype),
                 differentiates=differentiates[module.fqn],
@@ -195,8 +201,7 @@ def _taken(module: Module, called: str) -> str:
     """The value that `module` is called with: what its block is `called` with, or what a unit in a block reads from outside."""
     if not module.inside:
         return called
-    made = {operator.output for operator in module.operators}
-    (read,) = {value for operator in module.operators for value in operator.inputs} - made
+    (read,) = module.given
     return called if read == "x" else f"{module.whole}:{read}"
 
 

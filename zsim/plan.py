@@ -40,6 +40,7 @@ def training(scenario: Scenario, *, device: Device) -> kinds.Training:
         optimizer=scenario.optimizer,
         sync=scenario.sync,
         device=device,
+        checkpointing=scenario.checkpointing,
     )
 
 

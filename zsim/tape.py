@@ -37,6 +37,10 @@ def summed(loss: str, forwards: int) -> str:
     return loss if forwards == 1 else f"loss:sum{forwards}"
 
 
+def _at_unit(value: str) -> str:
+    """The gradient of `value` at the node of the unit that was called with it."""
+    return f"{value} at its unit"
+
 
 @dataclass(slots=True)
 class Tape:
@@ -60,6 +64,8 @@ class Tape:
     framed: frozenset[str] = frozenset()
     """Values of the module that runs that go by a drop of some operator alone, not after their last use."""
     in_sequences: bool = True
+    bound: str = ""
+    """What the unit in a block, whose backward runs, was called with: the gradient of that waits at the unit's own node of autograd."""
     of_linears: set[str] = field(default_factory=set)
     """Gradients that linears make of inputs with more than two dimensions: views of products of matrices."""
 
@@ -233,9 +239,12 @@ class Tape:
             self.storages.hold(SEED)
             self.gradients[loss] = SEED
 
-    def run_backward(self, steps: list[Step]) -> list[Region]:
-        """Every call in reverse; a region is recomputed when the first of its calls asks for something saved. Returns those that were."""
-        recomputed = list[Region]()
+    def run_backward(self, steps: list[Step], *, bound: str = "") -> list[Region]:
+        """Every call in reverse; a region is recomputed when the first of its calls asks for something saved. Returns those that were.
+
+        The gradient of `bound`, which a unit in a block was called with, waits for `pass_on`.
+        """
+        recomputed, self.bound = list[Region](), bound
         for step in reversed(steps):
             for place in reversed(range(len(step.calls))):
                 call, region = step.calls[place], step.region
@@ -254,6 +263,13 @@ class Tape:
                 over = (*region.inputs, *region.unreached) if again is region.earliest else ()
                 self._differentiate(call, again, unpacked=True, over=over)
         return recomputed
+
+    def pass_on(self) -> None:
+        """The node that fully_shard puts before a unit in a block has run its hook: the gradient goes on to what the block makes of it."""
+        value, self.bound = self.bound, ""
+        waiting = self.gradients.pop(_at_unit(value), "")
+        if waiting:
+            self._accumulate([(value, waiting)])
 
     def _differentiate(self, call: Call, saved: Call, *, unpacked: bool = False, over: tuple[str, ...] = ()) -> None:
         """Backward of `call`; `saved` names what it saved, which when `unpacked` goes before sums over broadcast dimensions.
@@ -429,15 +445,16 @@ class Tape:
         Not on the CPU, where a dispatch-level meter watches: autograd adds out of place under any dispatch mode.
         torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace.
         """
-        if value not in self.gradients:
-            self.gradients[value] = part
+        place = _at_unit(value) if value == self.bound else value
+        if place not in self.gradients:
+            self.gradients[place] = part
             return
-        first = self.gradients[value]
+        first = self.gradients[place]
         if self.in_place and first not in self.of_linears and self.storages.references[first] == 1:
             self.added.append(part)
         else:
-            self.gradients[value] = self._new_gradient(value, called=SUM_OF_GRADIENTS)
+            self.gradients[place] = self._new_gradient(value, called=SUM_OF_GRADIENTS)
             if first in self.turned:
-                self.turned.add(self.gradients[value])
+                self.turned.add(self.gradients[place])
             self.storages.release(first)
             self.added.append(part)

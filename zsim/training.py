@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, Literal, final
 
+from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.model import ModelSpec, ParamGroup
 from zsim.ops import Alloc, Free, Kernel, MemoryEvent
 
@@ -128,7 +129,8 @@ class LoweredModule:
     mark `Recomputed`; of a block in parts they stand with the part that asks for them first. One that `differentiates` not makes nothing that needs a gradient: it has no backward. `sums_losses` is what
     the caller of the model does after its second forward and later ones: it adds the loss to those before. `uncached` goes when
     the whole forward is over: copies of weights that nobody but autocast's cache holds. `takes` is the buffer that a part
-    of a block is called with: others are called with the last one that is not theirs.
+    of a block is called with: others are called with the last one that is not theirs. Of a unit in a block `passes_on` is what
+    comes when its hook after backward has run: the gradient of its input is added to what others have made.
     """
 
     fqn: str
@@ -141,6 +143,7 @@ class LoweredModule:
     uncached: tuple[Free, ...] = ()
     differentiates: bool = True
     takes: str = ""
+    passes_on: tuple[TapeEvent, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +157,8 @@ class Training:
     optimizer: Optimizer = field(default_factory=Optimizer)
     sync: Literal["every", "last"] = "every"
     device: Device = "cuda"
+    checkpointing: Checkpointing = NO_CHECKPOINTING
+    """What `modules` recompute."""
 
     @property
     def forwards(self) -> tuple[tuple[LoweredModule, ...], ...]:

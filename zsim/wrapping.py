@@ -209,9 +209,8 @@ def _nested_problems(asked: Wrapping, model: ModelSpec) -> Iterator[str]:
         known = dict.fromkeys(op.name.removeprefix(f"{block.path}.").split(".")[0] for op in block.operators if op.weight)
         for name in asked.nested:
             place = [i for i, op in enumerate(block.operators) if _owner(op, block.path, asked.nested) == name]
-            operators = [block.operators[i] for i in place]
-            made = {op.output for op in operators}
-            read = {value for op in operators for value in op.inputs} - made
+            operators = tuple(block.operators[i] for i in place)
+            read = replace(block, operators=operators).given
             if not any(op.weight for op in operators):
                 yield f"wrapping.nested: {block.path} has no module {name[:60]!r} with parameters; it has {', '.join(known)}"
                 return

@@ -20,6 +20,7 @@ from zsim.ops import Alloc, Free, MemoryEvent, Op, Stream
 from zsim.program import Program, RankProgram
 from zsim.sharding import shard_size
 from zsim.strategies.building import Step, accumulated_after_sums, rank_program, units_read, units_read_by_blocks
+from zsim.strategies.hook_calls import RECORD, HookCalls, watched
 from zsim.strategies.passes import ORIGINAL
 from zsim.strategies.sharded import ShardedStep
 from zsim.strategies.sharded_gradients import Gradients
@@ -143,7 +144,7 @@ class _Same:
         )
         first = _passes(training, mesh=mesh, groups=groups, keep=keep, options=options, all_reduce=all_reduce)
         steady = first
-        if any(group.part for group in groups.values()):
+        if any(group.part or group.unsharded for group in groups.values()):
             steady = _passes(training, mesh=mesh, groups=groups, keep=keep, options=options, all_reduce=all_reduce)
         return cls(tuple(construction.ops), first, steady)
 
@@ -219,12 +220,14 @@ def _passes(
         offload=options.offload,
     )
     step.live.update(f"{p.fqn}.{group.part}" for group in groups.values() if group.part for p in group.parameters if p.shard)
+    step.live.update(f"{p.fqn}.unsharded" for group in groups.values() if group.unsharded for p in group.parameters if p.padded)
     for micro_batch in range(training.batch.accumulation):
         step.micro_batch = micro_batch
         last = micro_batch == training.batch.accumulation - 1
         sync = last or training.sync == "every"
         step.over_replicas = last or all_reduce == "every" or mesh.dp_replicate == 1
         order: list[Group] = []
+        step.calls = HookCalls(watched=watched(training))
         step.begin("forward", micro_batch=micro_batch)
         for modules in training.forwards:
             order += forward(step, modules, groups, keep, ahead=options.forward_prefetch)
@@ -256,15 +259,15 @@ def forward(
         step.wait_for_unshard(root, forward=True)
     for module in modules:
         group = groups.get(wrapped_by[module.fqn])
+        step.calls.enter(module.fqn)
         if group is not None and group is not root and module.fqn in first:
-            step.unshard(group)
-            step.wait_for_unshard(group, forward=True)
-            step.unshard_each(_following(group, blocks, ahead))
+            step.call(group, _following(group, blocks, ahead))
         ends = group is not None and group is not root and module.fqn in last
         returns = ends or module is modules[-1]
         held = step.forward(module, reads_input=module is modules[0], holds=returns and bool(keep.to))
         if group is not None and ends:
             order.append(group)
+            step.calls.count(RECORD)
             if keep.blocks:
                 step.reshard(group, to=keep.to, held=held)
     if root is not None:
@@ -301,7 +304,7 @@ def backward(
     """
     step.begin_backward()
     wrapped_by = step.training.model.wrapped_by
-    blocks = _blocks(wrapped_by, groups)
+    blocks, wholes = _blocks(wrapped_by, groups), {module.fqn: module.whole for module in step.training.model.modules}
     reverse = blocks[::-1]
     first, last = _ends(step)
     ends = {forward[-1].fqn for forward in step.training.forwards}
@@ -327,9 +330,12 @@ def backward(
             _pre_backward(step, entered, order, places[entered.fqn], explicit=explicit)
         for group in _incomplete(step, groups) if module.fqn in ends else []:
             _pre_backward(step, group, order, places[group.fqn], explicit=_following(group, reverse, ahead))
+        step.calls.again()
         step.backward(module, hook=hook)
+        step.calls.require_found(wholes[module.fqn])
         if own is not None and own.fqn != ROOT and module.fqn in first and module.input_needs_gradient:
             post_backward(step, own, sync=sync)
+        step.pass_on(module)
     for group in groups.values():
         if group.state != "post_backward":
             post_backward(step, group, sync=sync)

@@ -131,6 +131,11 @@ class Passes(Step):
         if module.forward != NOTHING:
             self._compute("backward", module, kernels=module.backward.kernels, memory=memory)
 
+    def pass_on(self, module: LoweredModule) -> None:
+        """A unit in a block has run its hook after backward: the gradient of its input goes on to what others have made of it."""
+        if module.passes_on:
+            self.issue("backward", module.unit, micro_batch=self.micro_batch, memory=storage_events(module.passes_on))
+
     def _compute(
         self,
         kind: OpKind,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from zsim.model import ROOT
 from zsim.ops import Alloc, Kernel, MemoryEvent
 from zsim.strategies.building import copy_kernel
+from zsim.strategies.hook_calls import COPY_OUT, GATHER, RECORD, HookCalls
 from zsim.strategies.passes import ORIGINAL, Passes
 from zsim.strategies.sharded_groups import Group, Sharded
 from zsim.training import DTYPE_NBYTES
@@ -34,6 +35,8 @@ class ShardedStep(Passes):
     """The group whose all-gather output forward keeps until the next one has been copied out."""
     forward_output: str = ""
     """That output."""
+    calls: HookCalls = field(default_factory=HookCalls)
+    """What hooks call inside blocks of which outputs are kept."""
     root_again: str = ""
     """The unit that takes itself for the root, as it is called while its block is recomputed."""
     outputs: dict[str, str] = field(default_factory=dict)
@@ -61,6 +64,7 @@ class ShardedStep(Passes):
         group.gathered = True
         if self.mesh.dp_shard == 1:
             return
+        self.calls.count(RECORD, GATHER)
         dtype = self.training.precision.parameters
         spread = group.resharded_to or self.mesh.dp_shard
         part = group.totals["padded"] // spread
@@ -141,6 +145,8 @@ class ShardedStep(Passes):
         """Copy the all-gather's output out into the unsharded parameters; the next all-gathers wait for that copy."""
         if group.unsharded:
             return
+        if self.mesh.dp_shard > 1:
+            self.calls.count(RECORD, COPY_OUT)
         dtype = self.training.precision.parameters
         memory = self._unsharded(group)
         if group.resharded_to:
@@ -411,26 +417,38 @@ class ShardedStep(Passes):
         self.gather_waits = [] if last is None else [last]
         self.last_copy_out = []
 
-    def call_again(self, group: Group, following: Iterable[Group]) -> None:
+    def call(self, group: Group, following: Sequence[Group]) -> None:
+        """The pre-forward hook: gather the group if need be, wait for it, and prefetch the `following` ones."""
+        self._count_steps(1 + len(following))
+        self.unshard(group)
+        self.wait_for_unshard(group, forward=True)
+        self.unshard_each(following)
+
+    def call_again(self, group: Group, following: Sequence[Group]) -> None:
         """The pre-forward hook of a unit whose block is recomputed.
 
-        In its own backward it only needs its parameters. Before that it begins a forward, of which it is the root if it is in no other,
-        with the all-gathers `following` that it prefetches then.
+        In its own backward it only needs its parameters. Before that it begins a forward, of which it is the root if it is in no other.
         """
         if group.in_backward:
+            self._count_steps(0)
             self.unshard(group)
             self.wait_for_unshard(group, forward=False)
             return
         if not self.root_again:
             self.root_again = group.fqn
+            self.calls.count(RECORD, *([RECORD] if self.training.device != "cpu" else []))  # inputs are brought to a device
             self.begin_forward()
             self.last_copy_out = self.gather_waits
-        self.unshard(group)
-        self.wait_for_unshard(group, forward=True)
-        self.unshard_each(following)
+        self.call(group, following)
+
+    def _count_steps(self, number: int) -> None:
+        """So many steps of a hook are recorded, and one more where inputs are cast."""
+        self.calls.count(*[RECORD] * (number + (self.training.precision.parameters != ORIGINAL)))
 
     def return_again(self, group: Group) -> None:
         """Its post-forward hook, which in backward reshards nothing: a root lets the last all-gather's output go."""
+        if not group.in_backward:
+            self.calls.count(RECORD)
         if self.root_again == group.fqn:
             self.root_again = ""
             self.end_forward()
