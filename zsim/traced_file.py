@@ -21,6 +21,7 @@ from zsim.training import (
     Batch,
     Computation,
     Device,
+    InnerCall,
     LoweredModule,
     NodeOver,
     ParameterGradient,
@@ -41,6 +42,10 @@ FROZEN: Final = "frozen"
 """What follows a parameter's shape in a file where it needs no gradient."""
 RECOMPUTING: Final = "recomputing"
 """What a file has besides where the module was traced with activation checkpointing as well."""
+CALLS: Final = "calls a unit"
+RETURNS: Final = "a unit returns"
+PASSES_ON: Final = "passes_on"
+"""What a unit in a block has besides where the gradient of its input is added to others."""
 COMPUTED: Final = ("input_needs_gradient", "forward", "backward", "recompute")
 
 
@@ -82,6 +87,7 @@ def _lowered_table(lowered: LoweredModule) -> dict[str, Any]:
         "forward": _computation_table(lowered.forward),
         "backward": _computation_table(lowered.backward),
         "recompute": _kernel_table(lowered.recompute),
+        **({PASSES_ON: [_event_table(event) for event in lowered.passes_on]} if lowered.passes_on else {}),
     }
 
 
@@ -107,6 +113,8 @@ def _event_table(event: TapeEvent) -> list[Any]:
         return ["recomputed"]
     if isinstance(event, NodeOver):
         return ["node over"]
+    if isinstance(event, InnerCall):
+        return [RETURNS if event.returns else CALLS, event.unit, event.kernels]
     if isinstance(event, Free):
         return ["-", event.buffer]
     return ["gradient that is not the last" if event.goes_on else "gradient", event.fqn]
@@ -180,7 +188,7 @@ def _whole(lowered: Sequence[LoweredModule], uncached: tuple[Free, ...]) -> tupl
 
 def _variant(reader: Reader, modules: list[Module], uncached: tuple[Free, ...]) -> tuple[Checkpointing, tuple[LoweredModule, ...]]:
     asked, rows = reader.row(2)
-    tables = [row.table(*COMPUTED) for row in rows.items(at_most=MAX_MODULES)]
+    tables = [row.table(*COMPUTED, lists=(PASSES_ON,)) for row in rows.items(at_most=MAX_MODULES)]
     if len(tables) != len(modules):
         raise rows.refuse(f"one row for each of the {len(modules)} modules")
     lowered = [_lowered(module, table) for module, table in zip(modules, tables, strict=True)]
@@ -229,7 +237,7 @@ def _parameter(reader: Reader) -> Parameter:
 
 
 def _module(reader: Reader, *, last: bool) -> tuple[Module, LoweredModule]:
-    table = reader.table("fqn", "unit", "reads", *COMPUTED)
+    table = reader.table("fqn", "unit", "reads", *COMPUTED, lists=(PASSES_ON,))
     fqn, unit = table["fqn"].name(), table["unit"].name()
     rows = [row.row(2) for row in table["reads"].items()]
     weights = tuple((weight.name(), bias.name(empty=True)) for weight, bias in rows)
@@ -245,6 +253,7 @@ def _lowered(module: Module, table: dict[str, Reader]) -> LoweredModule:
         backward=_computation(table["backward"]),
         input_needs_gradient=table["input_needs_gradient"].truth(),
         recompute=_kernels(table["recompute"]),
+        passes_on=tuple(_event(event) for event in table[PASSES_ON].items()),
     )
 
 
@@ -266,12 +275,16 @@ def _computation(reader: Reader) -> Computation:
 
 
 def _event(reader: Reader) -> TapeEvent:
-    sign = next(reader.items(), reader).one_of(("+", "-", "gradient", "gradient that is not the last", "node over", "recomputed"))
+    signs = ("+", "-", "gradient", "gradient that is not the last", "node over", "recomputed", CALLS, RETURNS)
+    sign = next(reader.items(), reader).one_of(signs)
     if sign == "+":
         _, buffer, kind, nbytes = reader.row(4)
         return Alloc(buffer.name(), kind.one_of(MEMORY_KINDS), nbytes.size())
     if sign in ("recomputed", "node over"):
         reader.row(1)
         return Recomputed() if sign == "recomputed" else NodeOver()
+    if sign in (CALLS, RETURNS):
+        _, unit, kernels = reader.row(3)
+        return InnerCall(unit.name(), returns=sign == RETURNS, kernels=kernels.size())
     _, name = reader.row(2)
     return Free(name.name()) if sign == "-" else ParameterGradient(name.name(), goes_on=sign != "gradient")

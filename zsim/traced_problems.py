@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from zsim.model import ROOT, ModelSpec
 from zsim.ops import Alloc, Free
 from zsim.tape import SEED
-from zsim.training import LoweredModule, NodeOver, ParameterGradient, Recomputed
+from zsim.training import InnerCall, LoweredModule, NodeOver, ParameterGradient, Recomputed
 
 
 def problems(model: ModelSpec, lowered: tuple[LoweredModule, ...], *, loss: str) -> Iterator[tuple[str, str, str]]:
@@ -39,6 +39,7 @@ def _lifetime_problems(
 ) -> Iterator[tuple[str, str, str]]:
     live: set[str] = set()
     made: set[str] = set()
+    units = {unit.fqn for unit in model.units}
     marked: list[str] = []
     passes = [(module, module.forward) for module in lowered]
     passes += [(module, module.backward) for module in reversed(lowered)]
@@ -48,13 +49,17 @@ def _lifetime_problems(
     for module, computation in passes:
         if module is lowered[-1] and computation is module.backward:
             live.difference_update(event.buffer for event in module.uncached)
-        for event in computation.memory:
+        after = module.passes_on if computation is module.backward else ()
+        for event in (*computation.memory, *after):
             if isinstance(event, ParameterGradient):
                 made.add(event.fqn)
                 if owner.get(event.fqn) not in (module.unit, ROOT):
                     yield module.fqn, "gradients of its own parameters", event.fqn
             elif isinstance(event, Recomputed):
                 marked.append(module.fqn)
+            elif isinstance(event, InnerCall):
+                if event.unit not in units or event.kernels > len(module.recompute):
+                    yield module.fqn, "calls of units that there are, between kernels that are recomputed", event.unit
             elif isinstance(event, NodeOver):
                 continue
             elif isinstance(event, Alloc) == (event.buffer in live):

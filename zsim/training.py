@@ -126,7 +126,8 @@ class LoweredModule:
     """One module of the model, lowered: what its forward and its backward do for one micro-batch.
 
     `recompute` are the kernels that activation checkpointing runs again; their memory events stand in backward, up to the
-    mark `Recomputed`; of a block in parts they stand with the part that asks for them first. One that `differentiates` not makes nothing that needs a gradient: it has no backward. `sums_losses` is what
+    mark `Recomputed`; of a block in parts they stand with the part that asks for them first. One that `differentiates` not makes
+    nothing that needs a gradient: it has no backward. `sums_losses` is what
     the caller of the model does after its second forward and later ones: it adds the loss to those before. `uncached` goes when
     the whole forward is over: copies of weights that nobody but autocast's cache holds. `takes` is the buffer that a part
     of a block is called with: others are called with the last one that is not theirs. Of a unit in a block `passes_on` is what

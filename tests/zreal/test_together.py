@@ -7,6 +7,7 @@ import pytest
 from tests.quick import one_in
 from tests.zreal.test_event_order import of_program, of_torch
 from tests.zreal.test_frozen import differences
+from zsim.errors import ScenarioError
 from zsim.run import RunOptions
 from zsim.scenario import Scenario, parse
 
@@ -143,6 +144,63 @@ BOTH = 'wrapping = { nested = ["attn", "mlp"] }'
 def test_units_in_units_allocate_and_free_in_torchs_order(model: str, options: dict[str, str]) -> None:
     case = scenario(model, **options)  # type: ignore[arg-type]
     assert of_program(case) == of_torch(case)
+
+
+AGAIN = 'activation_checkpointing = { mode = "full" }'
+KEPT = 'activation_checkpointing = { mode = "selective", save = ["linear"] }'
+WHOLE = 'activation_checkpointing = { mode = "full", early_stop = false }'
+KEEP = f"{FSDP2}, reshard_after_forward = false"
+SHARD = f"{FSDP2}, reshard_after_forward = true"
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    one_in(
+        4,
+        [
+            ("gpt", {"more": f"{BOTH}\n{AGAIN}", "strategy": SHARD}),
+            ("gpt", {"more": f"{BOTH}\n{AGAIN}", "strategy": KEEP}),
+            ("gpt", {"more": f'wrapping = {{ nested = ["ln_1", "attn"] }}\n{AGAIN}', "strategy": SHARD}),
+            ("gpt", {"more": f'wrapping = {{ nested = ["attn", "ln_2"] }}\n{AGAIN}'}),
+            ("llama", {"more": f'wrapping = {{ nested = ["mlp"] }}\n{KEPT}', "strategy": SHARD}),
+            ("gpt sdpa", {"more": f"{BOTH}\n{KEPT}", "strategy": f"{HSDP}, reshard_after_forward = false", "ranks": 4}),
+            ("gpt", {"more": f"{BOTH}\n{WHOLE}", "strategy": f"{HSDP}, reshard_after_forward = true", "ranks": 4}),
+            ("mlp", {"more": f'wrapping = {{ nested = ["fc1", "fc2"] }}\n{KEPT}'}),
+            ("gpt", {"more": f"{BOTH}\n{AGAIN}", "strategy": f"{FSDP2}, forward_prefetch = 2, backward_prefetch = 2"}),
+            ("gpt", {"more": f"{BOTH}\n{AGAIN}", "strategy": f"{FSDP2}, reshard_after_forward = 2", "ranks": 4}),
+            ("gpt", {"more": f"{BOTH}\n{AGAIN}", "batch": ", accumulation = 2", "strategy": f'{FSDP2}, sync = "last"', **BF16}),
+            ("gpt", {"more": f"{BOTH}\n{AGAIN}", "own": ", uses = 2", "strategy": SHARD}),
+            ("gpt", {"more": f'wrapping = {{ every = 2, nested = ["attn", "mlp"] }}\n{AGAIN}', "batch": ", forwards = 2", **AUTOCAST}),
+            ("gpt", {"more": f"{FIRST}\n{BOTH}\n{AGAIN}", "strategy": f"{FSDP2}, forward_prefetch = 1"}),
+            ("gpt", {"more": 'wrapping = { nested = ["ln_1", "ln_2"] }'}),
+            ("gpt", {"more": f'wrapping = {{ nested = ["attn.q", "attn.v"] }}\n{FROZEN}'}),
+            ("gpt", {"more": f"{BOTH}\n{AGAIN}", "strategy": f"{FSDP2}, offload = true", "ranks": 1}),
+        ],
+    ),
+)
+def test_units_in_blocks_that_are_recomputed_allocate_and_free_in_torchs_order(model: str, options: dict[str, str]) -> None:
+    case = scenario(model, **options)  # type: ignore[arg-type]
+    assert of_program(case) == of_torch(case)
+    assert differences(case, RunOptions()) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "nested", "strategy"),
+    one_in(
+        3,
+        [
+            ("gpt", '["ln_1", "attn"]', SHARD),
+            ("llama", '["attn.q", "attn.k"]', SHARD),
+            ("gpt", '["ln_1", "ln_2"]', SHARD),
+        ],
+    ),
+)
+def test_where_hooks_call_more_while_outputs_are_kept_torch_refuses_what_we_refuse(model: str, nested: str, strategy: str) -> None:
+    case = scenario(model, strategy=strategy, more=f"wrapping = {{ nested = {nested} }}\n{KEPT}")
+    with pytest.raises(ScenarioError, match="encountered during backward but not found in storage"):
+        of_program(case)
+    with pytest.raises(RuntimeError, match="encountered during backward but not found in storage"):
+        of_torch(case)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from zsim.fit import ways
 from zsim.plan import plan
 from zsim.scenario import Scenario, parse
 from zsim.strategies.building import named_parameters
+from zsim.training import Device
 from zsim.wrapping import Wrapping, wrapped
 
 GPT = 'family = "gpt", sizes = { num_layers = 3, hidden_size = 8, num_heads = 2, vocabulary = 13 }'
@@ -105,12 +106,6 @@ def test_a_block_that_forward_passes_by_is_wrapped_anew_too() -> None:
             {"strategy": 'name = "zero3"'},
             "wrapping.nested: expected with one of fsdp2, hsdp, fsdp1, found zero3, which has no units in units; leave it out",
         ),
-        (
-            'nested = ["mlp"]',
-            {"more": 'activation_checkpointing = { mode = "full" }'},
-            "activation_checkpointing: expected no units in a block that is recomputed, found wrapping.nested; use `recompute`, "
-            "or leave one of them out",
-        ),
     ],
 )
 def test_what_cannot_be_a_unit_in_a_unit_is_named(wrapping: str, more: dict[str, str], complaint: str) -> None:
@@ -129,4 +124,65 @@ def test_selective_checkpointing_of_casts_that_were_found_is_refused_in_torchs_w
 def test_advice_and_fit_leave_out_what_has_no_units_in_units() -> None:
     case = scenario('nested = ["mlp"]')
     assert {other.strategy for _, other in ways(case)} == {"fsdp2"}
-    assert all(other.checkpointing.mode != "full" for _, other in changes(case) if not refusals(other))
+    assert any(other.checkpointing.mode == "full" for _, other in changes(case) if not refusals(other))
+
+
+def recomputed(case: Scenario) -> list[str]:
+    """Of the steady step's backward: recomputations, and all-gathers with a "+"."""
+    ops = plan(case, device="cpu").of_rank(0).steady
+    start = next(op.index for op in ops if op.kind == "backward")
+    signs = {"all_gather": "+", "recompute": ""}
+    return [f"{signs[op.kind]}{op.unit} {'.'.join(op.reads)}".strip() for op in ops[start:] if op.kind in signs]
+
+
+FULL = 'activation_checkpointing = { mode = "full" }'
+
+
+def test_a_unit_that_is_recomputed_with_its_block_is_gathered_once_for_that_and_its_own_backward() -> None:
+    """The feed-forward's backward asks for the block's recomputation, which calls attention: it waits for what was prefetched."""
+    found = recomputed(scenario('nested = ["attn", "mlp"]', more=FULL))
+    inner = [name for i in (2, 1, 0) for name in (
+        f"blocks.{i}.mlp blocks.{i}", f"blocks.{i}.mlp blocks.{i}.attn", f"blocks.{i}.mlp blocks.{i}", f"blocks.{i}.mlp blocks.{i}.mlp",
+    )]  # fmt: skip
+    assert [name for name in found if name[0] != "+"] == inner
+    assert [name for name in found if name[0] == "+"] == [
+        f"+blocks.{i}{name}" for i in (2, 1, 0) for name in ("", ".mlp", ".attn")
+    ][1:]  # the root's hook has gathered the last block before
+
+
+def test_what_was_not_prefetched_is_gathered_while_the_block_is_recomputed() -> None:
+    """Of two units before the one that asks, the hooks of backward have prefetched the second alone."""
+    found = recomputed(scenario('nested = ["ln_1", "attn"]', more=FULL))
+    assert found[:5] == [
+        "+blocks.2.attn", "+blocks.2.ln_1", "blocks.2 blocks.2.ln_1", "blocks.2 blocks.2.attn", "blocks.2 blocks.2",
+    ]  # fmt: skip
+
+
+SAVE = 'activation_checkpointing = { mode = "selective", save = ["linear"] }'
+
+
+@pytest.mark.parametrize(
+    ("nested", "device", "refused"),
+    [
+        ('["attn", "mlp"]', "cpu", False),
+        ('["attn"]', "cpu", False),
+        ('["attn"]', "cuda", True),  # where a root brings its inputs to the device
+        ('["ln_1", "attn"]', "cpu", True),
+    ],
+)
+def test_hooks_that_call_more_when_outputs_are_kept_are_refused_in_torchs_words(nested: str, device: Device, refused: bool) -> None:
+    case = scenario(f"nested = {nested}", more=SAVE)
+    if not refused:
+        plan(case, device=device)
+        return
+    with pytest.raises(ScenarioError, match=r"record_function_enter_new … encountered during backward but not found in storage"):
+        plan(case, device=device)
+
+
+def test_parameters_come_in_the_order_of_registration_where_units_lie_deep_in_blocks() -> None:
+    case = scenario('ends = "apart", nested = ["attn.q", "attn.v"]', model=GPT[:-2] + ", tied = false }")
+    names = [p.fqn for p in named_parameters(case.model)]
+    assert [name for name in names if name.endswith("weight")][:10] == [
+        "wte.weight", "wpe.weight",
+        *(f"blocks.0.{name}.weight" for name in ("ln_1", "attn.k", "attn.proj", "attn.q", "attn.v", "ln_2", "mlp.fc", "mlp.proj")),
+    ]  # fmt: skip

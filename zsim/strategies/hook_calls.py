@@ -14,7 +14,6 @@ from typing import Final
 from zsim.errors import ScenarioError
 from zsim.training import Training
 
-
 RECORD: Final = "profiler._record_function_enter_new"
 """Every step of a hook is recorded for the profiler, whether that runs or not."""
 GATHER: Final = "fsdp.all_gather_copy_in"

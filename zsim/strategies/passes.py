@@ -111,7 +111,8 @@ class Passes(Step):
     def backward(self, module: LoweredModule, *, hook: Callable[[InnerCall], None] | None = None) -> None:
         """A module's backward: gradients of parameters are born unsharded, or added to what is there.
 
-        Before it, what is recomputed, with the `hook` of each unit in the block that is called again. The loss and its gradient outlive it: torch reduces the last groups before `loss.backward()` returns.
+        Before it, what is recomputed, with the `hook` of each unit in the block that is called again. The loss and its gradient
+        outlive it: torch reduces the last groups before `loss.backward()` returns.
         """
         tape: Sequence[TapeEvent] = module.backward.memory
         if module is self.training.modules[-1]:
