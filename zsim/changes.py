@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any
 
-from zsim import checkpointing, wrapping
+from zsim import checkpointing
 from zsim.checkpointing import Checkpointing
 from zsim.mesh import Mesh
 from zsim.scenario import Scenario
-from zsim.strategies import STRATEGIES, model_problems
+from zsim.strategies import STRATEGIES, model_problems, recomputed_problems, wrapped
 from zsim.traced import TracedModel, TracedModelError
 
 EVERY_BLOCK = Checkpointing(mode="full")
@@ -44,7 +44,7 @@ def changes(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
         yield "half the micro-batch, twice the accumulation", replace(scenario, batch=halved)
     if scenario.wrapping.every != 1:
         by_block = replace(scenario.wrapping, every=1)
-        model = wrapping.wrapped(scenario.model, by_block)
+        model = wrapped(scenario.strategy, scenario.model, by_block)
         yield "wrapping.every = 1: one param group per block", replace(scenario, wrapping=by_block, model=model)
     optimizer = scenario.optimizer
     if optimizer.name == "adamw" and optimizer.implementation != "fused":
@@ -75,6 +75,7 @@ def refusals(scenario: Scenario) -> tuple[str, ...]:
             casts=precision.autocast != "none" and strategy.leaves,
             forwards=batch.forwards,
         ),
+        *recomputed_problems(scenario.strategy, scenario.model, scenario.checkpointing),
         *model_problems(
             scenario.strategy,
             scenario.options,
@@ -104,7 +105,8 @@ def moved(scenario: Scenario, strategy: str, *, mesh: Mesh | None = None, **opti
     problems = kind.problems(kind.options(**kept), mesh, scenario.optimizer)
     refused = {problem.partition(":")[0].removeprefix("strategy.") for problem in problems} - options.keys()
     asked = {name: value for name, value in kept.items() if name not in refused}
-    return replace(scenario, strategy=strategy, options=kind.options(**asked), mesh=mesh)
+    model = wrapped(strategy, scenario.model, scenario.wrapping) if scenario.wrapping.nested else scenario.model
+    return replace(scenario, strategy=strategy, options=kind.options(**asked), mesh=mesh, model=model)
 
 
 def dropped(before: Scenario, after: Scenario) -> tuple[str, ...]:

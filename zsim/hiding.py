@@ -24,6 +24,7 @@ from zsim.plan import plan
 from zsim.program import Program
 from zsim.scenario import Scenario
 from zsim.slowdown import simulate_step
+from zsim.strategies import wrapped
 from zsim.units import format_bytes
 from zsim.why import explain
 from zsim.work import MANY_TIMES
@@ -163,7 +164,7 @@ def _units(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
     for every in (1, 2, 4):
         asked = replace(scenario.wrapping, every=every)
         if asked != scenario.wrapping and not tuple(wrapping.problems(asked, model)):
-            yield f"wrapping.every = {every}", replace(scenario, wrapping=asked, model=wrapping.wrapped(model, asked))
+            yield f"wrapping.every = {every}", replace(scenario, wrapping=asked, model=wrapped(scenario.strategy, model, asked))
 
 
 def _breakeven(scenario: Scenario) -> _Tried | None:

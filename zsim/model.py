@@ -126,7 +126,7 @@ class ModelSpec:
         if self.registered:
             known = {parameter.fqn: parameter for parameter in self.parameters}
             return tuple([known[fqn] for fqn in self.registered])
-        if self.nested:
+        if self.nested or self._buffers_in_blocks:
             known = {parameter.fqn: parameter for parameter in self.parameters}
             return tuple([known[fqn] for fqn in _as_registered(self) if fqn in known])
         units = sorted(self.units, key=lambda unit: unit.fqn == ROOT)
@@ -147,6 +147,13 @@ class ModelSpec:
     def nested(self) -> bool:
         """Whether some unit lies in another, or inside a block."""
         return any(module.within for module in self.modules)
+
+    @property
+    def _buffers_in_blocks(self) -> frozenset[str]:
+        """The fqns of the units in blocks that do not stand there in parts: they own parameters of those."""
+        blocks = {module.unit for module in self.modules}.union(self.idle, *[unit.modules for unit in self.units])
+        loose = [unit.fqn for unit in self.units if not unit.modules and unit.fqn not in blocks]
+        return frozenset([fqn for fqn in loose if not blocks.isdisjoint(_around(f"{fqn}."))])
 
     @property
     def inside_out(self) -> tuple[ParamGroup, ...]:
@@ -173,7 +180,9 @@ class ModelSpec:
     @property
     def unused(self) -> frozenset[str]:
         """The fqns of the units that forward passes by."""
-        return frozenset([unit.fqn for unit in self.units]).difference(self.wrapped_by.values(), [ROOT])
+        idle = frozenset([unit.fqn for unit in self.units]).difference(self.wrapped_by.values(), [ROOT])
+        in_blocks = self._buffers_in_blocks if idle else idle
+        return idle - {fqn for fqn in in_blocks if not any(fqn.startswith(f"{block}.") for block in self.idle)}
 
     @property
     def trained(self) -> frozenset[str]:
@@ -195,6 +204,12 @@ class ModelSpec:
     def num_parameters(self) -> int:
         """Elements of all parameters, tied ones counted once."""
         return sum(parameter.numel for parameter in self.parameters)
+
+
+def _around(fqn: str) -> list[str]:
+    """The fqns of the modules that a parameter lies in, the outermost first."""
+    parts = fqn.split(".")
+    return [".".join(parts[:place]) for place in range(1, len(parts))]
 
 
 def _as_registered(model: ModelSpec) -> Iterator[str]:

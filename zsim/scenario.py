@@ -36,7 +36,7 @@ from zsim.schema import (
     parts,
     strategy_of,
 )
-from zsim.strategies import STRATEGIES, model_problems
+from zsim.strategies import STRATEGIES, model_problems, recomputed_problems, wrapped
 from zsim.traced import TracedModel
 from zsim.training import Batch, Dtype, Optimizer, Precision
 from zsim.units import parse_time
@@ -179,7 +179,7 @@ class _Made:
             return None
 
         model = attempt(lambda table, batch: made_model(table, batch, folder), tables["model"], tables["batch"])
-        model = attempt(_wrapped, model, tables["wrapping"])
+        model = attempt(lambda model, table: _wrapped(model, table, strategy), model, tables["wrapping"])
         model = attempt(_trained_part, model, tables["model"], tables["frozen"])
         cluster = attempt(lambda table: made_cluster(table, folder), tables["cluster"])
         mesh = attempt(_mesh, strategy, None if cluster is None else cluster.num_ranks)
@@ -192,7 +192,7 @@ class _Made:
         asked = ("model", "batch", "precision", "activation_checkpointing", "wrapping")
         attempt(_check_transformers, model, *(tables[key] for key in asked))
         attempt(_check_traced, model, tables["batch"], tables["precision"], tables["activation_checkpointing"], strategy)
-        attempt(_check_model, model, options, tables["batch"], tables["precision"], strategy)
+        attempt(_check_model, model, options, tables["batch"], tables["precision"], strategy, tables["activation_checkpointing"])
         attempt(_check_work, model, strategy, options, mesh, tables["batch"])
         if model is None or cluster is None or mesh is None or options is None:
             return None
@@ -246,12 +246,12 @@ def _check_checkpointing(
         raise ScenarioError(problems)
 
 
-def _wrapped(model: ModelSpec, table: WrappingTable) -> ModelSpec:
+def _wrapped(model: ModelSpec, table: WrappingTable, strategy: Any) -> ModelSpec:
     asked = Wrapping(**table.model_dump())
     problems = tuple(wrapping.problems(asked, model))
     if problems:
         raise ScenarioError(problems)
-    return wrapping.wrapped(model, asked)
+    return wrapping.wrapped(model, asked) if strategy is None else wrapped(strategy.name, model, asked)
 
 
 def _trained_part(model: ModelSpec, table: ModelTable, frozen: tuple[str, ...]) -> ModelSpec:
@@ -293,10 +293,11 @@ def _check_traced(
             raise ScenarioError((f"model.traced: {error}",)) from None
 
 
-def _check_model(model: ModelSpec, options: Any, batch: BatchTable, precision: PrecisionTable, strategy: Any) -> None:
+def _check_model(model: ModelSpec, options: Any, batch: BatchTable, precision: PrecisionTable, strategy: Any, again: CheckpointingTable) -> None:
     """What the strategy does not do with such a model: a block that forward passes by, say."""
     casts, waits = precision.reduce != precision.parameters, strategy.sync == "last" and batch.accumulation > 1
-    if found := model_problems(strategy.name, options, model, casts=casts, waits=waits):
+    recomputed = recomputed_problems(strategy.name, model, Checkpointing(**again.model_dump()))
+    if found := tuple(recomputed) + model_problems(strategy.name, options, model, casts=casts, waits=waits):
         raise ScenarioError(found)
 
 

@@ -66,8 +66,10 @@ def problems(asked: Wrapping, model: ModelSpec) -> Iterator[str]:
             )
 
 
-def wrapped(model: ModelSpec, asked: Wrapping) -> ModelSpec:
+def wrapped(model: ModelSpec, asked: Wrapping, *, in_parts: bool = True) -> ModelSpec:
     """`model` with the units that `asked` makes; a traced one as it is. Every parameter is in one unit, in its order.
+
+    Blocks stand there `in_parts` where units are in them; otherwise these own parameters, and are no modules.
 
     `model` may have been wrapped before, with the same ends, and some of its blocks may be idle: those are wrapped as well.
     """
@@ -96,7 +98,7 @@ def wrapped(model: ModelSpec, asked: Wrapping) -> ModelSpec:
         p for unit in sorted(model.units, key=lambda unit: unit.fqn == ROOT) for p in unit.parameters if p.fqn in shapes
     ]
     root = [ParamGroup(fqn=ROOT, parameters=tuple(rest))] if rest else []
-    run = tuple(part for part in split if (part.within or part.path) not in model.idle)
+    run = tuple(part for part in (split if in_parts else modules) if (part.within or part.path) not in model.idle)
     return replace(model, modules=run, units=(*root, *units))
 
 

@@ -146,6 +146,24 @@ def test_units_in_units_allocate_and_free_in_torchs_order(model: str, options: d
     assert of_program(case) == of_torch(case)
 
 
+@pytest.mark.parametrize(
+    ("model", "options"),
+    one_in(
+        4,
+        [
+            ("gpt", {"strategy": 'name = "zero3"', "more": 'wrapping = { nested = ["ln_1", "attn.v"] }'}),
+            ("llama", {"strategy": 'name = "zero2"', "more": f"{BOTH}\n{FROZEN}", **BF16}),
+            ("gpt sdpa", {"strategy": 'name = "zero1", granularity = "unit"', "more": 'wrapping = { every = 2, nested = ["mlp"] }'}),
+            ("mlp", {"strategy": 'name = "zero3", granularity = "parameter"', "more": 'wrapping = { every = "all", nested = ["fc2"] }'}),
+            ("gpt", {"strategy": 'name = "ddp", bucket_cap_mb = 0.001', "more": BOTH}),
+            ("mlp", {"strategy": 'name = "zero_redundancy"', "more": 'wrapping = { nested = ["fc1"] }'}),
+        ],
+    ),
+)
+def test_units_in_units_are_exact_where_they_are_buffers_or_nothing(model: str, options: dict[str, str]) -> None:
+    assert differences(scenario(model, **options), RunOptions()) == []
+
+
 AGAIN = 'activation_checkpointing = { mode = "full" }'
 KEPT = 'activation_checkpointing = { mode = "selective", save = ["linear"] }'
 WHOLE = 'activation_checkpointing = { mode = "full", early_stop = false }'
@@ -156,7 +174,7 @@ SHARD = f"{FSDP2}, reshard_after_forward = true"
 @pytest.mark.parametrize(
     ("model", "options"),
     one_in(
-        4,
+        6,
         [
             ("gpt", {"more": f"{BOTH}\n{AGAIN}", "strategy": SHARD}),
             ("gpt", {"more": f"{BOTH}\n{AGAIN}", "strategy": KEEP}),

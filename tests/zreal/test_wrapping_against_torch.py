@@ -64,6 +64,8 @@ def inexact(case: Scenario) -> list[str]:
         scenario("mlp", f"every = 4, {APART}", 'name = "zero3"', accumulation=2),
         scenario("mlp", f"every = 2, {APART}", 'name = "zero1"', BF16),
         scenario("mlp", 'every = "all"', 'name = "ddp", bucket_cap_mb = 0.001'),
+        scenario("gpt", 'nested = ["attn.q", "mlp"]', 'name = "zero3", lookahead = 2', FULL),
+        scenario("mlp", 'nested = ["fc1"]', 'name = "zero1", granularity = "900 B"', BF16),
         scenario("gpt", f"every = 4, {APART}", 'name = "fsdp2", forward_prefetch = 1', FULL, BF16),
         scenario("gpt", 'every = "all"', 'name = "fsdp2"', FULL),
         scenario("llama", "every = 3", 'name = "fsdp2", backward_prefetch = 2', BF16),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from zsim.advice import changes, refusals
+from zsim.changes import moved
 from zsim.errors import ScenarioError
 from zsim.fit import ways
 from zsim.plan import plan
@@ -103,8 +104,9 @@ def test_a_block_that_forward_passes_by_is_wrapped_anew_too() -> None:
         ),
         (
             'nested = ["mlp"]',
-            {"strategy": 'name = "zero3"'},
-            "wrapping.nested: expected with one of fsdp2, hsdp, fsdp1, found zero3, which has no units in units; leave it out",
+            {"strategy": 'name = "fsdp1", dp_shard = 2, dp_replicate = 1', "more": 'activation_checkpointing = { mode = "full" }'},
+            "activation_checkpointing: expected no units in a block that fsdp1 recomputes, found wrapping.nested; use `recompute`, "
+            "or leave one of them out",
         ),
     ],
 )
@@ -121,9 +123,36 @@ def test_selective_checkpointing_of_casts_that_were_found_is_refused_in_torchs_w
         scenario("", model=f"{GPT}, uses = 2", more=save)
 
 
-def test_advice_and_fit_leave_out_what_has_no_units_in_units() -> None:
+@pytest.mark.parametrize("strategy", ["ddp", "zero_redundancy"])
+def test_where_there_are_no_units_nested_ones_are_nothing(strategy: str) -> None:
+    nested, plain = (scenario(wrapping, strategy=f'name = "{strategy}"') for wrapping in ('nested = ["attn.q", "mlp"]', ""))
+    assert nested.model == plain.model
+    assert plan(nested, device="cpu") == plan(plain, device="cpu")
+
+
+@pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])
+def test_flat_buffers_of_units_in_blocks_are_buffers_apart(strategy: str) -> None:
+    """ZeRO-3 gathers a block's before the block runs, one after another; buckets of bytes are as they were, of the same order."""
+    case = scenario('nested = ["attn", "mlp"]', strategy=f'name = "{strategy}"')
+    ops = plan(case, device="cpu").of_rank(0).steady
+    reduced = [op.unit for op in ops if op.kind in ("reduce_scatter", "all_reduce") and op.unit.startswith("blocks.2")]
+    assert set(reduced) == {"blocks.2", "blocks.2.attn", "blocks.2.mlp"}
+    assert case.model.unused == frozenset()
+    gathered = [op.unit for op in ops if op.kind == "all_gather"]
+    assert strategy != "zero3" or gathered[1:4] == ["blocks.0", "blocks.0.attn", "blocks.0.mlp"]
+
+
+def test_another_strategy_makes_of_units_in_blocks_what_they_are_to_it() -> None:
     case = scenario('nested = ["mlp"]')
-    assert {other.strategy for _, other in ways(case)} == {"fsdp2"}
+    for name in ("ddp", "zero3", "fsdp2"):
+        other = scenario('nested = ["mlp"]', strategy=f'name = "{name}"')
+        assert moved(case, name).model == other.model
+        assert moved(other, "fsdp2").model == case.model
+
+
+def test_advice_and_fit_know_units_in_units() -> None:
+    case = scenario('nested = ["mlp"]')
+    assert {other.strategy for _, other in ways(case)} == {"ddp", "zero1", "zero2", "zero3", "fsdp2"}
     assert any(other.checkpointing.mode == "full" for _, other in changes(case) if not refusals(other))
 
 

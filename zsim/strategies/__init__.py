@@ -6,13 +6,16 @@ To add one, add a file and a line.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from zsim import wrapping
+from zsim.checkpointing import Checkpointing
 from zsim.mesh import Mesh
 from zsim.model import ModelSpec
 from zsim.program import Program
 from zsim.strategies import ddp, flat_views, fsdp1, fsdp2, hsdp, zero1, zero2, zero3, zero_redundancy
+from zsim.wrapping import Wrapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +52,9 @@ class Strategy:
     casts_input: bool = False
     kinds: Callable[[ModelSpec, Mesh], int] = _one_kind
     """The most kinds of ranks, whose programs differ, that a model has on a mesh."""
-    nests: bool = False
-    """Whether it has units in units."""
+    nests: Literal["units", "kept units", "buffers", "nothing"] = "nothing"
+    """What units in blocks are to it: units whose modules have hooks of their own, but for "kept units" not in a block that is recomputed
+    whole; flat buffers apart; nothing where it has no units."""
     differentiates: Callable[[ModelSpec], ModelSpec] = _itself
     """The model as autograd sees it, in which modules may read other parameters than its own."""
     leaves: bool = True
@@ -66,11 +70,24 @@ def model_problems(name: str, options: Any, model: ModelSpec, *, casts: bool, wa
 
     `casts`: gradients are reduced in another dtype than theirs; `waits`: some micro-batches leave them for a later one to reduce.
     """
-    found = tuple(STRATEGIES[name].model_problems(options, model, casts and waits))
-    if model.nested and not STRATEGIES[name].nests:
-        nesting = ", ".join(other for other, strategy in STRATEGIES.items() if strategy.nests)
-        found += (f"wrapping.nested: expected with one of {nesting}, found {name}, which has no units in units; leave it out",)
-    return found
+    return tuple(STRATEGIES[name].model_problems(options, model, casts and waits))
+
+
+def recomputed_problems(name: str, model: ModelSpec, asked: Checkpointing) -> Iterator[str]:
+    """What the strategy `name` cannot do with `model` recomputed as `asked`, one line each."""
+    if model.nested and STRATEGIES[name].nests == "kept units" and asked.mode != "none" and not asked.recompute:
+        yield (
+            f"activation_checkpointing: expected no units in a block that {name} recomputes, found wrapping.nested; use `recompute`, "
+            "or leave one of them out"
+        )
+
+
+def wrapped(name: str, model: ModelSpec, asked: Wrapping) -> ModelSpec:
+    """`model` with the units that `asked` makes under the strategy `name`: without those in blocks where they are nothing to it."""
+    nests = STRATEGIES[name].nests
+    if nests == "nothing":
+        asked = replace(asked, nested=())
+    return wrapping.wrapped(model, asked, in_parts=nests != "buffers")
 
 
 STRATEGIES: dict[str, Strategy] = {
@@ -79,11 +96,19 @@ STRATEGIES: dict[str, Strategy] = {
         options=ddp.Options,
         axes=("dp_replicate",),
         formula=Formula("ddp"),
+        nests="nothing",
         model_problems=ddp.model_problems,
     ),
-    "zero1": Strategy(plan=zero1.plan, options=zero1.Options, axes=("dp_shard",), formula=Formula("zero1")),
-    "zero2": Strategy(plan=zero2.plan, options=zero2.Options, axes=("dp_shard",), formula=Formula("zero2")),
-    "zero3": Strategy(plan=zero3.plan, options=zero3.Options, axes=("dp_shard",), formula=Formula("zero3"), problems=zero3.problems),
+    "zero1": Strategy(plan=zero1.plan, options=zero1.Options, axes=("dp_shard",), formula=Formula("zero1"), nests="buffers"),
+    "zero2": Strategy(plan=zero2.plan, options=zero2.Options, axes=("dp_shard",), formula=Formula("zero2"), nests="buffers"),
+    "zero3": Strategy(
+        plan=zero3.plan,
+        options=zero3.Options,
+        axes=("dp_shard",),
+        formula=Formula("zero3"),
+        nests="buffers",
+        problems=zero3.problems,
+    ),
     "fsdp2": Strategy(
         plan=fsdp2.plan,
         options=fsdp2.Options,
@@ -91,7 +116,7 @@ STRATEGIES: dict[str, Strategy] = {
         formula=Formula("zero3", keeps="float32 shards"),
         casts_input=True,
         kinds=fsdp2.kinds,
-        nests=True,
+        nests="units",
         problems=fsdp2.problems,
         model_problems=fsdp2.model_problems,
     ),
@@ -102,7 +127,7 @@ STRATEGIES: dict[str, Strategy] = {
         formula=Formula("zero3", keeps="float32 shards"),
         casts_input=True,
         kinds=fsdp2.kinds,
-        nests=True,
+        nests="units",
         problems=fsdp2.problems,
         model_problems=fsdp2.model_problems,
     ),
@@ -113,7 +138,7 @@ STRATEGIES: dict[str, Strategy] = {
         formula=Formula("zero3", keeps="float32 shards"),
         casts_input=True,
         kinds=fsdp1.kinds,
-        nests=True,
+        nests="kept units",
         differentiates=flat_views.viewed,
         leaves=False,
         problems=fsdp1.problems,
@@ -124,6 +149,7 @@ STRATEGIES: dict[str, Strategy] = {
         options=zero_redundancy.Options,
         axes=("dp_replicate",),
         formula=Formula("zero1", keeps="no master copy"),
+        nests="nothing",
         kinds=zero_redundancy.kinds,
         model_problems=ddp.model_problems,
     ),

@@ -115,6 +115,8 @@ class Passes(Step):
         outlive it: torch reduces the last groups before `loss.backward()` returns.
         """
         tape: Sequence[TapeEvent] = module.backward.memory
+        if hook is None:  # no node of a unit stands between it and the block
+            tape = [*tape, *module.passes_on]
         if module is self.training.modules[-1]:
             seed, _ = loss_buffers(self.training.model)
             tape = [event for event in tape if not (isinstance(event, Alloc) and event.buffer == seed)]
