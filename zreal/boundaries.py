@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zreal.storages import Died, Place, StorageLog
+from zreal.storages import CalledAgain, Died, Place, StorageLog
 from zreal.untraceable import UntraceableError
 from zsim.model import ROOT
 
@@ -101,7 +101,7 @@ class Boundaries:
         for fqn, module in self._units.items():
             before = partial(self._before, fqn)
             handles.append(module.register_forward_pre_hook(before, prepend=True, with_kwargs=True))
-            handles.append(module.register_forward_hook(self._after))
+            handles.append(module.register_forward_hook(partial(self._after, fqn)))
         try:
             yield
         finally:
@@ -141,6 +141,7 @@ class Boundaries:
     def _before(self, fqn: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
         if self.log.place.backward:  # recomputed by activation checkpointing
             self._require_own_backward(fqn)
+            self._call_again(fqn, returns=False)
             return cast_floats((args, kwargs), self._dtype)
         self._require_first_run(fqn)
         args, kwargs = cast_floats((args, kwargs), self._dtype)
@@ -160,7 +161,7 @@ class Boundaries:
     def _require_first_run(self, fqn: str) -> None:
         """UntraceableError for a unit that runs again, or elsewhere than in the unit that it is a part of."""
         within = self.visits[self._open[-1]].unit if self._open else ROOT
-        outer = max((other for other in self._units if fqn.startswith(f"{other}.")), key=len, default=ROOT)
+        outer = self._outer(fqn)
         again = any(visit.unit == fqn for visit in self.visits)
         if again or within != outer:
             raise UntraceableError(
@@ -170,8 +171,18 @@ class Boundaries:
                 remedy="make the outer module the unit, or leave this one to the root",
             )
 
-    def _after(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _call_again(self, fqn: str, *, returns: bool) -> None:
+        """A unit in a unit is called while that is recomputed, or returns: its hooks run once more."""
+        if self._outer(fqn) != ROOT:
+            self.log.entries.append((self.log.place, CalledAgain(fqn, returns)))
+
+    def _outer(self, fqn: str) -> str:
+        """The unit that the unit `fqn` lies in."""
+        return max((other for other in self._units if fqn.startswith(f"{other}.")), key=len, default=ROOT)
+
+    def _after(self, fqn: str, module: nn.Module, args: Any, output: Any) -> None:
         if self.log.place.backward:
+            self._call_again(fqn, returns=True)
             return
         last, first = self.log.place.stretch, self._open.pop()
         self._ends[first] = last
@@ -203,8 +214,10 @@ class Boundaries:
         self.log.place = Place(backward=True, stretch=first - 1)
 
     def _require_own_backward(self, fqn: str) -> None:
-        now = self.log.place.stretch
-        first = next((place for place, visit in enumerate(self.visits) if visit.unit == fqn), now + 1)
+        now, whole = self.log.place.stretch, fqn
+        while self._outer(whole) != ROOT:  # one in a unit is recomputed with that too
+            whole = self._outer(whole)
+        first = next((place for place, visit in enumerate(self.visits) if visit.unit == whole), now + 1)
         if not first <= now <= self._ends.get(first, -1):
             raise UntraceableError(
                 where=fqn,

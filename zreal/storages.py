@@ -63,7 +63,15 @@ class Again:
     kernel: Kernel
 
 
-Entry = Born | Died | Summed | Kernel | Again
+@dataclass(frozen=True, slots=True)
+class CalledAgain:
+    """A recomputation calls the module of a `unit` that lies in another, or that `returns`."""
+
+    unit: str
+    returns: bool
+
+
+Entry = Born | Died | Summed | Kernel | Again | CalledAgain
 
 
 class StorageLog(TorchDispatchMode):

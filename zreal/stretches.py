@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Literal
 
 from zreal.boundaries import ParameterGradients, Visit
-from zreal.storages import Again, Born, Died, Entry, Lives, Place
+from zreal.storages import Again, Born, CalledAgain, Died, Entry, Lives, Place
 from zreal.untraceable import UntraceableError
 from zsim.model import PART, ROOT, Module, ParamGroup
 from zsim.ops import Alloc, Free, Kernel, MemoryKind
@@ -24,6 +24,7 @@ from zsim.training import (
     Computation,
     Device,
     Dtype,
+    InnerCall,
     LoweredModule,
     ParameterGradient,
     Recomputed,
@@ -136,6 +137,7 @@ def _stretches(step: Step, lives: Lives, reads: Mapping[Place, Mapping[str, None
     for place, entry in lives.entries:
         entries.setdefault(place, []).append(entry)
     found: list[_Stretch] = []
+    owner = {parameter.fqn: group.fqn for group in step.groups for parameter in group.parameters}
     parts, units, begun = Counter[str](), {visit.unit for visit in step.visits}, 0
     for number, visit in enumerate(step.visits):
         here, back = Place(False, number), Place(True, number)
@@ -151,7 +153,7 @@ def _stretches(step: Step, lives: Lives, reads: Mapping[Place, Mapping[str, None
             fqn=fqn,
             unit=visit.unit,
             needs_gradient=visit.needs_gradient,
-            reads=dict.fromkeys((*reads.get(here, ()), *reads.get(back, ()))),
+            reads=dict.fromkeys((*reads.get(here, ()), *(fqn for fqn in reads.get(back, ()) if owner[fqn] in (visit.unit, ROOT)))),
             forward=entries.get(here, []),
             backward=entries.get(back, []),
         )
@@ -179,11 +181,14 @@ class _Names:
 def _computation(fqn: str, entries: list[Entry], names: _Names) -> Computation:
     kernels: list[Kernel] = []
     memory: list[TapeEvent] = []
-    again: int | None = None
+    again, recomputed = None, 0
     for entry in entries:
         if isinstance(entry, Kernel):
             kernels.append(entry)
         elif isinstance(entry, Again):
+            again, recomputed = len(memory), recomputed + 1
+        elif isinstance(entry, CalledAgain):
+            memory.append(InnerCall(entry.unit, returns=entry.returns, kernels=recomputed))
             again = len(memory)
         elif isinstance(entry, Born):
             memory += _born(fqn, entry, names)

@@ -94,7 +94,7 @@ def trace(
 
 def _require_known(asked: Checkpointing, model: TracedModel) -> frozenset[str]:
     """The units that `asked` is of; UntraceableError for what a trace cannot know."""
-    expected = 'mode "full", or "selective" with `save`, of units that hold no others'
+    expected = 'mode "full", or "selective" with `save`, of its units'
     if asked.mode == "none" or asked.recompute:
         raise refuse("checkpointing", expected, str(asked), "wrap the parts in torch.utils.checkpoint inside the module")
     found = next(checkpointing_problems(asked, model), "")

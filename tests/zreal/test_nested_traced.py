@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Literal
 
 import pytest
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+from tests.quick import one_in
+from tests.zreal.test_recomputed_traced import ASKED
 from tests.zreal.test_tracing_against_torch import measured_phases, simulated_phases, traced_events
 from tests.zreal.user_modules import CASES
 from zreal import torch_private
+from zreal.recomputing import as_asked
 from zreal.tracing import trace
 from zsim.mesh import Mesh
 from zsim.strategies import fsdp2
 from zsim.traced import TracedModel
 from zsim.traced_file import dump, parse
-from zsim.training import Dtype
+from zsim.training import Dtype, InnerCall
 
 INNER = {
     "llama, no cache": ("mlp", "self_attn"),
@@ -78,3 +84,39 @@ def test_units_in_units_change_no_byte_of_the_module_itself_and_go_through_a_fil
     assert nested.nested
     assert not plain.nested
     assert [unit.fqn for unit in nested.inside_out][:3] == ["layers.0.linear1", "layers.0.norm2", "layers.0"]
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view tensor")
+@pytest.mark.parametrize(
+    ("name", "form", "reshard"),
+    one_in(
+        8,
+        [
+            ("encoder", "full", True),
+            ("encoder", "every second", "auto"),
+            ("encoder", "linears kept", True),
+            ("encoder", "linears kept", False),
+            ("encoder", "no early stop", True),
+            ("encoder", "full", False),
+            ("gpt2", "full", True),
+            ("llama, no cache", "linears kept", True),
+        ],
+    ),
+)
+def test_a_unit_in_a_unit_that_is_recomputed_is_called_once_more(name: str, form: str, reshard: bool | Literal["auto"]) -> None:
+    case, asked = CASES[name], ASKED[form]
+    model = trace(case.make, case.data(), units=units(name), sums_in_place=False, checkpointing=[asked])
+    assert parse(dump(model).encode()) == model
+    again = replace(model, lowered=dict(model.recomputing)[asked], recomputing=())
+    assert any(isinstance(event, InnerCall) for module in again.lowered for event in module.backward.memory)
+    simulated = simulated_phases(again, fsdp2.Options(reshard_after_forward=reshard), rank=0, mesh=Mesh(dp_shard=2))
+
+    def wrap(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        for part in map(module.get_submodule, asked.applies_to(model)):
+            part.forward = partial(as_asked, asked, part.forward)
+        for part in (*map(module.get_submodule, units(name)), module):
+            fully_shard(part, mesh=mesh, reshard_after_forward=None if reshard == "auto" else reshard)
+        return module
+
+    with torch_private.fake_group(rank=0, world_size=2):
+        assert simulated == measured_phases(case, partial(wrap, mesh=init_device_mesh("cpu", (2,))))
