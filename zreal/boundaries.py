@@ -143,7 +143,7 @@ class Boundaries:
             self._require_own_backward(fqn)
             self._call_again(fqn, returns=False)
             return cast_floats((args, kwargs), self._dtype)
-        self._require_first_run(fqn)
+        self._require_own_place(fqn)
         args, kwargs = cast_floats((args, kwargs), self._dtype)
         wanted = [tensor for tensor in tensors_in((args, kwargs)) if tensor.requires_grad]
         place = self._visit(Visit(fqn, begins=True, needs_gradient=bool(wanted)))
@@ -158,16 +158,14 @@ class Boundaries:
         self.log.place = Place(backward=False, stretch=len(self.visits) - 1)
         return self.log.place.stretch
 
-    def _require_first_run(self, fqn: str) -> None:
-        """UntraceableError for a unit that runs again, or elsewhere than in the unit that it is a part of."""
+    def _require_own_place(self, fqn: str) -> None:
+        """UntraceableError for a unit that runs elsewhere than in the unit that it is a part of. It may run several times."""
         within = self.visits[self._open[-1]].unit if self._open else ROOT
-        outer = self._outer(fqn)
-        again = any(visit.unit == fqn for visit in self.visits)
-        if again or within != outer:
+        if within != self._outer(fqn):
             raise UntraceableError(
                 where=fqn,
-                expected="units that run one after another, or in the one they are part of, each once",
-                found="a second run of it" if again else f"a run of it inside {within}",
+                expected="units that run one after another, or in the one they are part of",
+                found=f"a run of it inside {within}",
                 remedy="make the outer module the unit, or leave this one to the root",
             )
 
@@ -217,8 +215,8 @@ class Boundaries:
         now, whole = self.log.place.stretch, fqn
         while self._outer(whole) != ROOT:  # one in a unit is recomputed with that too
             whole = self._outer(whole)
-        first = next((place for place, visit in enumerate(self.visits) if visit.unit == whole), now + 1)
-        if not first <= now <= self._ends.get(first, -1):
+        runs = [place for place, visit in enumerate(self.visits) if visit.unit == whole and visit.begins]
+        if not any(first <= now <= self._ends.get(first, -1) for first in runs):
             raise UntraceableError(
                 where=fqn,
                 expected="a unit that is recomputed in its own backward",

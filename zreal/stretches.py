@@ -14,7 +14,7 @@ from typing import Literal
 from zreal.boundaries import ParameterGradients, Visit
 from zreal.storages import Again, Born, CalledAgain, Died, Entry, Lives, Place
 from zreal.untraceable import UntraceableError
-from zsim.model import PART, ROOT, Module, ParamGroup
+from zsim.model import PART, ROOT, RUN, Module, ParamGroup
 from zsim.ops import Alloc, Free, Kernel, MemoryKind
 from zsim.tape import SEED
 from zsim.traced import FAMILY, INPUT, LOSS, TracedModel, check, placed, stretch
@@ -137,13 +137,15 @@ def _stretches(step: Step, lives: Lives, reads: Mapping[Place, Mapping[str, None
     for place, entry in lives.entries:
         entries.setdefault(place, []).append(entry)
     found: list[_Stretch] = []
-    owner = {parameter.fqn: group.fqn for group in step.groups for parameter in group.parameters}
-    parts, units, begun = Counter[str](), {visit.unit for visit in step.visits}, 0
+    before = {fqn for place, fqns in reads.items() if not place.backward for fqn in fqns}  # a recomputation reads them again
+    parts, runs, units, begun = Counter[str](), Counter[str](), {visit.unit for visit in step.visits}, 0
     for number, visit in enumerate(step.visits):
         here, back = Place(False, number), Place(True, number)
         inside, begun = visit.unit != ROOT, begun + visit.begins
-        parts[visit.unit] += 1
+        runs[visit.unit] += visit.begins
+        parts[visit.unit] = 1 if visit.begins else parts[visit.unit] + 1
         part = f"{PART}{parts[visit.unit]}" if parts[visit.unit] > 1 else ""
+        part += f"{RUN}{runs[visit.unit]}" if runs[visit.unit] > 1 else ""
         fqn = visit.unit + part if inside else f"{ROOT}.{begun}"
         if not inside and fqn in units:
             raise UntraceableError(
@@ -153,7 +155,7 @@ def _stretches(step: Step, lives: Lives, reads: Mapping[Place, Mapping[str, None
             fqn=fqn,
             unit=visit.unit,
             needs_gradient=visit.needs_gradient,
-            reads=dict.fromkeys((*reads.get(here, ()), *(fqn for fqn in reads.get(back, ()) if owner[fqn] in (visit.unit, ROOT)))),
+            reads=dict.fromkeys((*reads.get(here, ()), *(fqn for fqn in reads.get(back, ()) if fqn not in before))),
             forward=entries.get(here, []),
             backward=entries.get(back, []),
         )
