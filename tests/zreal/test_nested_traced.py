@@ -15,13 +15,13 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from tests.quick import one_in
 from tests.zreal.test_recomputed_traced import ASKED
-from tests.zreal.test_tracing_against_torch import measured_phases, simulated_phases, traced_events
+from tests.zreal.test_tracing_against_torch import measured_phases, replicated, simulated_phases, traced_events
 from tests.zreal.user_modules import CASES
 from zreal import torch_private
 from zreal.recomputing import as_asked
 from zreal.tracing import trace
 from zsim.mesh import Mesh
-from zsim.strategies import fsdp2
+from zsim.strategies import ddp, fsdp2
 from zsim.traced import TracedModel
 from zsim.traced_file import dump, parse
 from zsim.training import Dtype, InnerCall
@@ -84,6 +84,16 @@ def test_units_in_units_change_no_byte_of_the_module_itself_and_go_through_a_fil
     assert nested.nested
     assert not plain.nested
     assert [unit.fqn for unit in nested.inside_out][:3] == ["layers.0.linear1", "layers.0.norm2", "layers.0"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*broadcast_buffers")
+@pytest.mark.parametrize("views", [False, True])
+def test_to_ddp_units_in_units_are_nothing(views: bool) -> None:
+    model = traced("encoder", dtype="float32", casts_input=False)
+    simulated = simulated_phases(model, ddp.Options(gradient_as_bucket_view=views), rank=0, mesh=Mesh(dp_replicate=2))
+    with torch_private.fake_group(rank=0, world_size=2):
+        assert simulated == measured_phases(CASES["encoder"], replicated(views=views))
 
 
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view tensor")
