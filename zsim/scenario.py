@@ -293,7 +293,9 @@ def _check_traced(
             raise ScenarioError((f"model.traced: {error}",)) from None
 
 
-def _check_model(model: ModelSpec, options: Any, batch: BatchTable, precision: PrecisionTable, strategy: Any, again: CheckpointingTable) -> None:
+def _check_model(
+    model: ModelSpec, options: Any, batch: BatchTable, precision: PrecisionTable, strategy: Any, again: CheckpointingTable
+) -> None:
     """What the strategy does not do with such a model: a block that forward passes by, say."""
     casts, waits = precision.reduce != precision.parameters, strategy.sync == "last" and batch.accumulation > 1
     recomputed = recomputed_problems(strategy.name, model, Checkpointing(**again.model_dump()))
