@@ -28,8 +28,9 @@ def _half_precision(scenario: Scenario) -> Iterator[str]:
     keeps = STRATEGIES[scenario.strategy].formula.keeps
     if scenario.precision.parameters == "float16" and scenario.optimizer.name == "adamw" and keeps == "no master copy":
         yield (
-            f"adamw steps fp16 parameters themselves, as {scenario.strategy} keeps no master copy: squares of gradients below 0.0002 are "
-            "nothing in fp16, and it divides by them, so training may leave all bounds in torch too; bf16 has the range"
+            f"adamw steps fp16 parameters themselves, as {scenario.strategy} keeps no master copy: of gradients below 0.005 it keeps a "
+            "thousandth of the square, which is nothing in fp16, as its eps of 1e-8 is, and divides by its root, so parameters become "
+            "infinite in torch too; bf16 has the range"
         )
 
 

@@ -37,8 +37,9 @@ class _Parser(argparse.ArgumentParser):
         unknown = re.search(r"unrecognized arguments: ([^\s=]+)|invalid choice: '([^']*)'", message)
         if unknown is None:
             return ""
-        near = get_close_matches(unknown[1] or unknown[2], self._words(), n=1)
-        return f"; did you mean {near[0]}?" if near else ""
+        word = unknown[1] or unknown[2]
+        near = get_close_matches(word, self._words(), n=1)
+        return "; one at a time" if near == [word] else f"; did you mean {near[0]}?" if near else ""
 
     def _words(self) -> list[str]:
         """Every option and choice of this parser and of its commands'."""

@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
     if options.save or options.trace:
         _require_distinct(scenarios)
     backend = backends.find(options.backend)
-    how, several = _how(options), len(scenarios) > 1
+    how, several = _how(options), len(scenarios) > 1 or len(options.scenarios) > 1
     capabilities = backends.capabilities(backend)
     if options.trace and not capabilities.time:
         expected = "a backend that sees time, as sim does"
@@ -87,7 +87,7 @@ def validate(options: argparse.Namespace) -> int:
     backend = backends.find(options.against)
     if backend.name == backends.SimBackend.name:
         raise UsageError(where="--against", expected="a backend that runs for real", found=backend.name)
-    capabilities, several = backends.capabilities(backend), len(scenarios) > 1
+    capabilities, several = backends.capabilities(backend), len(scenarios) > 1 or len(options.scenarios) > 1
     reports: list[report.CheckReport] = []
     failures: list[tuple[str, ZsimError]] = []
     for scenario in scenarios:

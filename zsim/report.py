@@ -156,14 +156,14 @@ def _figure_rows(one: RunReport) -> Iterator[tuple[str, str]]:
         yield "sent per rank", f"{figures.bytes_sent_per_rank:,} B"
     peak = figures.peak_memory_bytes
     yield "peak memory", f"{peak:,} B ({format_bytes(peak)}){_room(figures)}"
-    for part, highest in figures.peak_memory_by_part.items():
-        yield f"  in {part}", f"{highest:,} B"
-    if allocator := one.run.provenance.get("allocator"):
-        yield "allocator", allocator
-    yield "peak of first step", f"{figures.peak_first_step_bytes:,} B"
     for kind, nbytes in figures.peak_memory_by_kind.items():
         if nbytes:
             yield f"  {kind}", f"{nbytes:,} B"
+    for part, highest in figures.peak_memory_by_part.items():
+        yield f"peak in {part}", f"{highest:,} B"
+    yield "peak of first step", f"{figures.peak_first_step_bytes:,} B"
+    if allocator := one.run.provenance.get("allocator"):
+        yield "allocator", allocator
 
 
 def _room(figures: metrics.Figures) -> str:

@@ -195,6 +195,10 @@ def test_saved_runs_compare(capsys, tmp_path):
     assert saved.load(tmp_path / "b.json").provenance["sees"] == "memory numerics"
 
 
+def test_one_scenario_that_is_given_twice_is_run_once_and_still_among_runs(capsys):
+    assert [run["scenario"] for run in output(capsys, "run", FSDP2, FSDP2)["runs"]] == ["fsdp2-mlp-4"]
+
+
 def test_several_runs_are_saved_into_a_folder(tmp_path):
     assert main(["run", FSDP2, ZERO3, "--save", str(tmp_path / "runs")]) == 0
     assert sorted(file.name for file in (tmp_path / "runs").iterdir()) == ["fsdp2-mlp-4.json", "zero3-mlp-4.json"]
@@ -243,6 +247,7 @@ def test_show_prints_the_mesh_and_the_memory(capsys):
     [
         ([], 2, "usage"),
         (["rnu", FSDP2], 2, "did you mean run?"),
+        (["list", "models", "clusters"], 2, "unrecognized arguments: clusters; one at a time"),
         (["run", FSDP2, "--al-ranks"], 2, "did you mean --all-ranks?"),
         (["run"], 2, "SCENARIO"),
         (["run", "none.toml"], 2, "none.toml: no such file"),

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim import scenario
+from zsim import metrics, scenario
 from zsim.errors import ScenarioError
 from zsim.models import huggingface
 
@@ -237,3 +237,17 @@ def test_what_is_not_the_causal_language_model_that_is_simulated_is_refused_by_n
 def test_the_causal_language_model_of_each_kind_is_taken_by_its_name(config: dict[str, Any]) -> None:
     named = {"architectures": [huggingface.CAUSAL[config["model_type"]]], "num_local_experts": None}
     assert huggingface.from_config(config | named, sequence_length=4).units == huggingface.from_config(config, sequence_length=4).units
+
+
+def test_a_config_needs_the_flops_of_the_preset_of_its_sizes(tmp_path: Path) -> None:
+    """GPT-2's linear layers are Conv1D there, which multiply as much."""
+    (tmp_path / "config.json").write_text(json.dumps(GPT2))
+    text = """
+model = { MODEL }
+batch = { micro_batch = 1, sequence_length = 128 }
+cluster = { preset = "dgx-h100" }
+strategy = { name = "fsdp2" }
+"""
+    models = ('huggingface = "config.json"', 'preset = "gpt-2-124m"')
+    found = [scenario.parse(text.replace("MODEL", model).encode(), where="g.toml", folder=tmp_path) for model in models]
+    assert metrics.model_flops(found[0]) == metrics.model_flops(found[1]) > 0
