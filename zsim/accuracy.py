@@ -167,7 +167,7 @@ def predict(step: Step) -> Predicted | Skipped:
     """The step simulated; skipped by name where its scenario cannot be."""
     try:
         asked = scenario.parse(step.scenario.encode(), where=f"{step.source} line {step.line}")
-        costs = Costs(cluster=asked.cluster, execution=asked.execution)
+        costs = Costs(cluster=asked.cluster, execution=asked.executed)
         program = plan(asked, device=asked.cluster.kind)
         timeline = simulate_step(program, costs=costs)
     except ZsimError as error:

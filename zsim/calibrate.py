@@ -135,7 +135,7 @@ def predicted(case: Case, factors: dict[tuple[str, str], float]) -> float:
     """Seconds of the step with the device's constants multiplied."""
     cluster = case.scenario.cluster
     own = {name: factor for (kind, name), factor in factors.items() if kind in ("", case.generation)}
-    costs = Costs(cluster=replace(cluster, device=tuned(cluster.device, own)), execution=case.scenario.execution)
+    costs = Costs(cluster=replace(cluster, device=tuned(cluster.device, own)), execution=case.scenario.executed)
     return simulate_step(case.program, costs=costs).step_time_ns / 1e9
 
 

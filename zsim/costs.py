@@ -15,6 +15,7 @@ from zsim.collectives import ALGORITHMS
 from zsim.execution import EAGER, Execution
 from zsim.hardware import ClusterSpec, Layout, Path
 from zsim.ops import COLLECTIVES, Kernel, Op
+from zsim.run_ahead import SYNCHRONOUS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,8 +69,8 @@ class Costs:
 
     @property
     def launch_queue(self) -> int:
-        """How many kernels the host may be ahead of the device; 0 for any number."""
-        return self.cluster.device.launch_queue
+        """How many kernels the host may be ahead of the device; 0 for any number, SYNCHRONOUS where it never is."""
+        return SYNCHRONOUS if self.execution.synchronous else self.cluster.device.launch_queue
 
     @property
     def _slowest(self) -> float:

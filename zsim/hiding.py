@@ -101,7 +101,7 @@ def hiding(scenario: Scenario) -> Hiding:
 
 def _simulated(words: str, scenario: Scenario) -> _Tried:
     program = plan(scenario, device=scenario.cluster.kind)
-    timeline = simulate_step(program, costs=Costs(cluster=scenario.cluster, execution=scenario.execution))
+    timeline = simulate_step(program, costs=Costs(cluster=scenario.cluster, execution=scenario.executed))
     batch = scenario.batch
     tokens = batch.micro_batch * batch.sequence_length * batch.accumulation * batch.forwards
     exposed = sum(one.exposed_ns for one in explain(program, timeline).exposed)

@@ -1,4 +1,4 @@
-"""How far the host runs ahead of its device: a launch waits while the queue of pending kernels is full."""
+"""How far the host runs ahead of its device: a launch waits while the queue of pending kernels is full, or for each op before it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ from collections.abc import Sequence
 from zsim.ops import Op
 
 NONE = -1
+SYNCHRONOUS = -1
+"""A launch queue where there is none: the host does one thing after another."""
 
 
 def awaited(ops: Sequence[Op], *, launch_queue: int) -> list[int]:
-    """By op: the op on the compute stream whose end the host awaits before it issues this one, or NONE.
+    """By op: the op whose end the host awaits before it issues this one, or NONE.
 
-    That is the last one that at least `launch_queue` kernels have been launched after, this op's included; an op that alone has more
-    awaits the one before it. 0 stands for a queue without an end.
+    SYNCHRONOUS: the one before it. Otherwise, on the compute stream, that is the last one that at least `launch_queue` kernels have been
+    launched after, this op's included; an op that alone has more awaits the one before it. 0 stands for a queue without an end.
     """
+    if launch_queue == SYNCHRONOUS:
+        return [place - 1 if place else NONE for place in range(len(ops))]
     found, queue = [], list[tuple[int, int]]()
     launched = first = 0
     for op in ops:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -89,6 +89,11 @@ class Scenario:
         table = tomllib.loads(self.text)
         named = [table["model"].get(key) for key in ("huggingface", "traced")] + [table["cluster"].get("file")]
         return tuple(Path(self.folder) / name for name in named if name)
+
+    @property
+    def executed(self) -> Execution:
+        """`execution` by this strategy on this cluster: FSDP on a CPU does one thing after another."""
+        return replace(self.execution, synchronous=self.cluster.kind == "cpu" and STRATEGIES[self.strategy].synchronous_on_cpu)
 
     @property
     def world_size(self) -> int:

@@ -70,7 +70,7 @@ class SimBackend:
             raise WorkError(where=scenario.name, expected="less work", found=problem)
         cluster = _cluster(scenario, self.device)
         program = validate(plan(scenario, device=cluster.kind), memory=False)  # _phases replays it
-        costs = Costs(cluster=cluster, execution=scenario.execution)
+        costs = Costs(cluster=cluster, execution=scenario.executed)
         timeline = simulate_step(program, costs=costs, all_ranks=options.all_ranks)
         return Run(
             scenario=scenario.name,

@@ -19,14 +19,15 @@ MOST = 12
 
 
 def why(scenario: Scenario, program: Program) -> Why:
-    """Why the scenario's steady step takes as long as it does."""
-    costs = Costs(cluster=scenario.cluster, execution=scenario.execution)
-    return explain(program, simulate_step(program, costs=costs))
+    """Why the scenario's steady step takes as long as it does. Where host and device are one thread, neither waits for the other."""
+    costs = Costs(cluster=scenario.cluster, execution=scenario.executed)
+    found = explain(program, simulate_step(program, costs=costs))
+    return replace(found, host_bound_ns=0) if scenario.executed.synchronous else found
 
 
 def interference_ns(scenario: Scenario, program: Program, step_ns: int) -> int:
     """By how much the step is longer because collectives slow down the kernels beside them."""
-    alone = Costs(cluster=scenario.cluster, execution=replace(scenario.execution, interference=False))
+    alone = Costs(cluster=scenario.cluster, execution=replace(scenario.executed, interference=False))
     return step_ns - simulate_step(program, costs=alone).step_time_ns
 
 
@@ -72,16 +73,19 @@ def _change(change: Change) -> dict[str, Any]:
 def show(scenario: Scenario, program: Program) -> None:
     """The same in words."""
     found = why(scenario, program)
-    for line in lines(found, hiding(scenario), slower_ns=interference_ns(scenario, program, found.step_ns)):
+    slower = interference_ns(scenario, program, found.step_ns)
+    for line in lines(found, hiding(scenario), slower_ns=slower, synchronous=scenario.executed.synchronous):
         report.say(line)
 
 
-def lines(found: Why, helps: Hiding, *, slower_ns: int) -> Iterator[str]:
+def lines(found: Why, helps: Hiding, *, slower_ns: int, synchronous: bool = False) -> Iterator[str]:
     """The report, line by line; `slower_ns` are lost to collectives that run beside kernels."""
     waits = format_time(found.host_bound_ns)
     yield f"step of {format_time(found.step_ns)} on rank {found.rank}, of which {waits} the device waits for the host"
     if slower_ns:
         yield f"  {format_time(slower_ns)} of it because collectives slow down the kernels beside them"
+    if synchronous:
+        yield "  one thing after another: on a CPU FSDP waits for each collective where it calls it, so nothing hides any"
     if found.host_bound:
         yield "  bound by the host: fewer and larger kernels (a larger micro-batch, execution.compile) help, faster devices do not"
     exposed = sum(one.exposed_ns for one in found.exposed)

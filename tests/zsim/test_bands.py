@@ -33,7 +33,7 @@ EVERY = {"mpt_llm_foundry.csv": 5, "vtrain_megatron_ds_a100.csv": 15}
 def parts(cluster: str, *, nodes: int = 1, ranks: int = 8, more: str = "") -> Parts:
     text = (TEXT + more).replace("CLUSTER", cluster).replace("NODES", str(nodes)).replace("RANKS", str(ranks))
     asked = scenario.parse(text.encode(), where="x.toml")
-    costs, program = Costs(cluster=asked.cluster, execution=asked.execution), plan(asked, device=asked.cluster.kind)
+    costs, program = Costs(cluster=asked.cluster, execution=asked.executed), plan(asked, device=asked.cluster.kind)
     return bands.parts(program, simulate_step(program, costs=costs), costs=costs)
 
 
@@ -143,7 +143,7 @@ strategy = {{ {strategy} }}
 precision = {{ parameters = "bf16" }}
 """
     asked = scenario.parse(text.encode(), where="x.toml")
-    costs, program = Costs(cluster=asked.cluster, execution=asked.execution), plan(asked, device="cuda")
+    costs, program = Costs(cluster=asked.cluster, execution=asked.executed), plan(asked, device="cuda")
     timeline = simulate(program, costs=costs)
     found = bands.parts(program, timeline, costs=costs)
     wide, now = found.network.width, timeline.step_time_ns

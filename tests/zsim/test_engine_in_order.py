@@ -14,7 +14,7 @@ from zsim.engine import simulate
 from zsim.mesh import Mesh
 from zsim.ops import STREAMS, Kernel, Op
 from zsim.program import Program, RankProgram
-from zsim.run_ahead import NONE, awaited
+from zsim.run_ahead import NONE, SYNCHRONOUS, awaited
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def in_order(program: Program, costs: Costs) -> list[list[int]]:
 
 
 @settings(max_examples=150)
-@given(rng=st.randoms(use_true_random=False), launch_queue=st.sampled_from([0, 0, 1, 3, 8]))
+@given(rng=st.randoms(use_true_random=False), launch_queue=st.sampled_from([0, 0, 1, 3, 8, SYNCHRONOUS]))
 def test_every_op_of_every_rank_ends_when_a_walk_in_order_says(rng: Random, launch_queue: int) -> None:
     program, costs = a_program(rng), Costs(launch_queue)
     wanted = in_order(program, costs)
@@ -121,3 +121,4 @@ def test_a_launch_awaits_the_op_that_leaves_room_for_it() -> None:
     assert awaited(ops, launch_queue=4) == [NONE, NONE, 0, 1, 2]
     assert awaited(ops, launch_queue=5) == [NONE, NONE, NONE, 0, 1]
     assert awaited(ops, launch_queue=0) == [NONE] * 5
+    assert awaited(ops, launch_queue=SYNCHRONOUS) == [NONE, 0, 1, 2, 3]

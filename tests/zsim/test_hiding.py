@@ -36,7 +36,7 @@ execution = {{ interference = false }}
 def simulated(asked: Scenario) -> tuple[float, float]:
     """Nanoseconds per token, and the exposed share."""
     program = plan(asked, device=asked.cluster.kind)
-    timeline = simulate_step(program, costs=Costs(cluster=asked.cluster, execution=asked.execution))
+    timeline = simulate_step(program, costs=Costs(cluster=asked.cluster, execution=asked.executed))
     exposed = sum(one.exposed_ns for one in explain(program, timeline).exposed)
     batch = asked.batch
     tokens = batch.micro_batch * batch.sequence_length * batch.accumulation

@@ -212,7 +212,7 @@ execution = { interference = false }
 """,
         where="hsdp.toml",
     )
-    step, costs = plan(asked, device="cuda"), Costs(cluster=asked.cluster, execution=asked.execution)
+    step, costs = plan(asked, device="cuda"), Costs(cluster=asked.cluster, execution=asked.executed)
     with_others, alone = (simulate(step, costs=costs, contention=contention) for contention in (True, False))
     longer = with_others.step_time_ns - alone.step_time_ns
     shared = explain(step, with_others).by_reason[SHARED]
@@ -247,7 +247,7 @@ def test_the_critical_path_goes_from_the_first_op_to_the_last_without_a_gap() ->
 def test_exposed_time_is_what_the_run_says_and_the_critical_path_is_as_long_as_the_step(path: str) -> None:
     asked = scenario.load(SCENARIOS / f"{path}.toml")
     planned = plan(asked, device=asked.cluster.kind)
-    costs = Costs(cluster=asked.cluster, execution=asked.execution)
+    costs = Costs(cluster=asked.cluster, execution=asked.executed)
     timeline = simulate_step(planned, costs=costs)
     run = SimBackend().run(asked, options=RunOptions())
     by_rank = [explain(planned, timeline, rank=rank).by_reason for rank in timeline.ranks]

@@ -42,7 +42,8 @@ def _one_kind(model: ModelSpec, mesh: Mesh) -> int:
 class Strategy:
     """`plan(training, mesh=…, options=…)`, the class of its options, and the mesh axes it uses, outermost first.
 
-    `casts_input`: with 2-byte parameters it casts floating-point inputs of the model itself, as fully_shard does.
+    `casts_input`: with 2-byte parameters it casts floating-point inputs of the model itself, as fully_shard does. `synchronous_on_cpu`: on
+    a CPU it waits for each collective where it calls it, as FSDP does; kernels run on the thread that calls them.
     """
 
     plan: Callable[..., Program]
@@ -50,6 +51,7 @@ class Strategy:
     axes: tuple[str, ...]
     formula: Formula
     casts_input: bool = False
+    synchronous_on_cpu: bool = False
     kinds: Callable[[ModelSpec, Mesh], int] = _one_kind
     """The most kinds of ranks, whose programs differ, that a model has on a mesh."""
     nests: Literal["units", "kept units", "buffers", "nothing"] = "nothing"
@@ -115,6 +117,7 @@ STRATEGIES: dict[str, Strategy] = {
         axes=("dp_shard",),
         formula=Formula("zero3", keeps="float32 shards"),
         casts_input=True,
+        synchronous_on_cpu=True,
         kinds=fsdp2.kinds,
         nests="units",
         problems=fsdp2.problems,
@@ -126,6 +129,7 @@ STRATEGIES: dict[str, Strategy] = {
         axes=("dp_replicate", "dp_shard"),
         formula=Formula("zero3", keeps="float32 shards"),
         casts_input=True,
+        synchronous_on_cpu=True,
         kinds=fsdp2.kinds,
         nests="units",
         problems=fsdp2.problems,
@@ -137,6 +141,7 @@ STRATEGIES: dict[str, Strategy] = {
         axes=("dp_replicate", "dp_shard"),
         formula=Formula("zero3", keeps="float32 shards"),
         casts_input=True,
+        synchronous_on_cpu=True,
         kinds=fsdp1.kinds,
         nests="kept units",
         differentiates=flat_views.viewed,

@@ -1,0 +1,62 @@
+"""FSDP on a CPU does one thing after another: gloo's collectives block the thread that calls them, on which kernels run as well."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from zsim import metrics, scenario, time_report
+from zsim.ops import COLLECTIVES
+from zsim.plan import plan
+from zsim.run import RunOptions
+from zsim.scenario import Scenario
+from zsim.simulator import SimBackend
+
+
+def parsed(strategy: str, cluster: str = 'preset = "cpu-gloo", ranks = 4') -> Scenario:
+    text = (
+        'model = { preset = "gpt-tiny" }\nbatch = { micro_batch = 2, sequence_length = 64 }\n'
+        f"cluster = {{ {cluster} }}\nstrategy = {{ {strategy} }}\n"
+    )
+    return scenario.parse(text.encode(), where="cpu.toml", folder=Path())
+
+
+@pytest.mark.parametrize(
+    ("strategy", "hides"),
+    [
+        ('name = "fsdp2"', False),
+        ('name = "fsdp2", forward_prefetch = 2, backward_prefetch = 2', False),
+        ('name = "hsdp", dp_replicate = 2, dp_shard = 2', False),
+        ('name = "fsdp1", dp_replicate = 2, dp_shard = 2', False),
+        ('name = "ddp", bucket_cap_mb = 0.1', True),
+        ('name = "zero3", lookahead = 1', True),
+    ],
+)
+def test_fsdp_hides_no_communication_on_a_cpu_and_others_do(strategy: str, hides: bool) -> None:
+    run = SimBackend().run(parsed(strategy), options=RunOptions())
+    figures = metrics.figures(run, parsed(strategy))
+    assert figures.communication_ns
+    assert figures.exposed_communication_ns
+    assert (figures.exposed_communication_ns < figures.communication_ns) is hides
+
+
+def test_a_step_on_a_cpu_takes_all_its_ops_and_calls_together() -> None:
+    case = parsed('name = "fsdp2"')
+    run = SimBackend().run(case, options=RunOptions())
+    figures = metrics.figures(run, case)
+    assert figures.communication_ns
+    ops = plan(case, device="cpu").ranks[0].steady
+    host, overheads = 0, case.cluster.overheads
+    for op in ops:
+        host += overheads.issue_collective if op.kind in COLLECTIVES else overheads.issue_kernel * len(op.kernels)
+    others = sum(span.end_ns - span.start_ns for span in run.ranks[0].spans if span.kind not in COLLECTIVES)
+    assert figures.step_time_ns == figures.communication_ns + others + host
+
+
+def test_a_gpu_is_never_synchronous_and_the_report_says_why_a_cpu_is() -> None:
+    assert not parsed('name = "fsdp2"', 'preset = "dgx-h100"').executed.synchronous
+    case = parsed('name = "fsdp2"')
+    found = time_report.why(case, plan(case, device="cpu"))
+    assert not found.host_bound
+    assert sum(one.exposed_ns for one in found.exposed) == sum(one.duration_ns for one in found.exposed)
