@@ -65,14 +65,15 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What a step's band is made of. `network` is communication that is exposed; `hidden` is the rest of it, which compute covers, and
-    `spare` the compute between the first collective and the last that covers none, all as shares of the step."""
+    """What a step's band is made of. `network` is communication that is exposed; `hidden` is the rest of it, which compute covers, `spare`
+    the compute between the first collective and the last that covers none, and `issuing` the host's own time, all as shares of the step."""
 
     compute: Part
     network: Part
     host: Part
     hidden: float
     spare: float
+    issuing: float = 0.0
 
     @property
     def longer(self) -> float:
@@ -85,10 +86,15 @@ class Parts:
         return min(self.network.share, (self.network.share + self.hidden) * self.network.width)
 
     @property
+    def later(self) -> float:
+        """What a slower host adds: to what the device waits for it now, or where its own time, which was hidden, outgrows the step."""
+        return max(self.host.slower, self.issuing / (1 - self.host.width) - 1)
+
+    @property
     def factors(self) -> tuple[float, float]:
         """(low, high) around the predicted time. Parts are independent of one another, so their squares add up."""
         low = hypot(self.compute.faster, self.shorter, self.host.faster)
-        high = hypot(self.compute.slower, self.longer, self.host.slower)
+        high = hypot(self.compute.slower, self.longer, self.later)
         return 1 - min(MOST, low), 1 + high
 
     def on_shared_network(self, least: float, most: float) -> tuple[float, float]:
@@ -97,7 +103,7 @@ class Parts:
         shorter = max(self.shorter, min(self.network.share, all_of_it * (1 - least)))
         longer = max(self.longer, self.network.share * (most - 1) + max(0.0, self.hidden * (most - 1) - self.spare))
         low = hypot(self.compute.faster, shorter, self.host.faster)
-        return 1 - min(MOST, low), 1 + hypot(self.compute.slower, longer, self.host.slower)
+        return 1 - min(MOST, low), 1 + hypot(self.compute.slower, longer, self.later)
 
 
 def band(program: Program, timeline: Timeline, *, costs: Costs) -> tuple[float, float]:
@@ -123,6 +129,7 @@ def parts(program: Program, timeline: Timeline, *, costs: Costs) -> Parts:
         host=Part(share=max(0, step - both) / step, width=HOST),
         hidden=hidden / step,
         spare=max(0, around - hidden) / step,
+        issuing=0.0 if costs.execution.synchronous else sum(map(costs.issue_ns, ops)) / step,
     )
 
 

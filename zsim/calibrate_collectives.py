@@ -16,8 +16,9 @@ from typing import Any
 from zsim.calibrate import solver
 from zsim.collectives.nccl_curves import CURVES, Curves
 from zsim.collectives.nccl_measured import as_it_is, with_curve
-from zsim.hardware import MeasuredCurve, Nccl
+from zsim.hardware import ClusterSpec, MeasuredCurve, Nccl
 from zsim.measurements import NcclRow, Skipped
+from zsim.measurements.machines import AS_SOLD
 from zsim.measurements.nccl_rows import mapped, predict, question
 from zsim.measurements.nccl_text import is_shared
 
@@ -46,17 +47,29 @@ class FittedCurves:
     left_out: tuple[float, ...]
 
 
-def usable(rows: Iterable[NcclRow], node: Nccl) -> tuple[list[NcclRow], list[Skipped]]:
-    """The rows that say something of a cluster of such nodes; the others are skipped by name."""
+def usable(rows: Iterable[NcclRow], node: Nccl, *, network: str = "") -> tuple[list[NcclRow], list[Skipped]]:
+    """The rows that say something of a cluster of such nodes; the others are skipped by name.
+
+    nccl-tests names no network: such rows of several nodes are taken to have run over the cluster's own, which `network` describes.
+    """
     kept: list[NcclRow] = []
     skipped: list[Skipped] = []
-    for row in rows:
+    for read in rows:
+        silent = read.n_nodes > 1 and not read.inter_node.strip()
+        row = replace(read, inter_node=network) if silent else read
         reason = _other(row, node)
         if reason:
             skipped.append(Skipped(source=row.source, line=row.line, reason=reason))
         else:
             kept.append(row)
     return kept, skipped
+
+
+def network_of(cluster: ClusterSpec) -> str:
+    """The network between the cluster's nodes in the words of a measurement: its kind, and the rate of a node as it is sold."""
+    rate = 8 * cluster.links.rail.bandwidth * cluster.nics_per_node / 1e9 / AS_SOLD
+    kind = {"ib": "InfiniBand", "efa": "EFA", "tcp": "TCP", "roce": "RoCE"}.get(cluster.nccl.fabric if cluster.nccl else "", "")
+    return f"{kind} {rate:.0f} Gbps/node"
 
 
 def _other(row: NcclRow, node: Nccl) -> str:

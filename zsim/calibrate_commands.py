@@ -29,7 +29,8 @@ def calibrated(options: argparse.Namespace) -> int:
     curves: FittedCurves | None = None
     with progress("calibration"):
         if found.collectives and node:
-            rows, others = calibrate_collectives.usable(found.collectives, node)
+            network = calibrate_collectives.network_of(cluster)
+            rows, others = calibrate_collectives.usable(found.collectives, node, network=network)
             found.skipped += others
             curves = calibrate_collectives.fit(rows, node, source=names) if rows else None
         fitted = _steps(found, cluster.device.name, alone=curves is None)

@@ -49,10 +49,11 @@ def made_of(
     *,
     hidden: float = 0.0,
     spare: float = 0.0,
+    issuing: float = 0.0,
 ) -> Parts:
     """Parts of (share, width) each."""
     shares = [Part(share=share, width=wide) for share, wide in (compute, network, host)]
-    return Parts(compute=shares[0], network=shares[1], host=shares[2], hidden=hidden, spare=spare)
+    return Parts(compute=shares[0], network=shares[1], host=shares[2], hidden=hidden, spare=spare, issuing=issuing)
 
 
 def test_parts_of_a_step_add_up_by_their_squares() -> None:
@@ -87,6 +88,13 @@ def test_collectives_that_are_hidden_only_just_widen_the_upper_side() -> None:
     """All of the step is under compute; at the upper end 1.3 times as much communication sticks out by 0.3, or finds spare compute."""
     assert made_of((1.0, 0.0), (0.0, 0.3), (0.0, 0.5), hidden=1.0).factors == (1.0, pytest.approx(1.3))
     assert made_of((1.0, 0.0), (0.0, 0.3), (0.0, 0.5), hidden=0.7, spare=0.3).factors == (1.0, 1.0)
+
+
+def test_a_host_that_is_hidden_only_just_widens_the_upper_side() -> None:
+    """It issues for 0.8 of the step and nobody waits for it; half as fast it takes 1.6. With 0.4 it is hidden all the same."""
+    assert made_of((1.0, 0.0), (0.0, 0.0), (0.0, 0.5), issuing=0.8).factors == (1.0, pytest.approx(1.6))
+    assert made_of((1.0, 0.0), (0.0, 0.0), (0.0, 0.5), issuing=0.4).factors == (1.0, 1.0)
+    assert made_of((0.8, 0.0), (0.0, 0.0), (0.2, 0.5), issuing=0.9).factors == (pytest.approx(0.9), pytest.approx(1.8))
 
 
 def test_a_step_that_is_all_network_is_as_uncertain_as_that_and_not_twice() -> None:

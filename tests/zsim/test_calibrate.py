@@ -130,8 +130,9 @@ SIZES = (2**18, 2**20, 2**22, 2**24, 2**26, 2**28)
 
 
 def nccl_text(times: dict[int, float], *, ranks: int = 8) -> str:
-    """What nccl-tests prints for an all-gather in one node."""
-    devices = [f"#  Rank  {rank} Group  0 Pid  1 on  host device  {rank} [0x00] NVIDIA H100 80GB HBM3" for rank in range(ranks)]
+    """What nccl-tests prints for an all-gather on nodes of eight."""
+    gpu = "[0x00] NVIDIA H100 80GB HBM3"
+    devices = [f"#  Rank  {rank} Group  0 Pid  1 on  host{rank // 8} device  {rank % 8} {gpu}" for rank in range(ranks)]
     share = (ranks - 1) / ranks
     rates = {size: size / us / 1000 for size, us in times.items()}
     rows = [f"{size} {size // 4} float none -1 {us:.2f} {rates[size]:.2f} {share * rates[size]:.2f} 0" for size, us in times.items()]
@@ -147,6 +148,18 @@ def slower(times: float) -> dict[int, float]:
         added = sum(one.microseconds * size / (size + one.half) for one in curve.added)
         found[size] = times * (curve.floor_us + added) + size * 7 / 8 / (360e3 * curve.share)
     return found
+
+
+@pytest.mark.parametrize("cluster", ["dgx-h100", "p5"])
+def test_a_log_of_several_nodes_is_taken_to_have_run_over_the_clusters_own_network(
+    cluster: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """nccl-tests names no network. All-gathers of 16 at 330 GB/s."""
+    (tmp_path / "log.txt").write_text(nccl_text({2**power: 2**power * 15 / 16 / 330e3 for power in range(26, 31)}, ranks=16))
+    assert cli.main(["calibrate", "--from", str(tmp_path / "log.txt"), "--cluster", cluster, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (curve,) = found["collectives"]["curves"]
+    assert (curve["scope"], curve["collective"], found["collectives"]["fitted"]["n"]) == ("network", "all_gather", 5)
 
 
 def test_nccl_tests_output_moves_the_curve_of_its_collective_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -302,6 +302,33 @@ def test_a_log_that_was_cut_is_refused_with_the_number_of_its_rows(lines_kept: i
     assert found.reasons == {"log cut: no closing summary": min(2, lines_kept - 10)}
 
 
+def test_several_runs_in_one_log_are_read_one_by_one() -> None:
+    """A run that was cut and started anew into the same file, and one collective after another: ranks are those of each run."""
+    cut = "\n".join(LOG.splitlines()[:11]) + "\n"
+    gathers = LOG.replace("all_reduce_perf", "all_gather_perf")
+    for full, half in (("357.91  357.91", "357.91  178.96"), ("358.51  358.51", "358.51  179.25")):
+        gathers = gathers.replace(full, half)
+    found = read_text(cut + LOG + gathers, source="all_reduce.log")
+    assert [(row.collective, row.n_ranks, row.line) for row in found.rows] == [
+        ("all_reduce", 2, 22),
+        ("all_reduce", 2, 23),
+        ("all_gather", 2, 37),
+        ("all_gather", 2, 38),
+    ]
+    assert found.reasons == {"log cut: no closing summary": 1}
+    nameless = read_text((LOG + LOG).replace("all_reduce_perf", "perf"), source="all_reduce.log")
+    assert (nameless.rows, nameless.reasons) == ((), {UNNAMED: 4})
+
+
+def test_rows_with_wrong_results_are_refused() -> None:
+    wrong = LOG.replace("357.91       0  3000.00", "357.91      37  3000.00")
+    assert [row.size_bytes for row in read_text(wrong, source="a").rows] == [2 * GIB]
+    assert read_text(wrong, source="a").reasons == {"wrong results": 1}
+    whole = report()
+    whole["results"][0]["out_of_place"]["nwrong"] = 5.0  # type: ignore[index]
+    assert read_json(json.dumps(whole), source="a.json").reasons["wrong results"] == 1
+
+
 def test_a_log_in_milliseconds_or_without_devices_is_refused() -> None:
     assert read_text(LOG.replace("(us)", "(ms)"), source="a").reasons == {"no time in us": 2}
     assert read_text(LOG.replace("#  Rank", "#  Runk"), source="a").reasons == {"no devices listed": 2}

@@ -171,6 +171,10 @@ def test_a_row_that_says_attention_of_its_own_is_not_said_to_run_tritons(tmp_pat
         (FOUNDRY, {"precision": "fp32"}, "precision: expected bf16, fp16 or fp8"),
         (FOUNDRY, {"precision": "amp_fp8"}, "precision: A100 SXM of 40 GB has no products of 8 bits"),
         (FOUNDRY, {"attn_impl": "xformers"}, "attn_impl: expected triton, flash or torch"),
+        (FOUNDRY, {"attn_impl": "flash3"}, "attn_impl: expected FlashAttention 2"),
+        (FOUNDRY, {"attn_impl": "Flash-Attention v3"}, "attn_impl: expected FlashAttention 2"),
+        (FOUNDRY, {"interconnect": "PCIe Gen4, no NVLink"}, "interconnect: expected GPUs joined by NVLink"),
+        (FOUNDRY, {"n_layers": "1000000"}, "layers: expected at most 1,000, found 1,000,000"),
         (FOUNDRY, {"sharding": "NO_SHARD"}, "sharding: expected one of FULL_SHARD"),
         (FOUNDRY, {"gpus_per_node": "4"}, "gpus_per_node: expected nodes of 8, found 4"),
         (FOUNDRY, {"interconnect": "PCIe Gen4"}, "interconnect: expected GPUs joined by NVLink"),
@@ -270,3 +274,20 @@ def test_a_slower_network_is_that_of_every_ring(tmp_path: Path) -> None:
 
 def test_reasons_are_one_line(tmp_path: Path) -> None:
     assert reason(tmp_path, NANOTRON | {"status": "failed\nagain"}) == "status: failed again"
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "wider"),
+    [
+        ({"float8": "rowwise", "gpu": "H100-80GB"}, "float8 rowwise takes the time of tensorwise", True),
+        ({"float8": "mxfp8", "gpu": "H100-80GB"}, "float8 mxfp8 takes the time of tensorwise", True),
+        ({"global_batch": "64"}, "4 micro-batches a step, which the global batch makes", False),
+        ({"dp_shard": "4"}, "2 replicas of 4 shards, which dp_shard makes", False),
+        ({"interconnect": "25 GbE", "n_gpus": "16", "dp_shard": "16"}, "200 Gbit/s a node: so many NICs", False),
+    ],
+    ids=["scales of rows", "scales of blocks", "micro-batches", "replicas", "whose rate"],
+)
+def test_what_a_row_of_torchtitan_leaves_to_its_mapping_is_said(tmp_path: Path, change: dict[str, str], words: str, wider: bool) -> None:
+    found = step(tmp_path, TITAN | change)
+    assert [text for text in found.assumed if text.startswith(words)]
+    assert (found.widened > step(tmp_path, TITAN | {**change, "float8": "none"}).widened) is wider

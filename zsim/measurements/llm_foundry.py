@@ -12,6 +12,7 @@ What a row says is taken from it; what it leaves open is decided here and named 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from zsim.measurements.checks import Assumed, accumulation, dtypes, only_data_parallel, said
@@ -126,6 +127,8 @@ def _attention(record: Record, assumed: Assumed) -> tuple[str, str]:
     if "triton" in words:
         assumed.add("Triton attention, causal")
         return "triton", "sdpa"
+    if re.search(r"flash[\s_-]*(attn|attention)?[\s_-]*v?3|fa3", words):
+        raise RowError(f"attn_impl: expected FlashAttention 2, which llm-foundry's rows have, found {words[:40]!r}")
     if words.startswith("flash"):
         assumed.add("FlashAttention 2, causal")
         return "flash2", "sdpa"

@@ -19,6 +19,8 @@ from zsim.measurements.gpus import Part, is_sized, part_of
 from zsim.measurements.table import Record, RowError
 
 NODE = 8
+_SAYS_WHOSE = re.compile(r"/|\bper\b|\d\s*[x×*]|[x×*]\s*\d|node|gpu|nic|host|server|instance|HDR|NDR|EDR|XDR", re.IGNORECASE)
+"""Words that say whose a rate is: a node's or a NIC's."""
 RATES_AGREE = 0.1
 AS_SOLD = 0.96
 """NCCL counts 12 GB/s of a NIC of 100 Gbit/s, which is sold as 12.5."""
@@ -66,7 +68,8 @@ def machine(record: Record, assumed: Assumed) -> Machine:
         assumed.add(f"an {part.words}")
     nodes = _nodes(record, ranks, assumed)
     words = "; ".join(text for text in (record.text(name, "") for name in ("interconnect", "intra_node", "inter_node")) if text)
-    if part.form == "SXM" and re.search(r"\bPCI-?E?\b", words.upper()) and not re.search("NVLINK|NVSWITCH", words.upper()):
+    joined = re.search(r"NVLINK|NVSWITCH", re.sub(r"\b(NO|WITHOUT|NOT)\s+NV(LINK|SWITCH)", "", words.upper()))
+    if part.form == "SXM" and re.search(r"\bPCI-?E?\b", words.upper()) and not joined:
         raise RowError(f"interconnect: expected GPUs joined by NVLink, found {words[:60]!r}")
     inside = record.text("intra_node", "").upper()
     if inside and part.form == "SXM" and not re.search("NVLINK|NVSWITCH|SXM|HGX|DGX", inside):
@@ -107,6 +110,8 @@ def _network(record: Record, part: Part, words: str, nodes: int, assumed: Assume
     outside = ", ".join(text for text in re.split(r"[;,]", words) if not re.search("NVLINK|NVSWITCH|PCIE", text.upper()))
     fabric = nccl_text.fabric(outside)
     rate = record.positive("inter_node_gbps_per_node") / 8 if record.text("inter_node_gbps_per_node", "") else _rate(outside, part)
+    if rate is not None and nodes > 1 and not record.text("inter_node_gbps_per_node", "") and not _SAYS_WHOSE.search(outside):
+        assumed.add(f"{8 * rate:.0f} Gbit/s a node: so many NICs of what is said as it has GPUs, or one for all")
     networks = _networks(part.device)
     names = [part.cluster, *(name for name in networks if name != part.cluster)]
     near = [name for name in names if rate is None or abs(_sold(networks[name][1]) / rate - 1) <= RATES_AGREE]

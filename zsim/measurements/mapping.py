@@ -17,6 +17,8 @@ from zsim.models import FAMILIES, build, load_preset
 
 SAID_ELSEWHERE = ("interconnect", "inter_node_gbps_per_node", "grad_accum", "n_microbatches", "learned_pos_emb", "optimizer")
 """Fields that may be open: what they say is used for several nodes alone, follows from other fields, or never differs within the source."""
+MAX_LAYERS = 1000
+"""No model has as many; one with a million would be built for minutes before its parameters contradict the row's."""
 SLOWEST = 0.001
 """The least share of a device's peak that a training step is taken to reach: a thousandth of the best is another unit."""
 
@@ -63,6 +65,9 @@ def _toml(value: Any) -> str:
 
 def num_parameters(model: Mapping[str, Any], length: int) -> int:
     """Those of a scenario's model table at sequences of `length`; RowError for sizes that make no model."""
+    layers = model.get("sizes", {}).get("num_layers", 1)
+    if layers > MAX_LAYERS:
+        raise RowError(f"layers: expected at most {MAX_LAYERS:,}, found {layers:,}")
     try:
         if "preset" in model:
             return load_preset(model["preset"], sequence_length=length).num_parameters

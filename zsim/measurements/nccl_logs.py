@@ -4,29 +4,58 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from zsim.measurements.nccl_checks import RefusedError, Rows, Skipped, Timed, checked, collect, collective_of, number
 from zsim.measurements.nccl_rows import NcclRow
 
+WRONG = 8
+"""The column of how many results of an out-of-place run are wrong, where a table has it."""
+STARTS = ("# nccl-tests version", "# Collective test starting", "# nThread")
+"""What the lines begin with that a run begins with."""
 UNNAMED = "no collective named: `--collective` says it, or the file's name, as all_gather.txt"
 
 
 def read_text(
     text: str, *, source: str, collective: str = "", gpu: str = "", inter_node: str = "", notes: str = ""
 ) -> Rows:
-    """One run of nccl-tests as it prints it, its out-of-place times. What the text does not say can be given.
+    """What nccl-tests printed, run by run, with out-of-place times. What the text does not say can be given.
 
-    A collective that neither says is looked for in the file's name. A log without its closing summary was cut, and its last row may be
-    too: none of it is used.
+    A collective that neither says is looked for in the file's name, but not where a file has several runs. A run without its closing
+    summary was cut, and its last row may be too: none of it is used.
     """
-    lines = text.splitlines()
-    table = [(number, line.split()) for number, line in enumerate(lines, start=1) if re.match(r"\s*\d+\s+\d+\s", line)]
+    parts = list(_runs(text.splitlines()))
+    guess = collective or (collective_of(source) if len(parts) == 1 else "")
+    read = [_read_run(lines, first, source, guess, gpu, inter_node, notes) for first, lines in parts]
+    return Rows(rows=tuple(row for one in read for row in one.rows), skipped=tuple(skip for one in read for skip in one.skipped))
+
+
+def _runs(lines: list[str]) -> Iterator[tuple[int, list[str]]]:
+    """The lines of each run, and how many stand before them: one begins behind a summary, or where a run is started anew."""
+    begin, is_over, has_body = 0, False, False
+    for place, line in enumerate(lines):
+        starts = line.startswith(STARTS)
+        if (starts and has_body) or (is_over and (starts or _is_row(line))):
+            yield begin, lines[begin:place]
+            begin, is_over, has_body = place, False, False
+        is_over = is_over or line.startswith("# Avg bus bandwidth")
+        has_body = has_body or line.startswith("#  Rank") or _is_row(line)
+    yield begin, lines[begin:]
+
+
+def _is_row(line: str) -> bool:
+    return re.match(r"\s*\d+\s+\d+\s", line) is not None
+
+
+def _read_run(lines: list[str], first: int, source: str, collective: str, gpu: str, inter_node: str, notes: str) -> Rows:
+    text = "\n".join(lines)
+    table = [(place, line.split()) for place, line in enumerate(lines, start=first + 1) if _is_row(line)]
     about = _about(text)
     words = next((line for line in lines if line.startswith("#") and "(GB/s)" in line), "")
-    problem, name = "", collective or about.collective or collective_of(source)
+    has_wrong = any(line.startswith("#") and "#wrong" in line for line in lines)
+    problem, name = "", collective or about.collective
     if not any(line.startswith("# Avg bus bandwidth") for line in lines):
         problem = "log cut: no closing summary"
     elif "(us)" not in words:
@@ -37,12 +66,14 @@ def read_text(
         problem = "no devices listed"
     if problem or not table:
         reason = problem or "no rows"
-        return Rows(rows=(), skipped=(Skipped(source=source, line=len(lines), reason=reason, count=max(1, len(table))),))
+        return Rows(rows=(), skipped=(Skipped(source=source, line=first + len(lines), reason=reason, count=max(1, len(table))),))
 
     def make(cells: list[str], place: int) -> Callable[[], NcclRow]:
         def row() -> NcclRow:
             if len(cells) < 8:
                 raise RefusedError("fewer fields than the table has")
+            if has_wrong and len(cells) > WRONG and cells[WRONG].isdigit() and int(cells[WRONG]):
+                raise RefusedError("wrong results")
             timed = Timed(microseconds=number(cells[5], "time"), algorithm=number(cells[6], "algbw"), bus=number(cells[7], "busbw"))
             return checked(
                 NcclRow(
@@ -112,6 +143,8 @@ def read_json(text: str, *, source: str, collective: str = "", inter_node: str =
         def row() -> NcclRow:
             if not isinstance(result, dict) or not isinstance(result.get("out_of_place"), dict):
                 raise RefusedError("no out-of-place time")
+            if isinstance(wrong := result["out_of_place"].get("nwrong"), int | float) and wrong > 0:
+                raise RefusedError("wrong results")
             timed, name = result["out_of_place"], str(result.get("experiment_name") or "")
             found = collective or collective_of(name) or collective_of(text[:4096]) or collective_of(source)
             if not found:

@@ -48,6 +48,8 @@ FIELDS = (
 
 ANOTHER_FRAMEWORK = 0.15
 """How much wider the band is for other software: as a step's with published constants alone."""
+ANOTHER_RECIPE = 0.05
+"""And for scales of rows or blocks, which are more to compute than one of a whole tensor."""
 
 
 def step(record: Record, *, source: str) -> Step:
@@ -66,6 +68,8 @@ def step(record: Record, *, source: str) -> Step:
         assumed.add(f"{record.text('framework')[:40]} as torchtitan", widens=ANOTHER_FRAMEWORK)
     if not _accumulates(record):
         assumed.add("one micro-batch a step")
+    elif steps > 1 and not record.text("grad_accum", ""):
+        assumed.add(f"{steps} micro-batches a step, which the global batch makes")
     precision = two_bytes(record, default="bf16", reduce="fp32", or_one=True)
     text = ScenarioText(
         description=f"torchtitan, {record.text('model')} on {place.ranks} GPUs",
@@ -122,6 +126,8 @@ def _strategy(record: Record, place: Machine, assumed: Assumed) -> dict[str, obj
     if ranks % shard:
         raise RowError(f"dp_shard: {shard} does not divide n_gpus = {ranks}")
     kept: dict[str, object] = {"reshard_after_forward": False} if re.search(r"no[- ]reshard|zero-?2|never|grad_op", words.lower()) else {}
+    if shard < ranks and given not in ("", "-1") and "hsdp" not in tokens:
+        assumed.add(f"{ranks // shard} replicas of {shard} shards, which dp_shard makes")
     if shard < ranks:
         return {"name": "hsdp", "dp_replicate": ranks // shard, "dp_shard": shard, **kept}
     return {"name": "fsdp2", "dp_shard": shard, **kept}
@@ -129,10 +135,13 @@ def _strategy(record: Record, place: Machine, assumed: Assumed) -> dict[str, obj
 
 def _execution(record: Record, place: Machine, assumed: Assumed, *, narrow: bool) -> dict[str, object]:
     """Compiled, and in 8 bits, as `narrow` or float8 says, where the device has such products."""
-    narrow = narrow or record.text("float8", "none").lower() not in ("none", "false", "no", "off", "0")
+    recipe = record.text("float8", "none").lower()
+    narrow = narrow or recipe not in ("none", "false", "no", "off", "0")
     if narrow and not place.part.float8:
         raise RowError(f"float8: {place.part.words} has no products of 8 bits")
     if narrow:
         assumed.add("linears in float8, everything else in bf16")
+    if narrow and re.search(r"row|axis|block|group|mx|nv", recipe):
+        assumed.add(f"float8 {recipe[:20]} takes the time of tensorwise", widens=ANOTHER_RECIPE)
     compiled = record.truth("torch_compile", False)
     return {**({"compile": True} if compiled else {}), **({"float8": True} if narrow else {})}
