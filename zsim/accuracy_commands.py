@@ -27,6 +27,7 @@ def show(options: argparse.Namespace) -> int:
     if options.explain:
         return _explain(folder, options.explain, collective=collective, as_json=options.json)
     if options.plot:
+        plots.require(Path(options.plot))
         places.require(Path(options.plot), option="--plot", apart_from=folder.glob("*"))
     with progress(f"accuracy of {folder}"):
         found = accuracy.accuracy(folder, collective=collective, say=tell)

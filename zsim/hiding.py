@@ -95,7 +95,9 @@ def hiding(scenario: Scenario) -> Hiding:
     untried = "" if now.hides else scenario.work.problem(part=MANY_TIMES)
     if now.hides or untried:
         return Hiding(now=now, changes=(), untried=untried)
-    found = (_smallest(_lookaheads(scenario)), _smallest(_units(scenario)), _breakeven(scenario), _smallest(_links(scenario)))
+    asked = (_lookaheads, _units, _repaired, _links)
+    lookahead, units, repaired, links = (_smallest(candidates(scenario)) for candidates in asked)
+    found = (lookahead, units, _breakeven(scenario), repaired, links)
     return Hiding(now=now, changes=tuple(_with_memory(tried) for tried in found if tried is not None))
 
 
@@ -189,6 +191,12 @@ def _breakeven(scenario: Scenario) -> _Tried | None:
 
 def _with_batch(scenario: Scenario, size: int) -> tuple[str, Scenario]:
     return f"micro_batch = {size}", replace(scenario, batch=replace(scenario.batch, micro_batch=size))
+
+
+def _repaired(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
+    """Where some links are slower than the others: all alike."""
+    if scenario.cluster.slow_rails:
+        yield "slow_links repaired", replace(scenario, cluster=replace(scenario.cluster, slow_rails=()))
 
 
 def _links(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:

@@ -20,10 +20,15 @@ class PlotError(ZsimError):
     """A plot that cannot be drawn."""
 
 
-def write(rows: Sequence[Predicted], path: Path) -> None:
-    """The picture as a file; PlotError for another ending than .svg and for no rows."""
+def require(path: Path) -> None:
+    """PlotError for another ending than .svg: said before anything is predicted."""
     if path.suffix != ".svg":
         raise PlotError(where=str(path), expected="a file that ends in .svg", found=path.suffix or "no ending")
+
+
+def write(rows: Sequence[Predicted], path: Path) -> None:
+    """The picture as a file; PlotError for another ending than .svg and for no rows."""
+    require(path)
     if not rows:
         raise PlotError(where=str(path), expected="rows that were predicted", found="none")
     places.write(path, "\n".join(_svg(rows)) + "\n")

@@ -10,7 +10,7 @@ import pytest
 
 from zsim import scenario, time_report
 from zsim.costs import Costs
-from zsim.hardware import ClusterSpec, Link, MeasuredCurve, load_cluster
+from zsim.hardware import ClusterSpec, Link, MeasuredCurve, SlowRail, load_cluster
 from zsim.hiding import FACTORS, Change, Hiding, hiding
 from zsim.plan import plan
 from zsim.scenario import Scenario
@@ -39,7 +39,7 @@ def simulated(asked: Scenario) -> tuple[float, float]:
     timeline = simulate_step(program, costs=Costs(cluster=asked.cluster, execution=asked.executed))
     exposed = sum(one.exposed_ns for one in explain(program, timeline).exposed)
     batch = asked.batch
-    tokens = batch.micro_batch * batch.sequence_length * batch.accumulation
+    tokens = batch.micro_batch * batch.sequence_length * batch.accumulation * batch.forwards
     return timeline.step_time_ns / tokens, exposed / timeline.step_time_ns
 
 
@@ -193,3 +193,23 @@ precision = { parameters = "bf16", reduce = "bf16" }
     now, fast = simulated(asked), simulated(replace(asked, cluster=faster(asked.cluster, 8)))
     assert now[0] / 1.5 < fast[0] < now[0]
     assert fast[1] > 0.3
+
+
+def test_a_slow_link_is_proposed_to_be_repaired_and_faster_links_are_faster_for_it_too() -> None:
+    asked = small(256, dp=16)
+    slow = replace(asked, cluster=replace(asked.cluster, slow_rails=(SlowRail(node=1, nic=3, bandwidth=10 * 10**9),)))
+    found = hiding(slow)
+    repaired, links = of(found, "slow_links repaired"), of(found, "links")
+    assert (repaired.ns_per_token, repaired.exposed) == simulated(asked)
+    assert repaired.ns_per_token < found.now.ns_per_token
+    factor = float(links.words.split()[1])
+    scaled = replace(faster(asked.cluster, factor), slow_rails=(SlowRail(node=1, nic=3, bandwidth=round(factor * 10 * 10**9)),))
+    assert (links.ns_per_token, links.exposed) == simulated(replace(asked, cluster=scaled))
+    assert not [change for change in hiding(asked).changes if change.words.startswith("slow_links")]
+
+
+def test_tokens_of_several_forwards_all_count() -> None:
+    asked = small(256)
+    twice = replace(asked, batch=replace(asked.batch, forwards=2))
+    now = hiding(twice).now
+    assert (now.ns_per_token, now.exposed) == simulated(twice)
