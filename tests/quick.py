@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-MOST = 6
+MOST = 4
 
 
 def one_in(step: int, cases: Iterable[Any]) -> list[Any]:

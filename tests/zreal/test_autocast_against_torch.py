@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.quick import one_in
 from zreal import modules, numerics, torch_private
 from zreal.executor import execute
 from zreal.observer import observe
@@ -34,7 +35,7 @@ precision = {{ parameters = "fp32", reduce = "fp32", autocast = "{autocast}" }}
 
 @pytest.mark.parametrize(
     ("strategy", "options"),
-    [
+    one_in(2, [
         ('name = "fsdp2"', {"model": "llama-tiny", "more": FULL}),
         ('name = "fsdp2", reshard_after_forward = 2, sync = "last"', {"model": "mlp-uneven"}),
         ('name = "hsdp", dp_replicate = 2, dp_shard = 2', {"model": "mlp-uneven", "autocast": "fp16"}),
@@ -43,7 +44,7 @@ precision = {{ parameters = "fp32", reduce = "fp32", autocast = "{autocast}" }}
         ('name = "zero1", form = "all_reduce"', {"model": "mlp-uneven", "more": FULL}),
         ('name = "zero2", granularity = "parameter"', {"model": "mlp-uneven"}),
         ('name = "zero3", lookahead = 2, granularity = "900 B"', {"model": "llama-tiny", "more": SAVE}),
-    ],
+    ]),
 )
 def test_autocast_is_exact_in_order_bytes_and_memory(strategy: str, options: dict[str, str]) -> None:
     case = scenario(strategy, **options)

@@ -52,7 +52,7 @@ def inexact(case: Scenario) -> list[str]:
 @pytest.mark.parametrize(
     ("form", "options"),
     one_in(
-        2,
+        3,
         [
             (FULL, {}),
             (FULL, {"attention": "explicit"}),

@@ -120,7 +120,7 @@ def test_where_all_ranks_stand_at_one_place_none_is_blamed() -> None:
     assert error.value.found.endswith("which of them did not arrive cannot be told")
 
 
-@pytest.mark.parametrize("body", ["absent", "stopped"])
+@pytest.mark.parametrize("body", [pytest.param("absent", marks=pytest.mark.slow), "stopped"])
 def test_ranks_end_when_their_controller_is_killed_though_one_of_them_is_stopped(tmp_path: Path, body: str) -> None:
     marker = tmp_path / "controller.py"
     marker.write_text(

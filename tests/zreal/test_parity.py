@@ -48,7 +48,7 @@ def difference(case: Scenario, interpreter: str) -> float:
     return max(found)
 
 
-@pytest.mark.parametrize(("strategy", "interpreter"), one_in(2, BOTH))
+@pytest.mark.parametrize(("strategy", "interpreter"), one_in(5, BOTH))
 def test_cutting_and_joining_parameters_changes_no_bit(strategy, interpreter):
     """Uneven shapes on three ranks, with a learning rate of 0: what comes back is what went in."""
     assert (
@@ -77,7 +77,7 @@ def test_tied_weights_train_as_in_one_process(strategy, interpreter):
         pytest.param("zero-redundancy-gpt-4", marks=pytest.mark.slow),
         "ddp-llama-2-bf16",
         pytest.param("zero3-uneven-4", marks=pytest.mark.slow),
-        "zero2-gpt-4-accumulate-every",
+        pytest.param("zero2-gpt-4-accumulate-every", marks=pytest.mark.slow),
     ],
 )
 def test_a_scenario_of_the_project_agrees_with_its_real_run(name, capsys):

@@ -174,7 +174,7 @@ SHARD = f"{FSDP2}, reshard_after_forward = true"
 @pytest.mark.parametrize(
     ("model", "options"),
     one_in(
-        6,
+        13,
         [
             ("gpt", {"more": f"{BOTH}\n{AGAIN}", "strategy": SHARD}),
             ("gpt", {"more": f"{BOTH}\n{AGAIN}", "strategy": KEEP}),

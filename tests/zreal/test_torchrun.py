@@ -48,6 +48,7 @@ def test_a_run_under_torchrun_agrees_with_the_simulator(tmp_path, capsys):
     )
 
 
+@pytest.mark.slow
 def test_another_number_of_ranks_than_the_scenarios_is_refused_by_each():
     done = worker(SCENARIO, "--save", "x.json", ranks=1)
     assert done.returncode == 1  # torchrun itself answers 1 for any failed rank
