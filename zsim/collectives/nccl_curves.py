@@ -242,7 +242,8 @@ CROSSINGS: dict[tuple[Fabric, bool], Crossing] = {
         provenance="published",
         source=(
             "all-gather of 2 × 8 GPUs: 105 µs (bottlerocket-kernel-kit issue 313, which has 303 µs at 1 MB); at 256 MiB the best twentieth "
-            "on a shared cluster of p5, 4 to 64 nodes: 4.8 to 5.2 latencies of a ring with LL128 in all (nanotron); the last as all-reduce"
+            "on a shared cluster of p5, 4 to 64 nodes: 4.7 to 5.2 latencies of a ring with LL128 in all (nanotron), to which "
+            "the first term is fitted; the last as its all-reduce"
         ),
     ),
     ("tcp", True): Crossing(
