@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.nn import Parameter
 from torch.nn.utils import clip_grad_norm_
 
 from zreal import modules
@@ -87,6 +88,7 @@ def observe(
         with meter.span() as span:
             meter.watch(*model.parameters())
             subject = SUBJECTS[scenario.strategy](scenario, model, mesh)
+            owned = list(subject.module.parameters())  # later the module may have a unit's gathered ones in their place
             recorder.settle()
         phases["construction"] = PhaseRecord(collectives=recorder.take(), memory=as_record(span))
         keep(RankRun(rank=rank, phases=dict(phases), groups=dict(recorder.group_ranks)))
@@ -94,7 +96,8 @@ def observe(
             with meter.looking_away():  # inputs are the user's, not the strategy's
                 batches = modules.micro_batches(scenario, rank=rank, step=step, dtype=subject.dtype, device=device)
             with meter.span() as span:
-                loss, holds = _train_step(scenario, subject, batches, settle=recorder.settle, begin=beginning(meter, recorder, phases))
+                begin = beginning(meter, recorder, phases)
+                loss, holds = _train_step(scenario, subject, batches, owned=owned, settle=recorder.settle, begin=begin)
                 recorder.settle()
             losses.append(loss)
             phase = PhaseRecord(collectives=recorder.take(), memory=as_record(span, holds))
@@ -140,13 +143,22 @@ def lower(before: PhaseRecord | None, now: PhaseRecord) -> PhaseRecord:
 
 
 def _train_step(
-    scenario: Scenario, subject: Subject, batches: list[modules.MicroBatch], *, settle: Callable[[], None], begin: Begin
+    scenario: Scenario,
+    subject: Subject,
+    batches: list[modules.MicroBatch],
+    *,
+    owned: list[Parameter],
+    settle: Callable[[], None],
+    begin: Begin,
 ) -> tuple[float, Mapping[str, int]]:
-    """Micro-batches, the optimizer's step, gradients to None. Returns this rank's mean loss of them, and what it held after the step."""
+    """Micro-batches, the optimizer's step, gradients to None. Returns this rank's mean loss of them, and what it held after the step.
+
+    `owned`: the module's parameters as they were before anything was gathered.
+    """
     loss = _gradients(scenario, subject, batches, begin=begin)
     settle()
     subject.optimizer.step()
-    parameters = [*subject.module.parameters(), *subject.flat()]
+    parameters = [*owned, *subject.flat()]
     gradients = [parameter.grad for parameter in parameters if subject.owns_gradients]
     holds = held(parameters=parameters, gradients=gradients, states=subject.states())
     del gradients

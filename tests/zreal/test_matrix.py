@@ -107,7 +107,7 @@ def test_the_matrix_has_each_strategy_at_each_world_size_and_peaks_in_collective
     rows = recorded()["rows"]
     cases = [scenario(row["text"]) for row in rows]
     pairs = {(case.strategy, case.world_size) for case in cases}
-    assert len(cases) == len({case.text for case in cases}) == 302 + 81 + 100
+    assert len(cases) == len({case.text for case in cases}) == 302 + 81 + 100 + 36
     assert len(pairs) == 7 * 7 + 6
     assert min(len({module.path for module in case.model.blocks}) for case in cases if case.model.family != FAMILY) >= 6
     assert sum(row["most"] in COMMUNICATED for row in rows) >= 50

@@ -221,6 +221,12 @@ def test_where_hooks_call_more_while_outputs_are_kept_torch_refuses_what_we_refu
         of_torch(case)
 
 
+def test_a_frozen_unit_that_a_recomputation_leaves_gathered_is_held_as_its_shard() -> None:
+    """Its gathered parameters stand in the module when the optimizer has stepped; what the rank holds are the sharded ones."""
+    case = scenario("mlp", own=", uses = 3", strategy=SHARD, more=f'wrapping = {{ nested = ["fc1"] }}\nfrozen = ["*.fc1.*"]\n{AGAIN}')
+    assert differences(case, RunOptions()) == []
+
+
 @pytest.mark.parametrize(
     "options",
     one_in(
