@@ -63,7 +63,9 @@ class Step:
     ) -> int:
         """Append an op and return its index; repeated waits count once."""
         index = len(self.ops)
-        waits = tuple(sorted(set(waits))) if waits else ()
+        waits = tuple(waits)
+        if len(waits) > 1:
+            waits = tuple(sorted(set(waits)))
         # Each field by its place: by keyword an Op takes three times as long to make.
         op = Op(index, kind, unit, stream, waits, group, nbytes, root, dtype, micro_batch, reads, kernels, tuple(memory))
         self.ops.append(op)
@@ -97,8 +99,8 @@ def until_recomputed(tape: Iterable[BackwardEvent]) -> tuple[list[MemoryEvent], 
 def recomputed_in_turn(tape: Iterable[BackwardEvent], kernels: tuple[Kernel, ...]) -> tuple[list[Again], list[MemoryEvent]]:
     """As `until_recomputed`, with what a recomputation of these `kernels` does between calls of units in the block."""
     events, again, after = list(tape), list[Again](), list[MemoryEvent]()
-    if InnerCall not in map(type, events):
-        before, after = until_recomputed(events)
+    if InnerCall not in (kinds := set(map(type, events))):
+        before, after = until_recomputed(events) if Recomputed in kinds else ([], storage_events(events))
         return [Again("", kernels, before)] if before or kernels else [], after
     inside, start = "", 0
     for event in events:
@@ -182,7 +184,9 @@ def accumulated(
                 found += late
                 late.clear()
         is_over = False
-        if type(event) is ParameterGradient:
+        if type(event) is Alloc:
+            found.append(event)
+        elif type(event) is ParameterGradient:
             goes_on = event.goes_on
             made, gone = born(event.fqn)
             found += made
