@@ -30,7 +30,7 @@ MOST_TERMS = 4
 MOST: Mapping[str, float] = {"num_sms": 100_000, "launch_queue": 1_000_000, "matmul_prologue": 100_000, "half_length": 10_000_000}
 MOST_TIME_NS = 10**9
 MOST_RATE = 10**18
-TIMES = ("kernel", "latency", "collective", "issue_kernel", "issue_collective")
+TIMES = ("kernel", "latency", "collective", "issue_kernel", "issue_collective", "issue_hook")
 MAY_BE_NONE = (
     *("float8", "waits", "matmul_prologue", "launch_queue", "wave_cost"),
     *("interference", "collective_interference", "straggler", *TIMES),

@@ -17,6 +17,9 @@ from zsim.hardware import ClusterSpec, Layout, Path
 from zsim.ops import COLLECTIVES, Kernel, Op
 from zsim.run_ahead import SYNCHRONOUS
 
+HOOKED = frozenset({"all_gather", "reduce_scatter"})
+"""What FSDP's hooks issue, one per param group and pass; an all-reduce over replicas is issued with the reduce-scatter before it."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Costs:
@@ -109,8 +112,9 @@ class Costs:
         return algorithms.bytes_sent(kind, nbytes, group_size=group_size, rank=rank, root=root)
 
     def issue_ns(self, op: Op) -> int:
-        """What the host spends on issuing `op`: per collective, or per kernel; memory alone costs nothing."""
+        """What the host spends on issuing `op`: per collective, with the hook that issues it, or per kernel; memory alone costs nothing."""
+        overheads = self.cluster.overheads
         if op.kind in COLLECTIVES:
-            return self.cluster.overheads.issue_collective
+            return overheads.issue_collective + (overheads.issue_hook if self.execution.hooks and op.kind in HOOKED else 0)
         own = self.execution.issue_kernel_ns
-        return (self.cluster.overheads.issue_kernel if own is None else own) * len(op.kernels)
+        return (overheads.issue_kernel if own is None else own) * len(op.kernels)

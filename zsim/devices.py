@@ -129,6 +129,7 @@ _PARSERS: Mapping[str, Callable[[str], int | float]] = {
     "collective": parse_time,
     "issue_kernel": parse_time,
     "issue_collective": parse_time,
+    "issue_hook": parse_time,
 }
 
 

@@ -15,8 +15,8 @@ class Execution:
     `compile`: torch.compile fuses chains of element-wise kernels. `float8`: linears multiply in 8 bits, and cast for it.
     `interference`: collectives slow down the kernels that they overlap. `step_overhead_ns` and `micro_batch_overhead_ns` are pauses of the
     trainer around a step and around each micro-batch, in which the device does nothing. `issue_kernel_ns`: what the host spends on
-    each kernel, where it is not as the cluster's preset says. `synchronous` follows from strategy and cluster: the host ends each op before
-    it begins the next.
+    each kernel, where it is not as the cluster's preset says. What follows from strategy and cluster: with `hooks` those of
+    modules issue its all-gathers and reduce-scatters; `synchronous`, the host ends each op before it begins the next.
     """
 
     compile: bool = False
@@ -26,6 +26,7 @@ class Execution:
     step_overhead_ns: int = 0
     micro_batch_overhead_ns: int = 0
     issue_kernel_ns: int | None = None
+    hooks: bool = False
     synchronous: bool = False
 
 

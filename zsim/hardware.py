@@ -48,11 +48,12 @@ class Links:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overheads:
-    """Nanoseconds to start a collective, and for the host to issue a kernel or a collective."""
+    """Nanoseconds to start a collective, and of the host: to issue a kernel or a collective, and what a hook of FSDP takes besides."""
 
     collective: int
     issue_kernel: int
     issue_collective: int
+    issue_hook: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -92,8 +92,9 @@ class Scenario:
 
     @property
     def executed(self) -> Execution:
-        """`execution` by this strategy on this cluster: FSDP on a CPU does one thing after another."""
-        return replace(self.execution, synchronous=self.cluster.kind == "cpu" and STRATEGIES[self.strategy].synchronous_on_cpu)
+        """`execution` by this strategy on this cluster: FSDP's hooks take the host time, and on a CPU do one thing after another."""
+        hooks = STRATEGIES[self.strategy].hooks
+        return replace(self.execution, hooks=hooks, synchronous=hooks and self.cluster.kind == "cpu")
 
     @property
     def world_size(self) -> int:

@@ -21,7 +21,7 @@ from zsim.slowdown import simulate_step
 
 TEXT = """
 model = { preset = "gpt-small", num_layers = 4 }
-batch = { micro_batch = 8, sequence_length = 1024 }
+batch = { micro_batch = 32, sequence_length = 1024 }
 cluster = { preset = "CLUSTER", nodes = NODES, ranks = RANKS }
 strategy = { name = "fsdp2", dp_shard = RANKS }
 precision = { parameters = "bf16", reduce = "fp32" }

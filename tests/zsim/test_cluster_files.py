@@ -17,7 +17,7 @@ from zsim.hardware import MeasuredCurve, load_cluster
 
 SCENARIO = """
 model = { preset = "gpt-small", num_layers = 2 }
-batch = { micro_batch = 8, sequence_length = 1024 }
+batch = { micro_batch = 32, sequence_length = 1024 }
 cluster = { CLUSTER }
 strategy = { name = "fsdp2", dp_shard = 8 }
 precision = { parameters = "bf16", reduce = "fp32" }

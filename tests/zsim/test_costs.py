@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.strategies import collectives
-from zsim import compute
+from zsim import compute, scenario
 from zsim.costs import Costs
 from zsim.devices import load_device
 from zsim.errors import ScenarioError
 from zsim.hardware import load_cluster
-from zsim.ops import Kernel, Op
+from zsim.ops import Kernel, Op, OpKind
 
 H100 = Costs(load_cluster("dgx-h100", nodes=4))
 
@@ -137,6 +137,29 @@ def test_gloo_over_links_of_one_gigabit_takes_what_was_measured_within_a_fifth(
 )
 def test_the_host_pays_per_collective_and_per_kernel(op: Op, expected: int) -> None:
     assert H100.issue_ns(op) == expected
+
+
+@pytest.mark.parametrize(
+    ("strategy", "kind", "expected"),
+    [
+        ("fsdp2", "all_gather", 185_000),
+        ("fsdp1", "reduce_scatter", 185_000),
+        ("fsdp2", "all_reduce", 35_000),
+        ("zero3", "all_gather", 35_000),
+        ("ddp", "all_reduce", 35_000),
+    ],
+)
+def test_hooks_of_fsdp_take_the_host_longer_to_issue_what_they_gather_and_reduce(strategy: str, kind: OpKind, expected: int) -> None:
+    axes = ", dp_replicate = 1, dp_shard = 8" if strategy == "fsdp1" else ""
+    text = f"""
+model = {{ preset = "gpt-tiny" }}
+batch = {{ micro_batch = 1, sequence_length = 64 }}
+cluster = {{ preset = "dgx-h100" }}
+strategy = {{ name = "{strategy}"{axes} }}
+"""
+    asked = scenario.parse(text.encode(), where="hooks.toml")
+    op = Op(index=0, kind=kind, unit="u", stream="all_gather", group="dp_shard", nbytes=8)
+    assert Costs(asked.cluster, asked.executed).issue_ns(op) == expected
 
 
 @pytest.mark.parametrize("order", [1, -1])

@@ -100,7 +100,7 @@ def test_of_every_strategy_it_is_said_what_would_hide_its_communication(path: st
     asked = scenario.load(SCENARIOS / f"parity/{path}.toml")
     found = time_report.as_object(asked, plan(asked, device=asked.cluster.kind))
     exposed = sum(one["exposed_ns"] for one in found["exposed"])
-    assert sum(found["exposed_by_reason_ns"].values()) == exposed == found["step_time_ns"] * found["as_it_is"]["exposed"]
+    assert sum(found["exposed_by_reason_ns"].values()) == exposed == round(found["step_time_ns"] * found["as_it_is"]["exposed"])
     assert all(sum(one["by_reason_ns"].values()) == one["exposed_ns"] for one in found["exposed"])
     assert found["as_it_is"]["hides"] or found["what_would_hide_it"]
 

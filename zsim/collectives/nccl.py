@@ -14,6 +14,7 @@ from typing import Literal
 from zsim.collectives.nccl_curves import (
     CARRIED_OVER,
     CURVES,
+    WIDEST,
     Band,
     Curve,
     CurveProvenance,
@@ -164,9 +165,9 @@ def _between(n: int, few: int, many: int) -> float:
 def _pat(op: str, nbytes: int, communicator: Communicator, curves: Curves) -> Estimate:
     """Logarithmic in nodes, at three quarters of the ring's bandwidth, with one GPU per node; nobody has published a measurement."""
     wire = nbytes * _factor(op, communicator.num_ranks) / (1000 * communicator.bus_gb_s * PAT_SHARE)
-    constants, band, _ = curves.crossing(communicator.fabric, op, communicator.generation)
+    constants, _, _ = curves.crossing(communicator.fabric, op, communicator.generation)
     found = constants.floor * latency_us(op, "pat", "Simple", _system(communicator)) + wire / constants.share
-    return _estimate(found, nbytes, band, "pat", "assumed")
+    return _estimate(found, nbytes, WIDEST, "pat", "assumed")
 
 
 def _across(

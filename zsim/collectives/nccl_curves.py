@@ -202,7 +202,7 @@ class Crossing:
 
 
 _WIDE = Band(large=0.3, middle=0.4, small=0.4)
-_WIDEST = Band(large=0.4, middle=0.6, small=0.6)
+WIDEST = Band(large=0.4, middle=0.6, small=0.6)
 _IB_FLOOR = "46 µs at 2 nodes (NVIDIA/nccl issue 1244), 68 µs at 4 nodes of A100 (stas00/ml-engineering)"
 _EFA_FLOOR = "2 nodes: 50 to 57 µs (dstack issue 3961)"
 _IB_RING = Crossing(
@@ -238,7 +238,7 @@ CROSSINGS: dict[tuple[Fabric, bool], Crossing] = {
         floor=4.5,
         added=((1.5, MIB // 8), (1.15, 16 * MIB)),
         share=1.0,
-        band=_WIDEST,
+        band=WIDEST,
         provenance="published",
         source=(
             "all-gather of 2 × 8 GPUs: 105 µs (bottlerocket-kernel-kit issue 313, which has 303 µs at 1 MB); at 256 MiB the best twentieth "
@@ -255,7 +255,7 @@ CROSSINGS: dict[tuple[Fabric, bool], Crossing] = {
         source="2 × 8 H100, GPUDirect-TCPXO, A3 Mega: 123 µs, 0.2 ms at 1 MB, 2.36 ms at 256 MB, 339 GB/s at 8 GB",
     ),
     ("tcp", False): Crossing(
-        floor=10.0, added=((10.0, 8 * MIB),), share=0.9, band=_WIDEST, provenance="assumed", source="as its all-reduce"
+        floor=10.0, added=((10.0, 8 * MIB),), share=0.9, band=WIDEST, provenance="assumed", source="as its all-reduce"
     ),
 }
 """By fabric, and whether everything is reduced. RoCE and an unknown fabric go by InfiniBand, with a wider band."""
@@ -277,7 +277,7 @@ class Curves:
         found = self.crossings.get((fabric, reduces), self.crossings["ib", reduces])
         if (fabric, reduces) in self.crossings and generation in found.generations:
             return found, found.band, found.provenance
-        return found, _WIDEST, "assumed"
+        return found, WIDEST, "assumed"
 
 
 CURVES = Curves(

@@ -42,8 +42,8 @@ def _one_kind(model: ModelSpec, mesh: Mesh) -> int:
 class Strategy:
     """`plan(training, mesh=…, options=…)`, the class of its options, and the mesh axes it uses, outermost first.
 
-    `casts_input`: with 2-byte parameters it casts floating-point inputs of the model itself, as fully_shard does. `synchronous_on_cpu`: on
-    a CPU it waits for each collective where it calls it, as FSDP does; kernels run on the thread that calls them.
+    `casts_input`: with 2-byte parameters it casts floating-point inputs of the model itself, as fully_shard does. `hooks`: those of
+    modules, in Python, issue its collectives, as FSDP's do; that takes the host time, and on a CPU they wait for each where they call it.
     """
 
     plan: Callable[..., Program]
@@ -51,7 +51,7 @@ class Strategy:
     axes: tuple[str, ...]
     formula: Formula
     casts_input: bool = False
-    synchronous_on_cpu: bool = False
+    hooks: bool = False
     kinds: Callable[[ModelSpec, Mesh], int] = _one_kind
     """The most kinds of ranks, whose programs differ, that a model has on a mesh."""
     nests: Literal["units", "kept units", "buffers", "nothing"] = "nothing"
@@ -117,7 +117,7 @@ STRATEGIES: dict[str, Strategy] = {
         axes=("dp_shard",),
         formula=Formula("zero3", keeps="float32 shards"),
         casts_input=True,
-        synchronous_on_cpu=True,
+        hooks=True,
         kinds=fsdp2.kinds,
         nests="units",
         problems=fsdp2.problems,
@@ -129,7 +129,7 @@ STRATEGIES: dict[str, Strategy] = {
         axes=("dp_replicate", "dp_shard"),
         formula=Formula("zero3", keeps="float32 shards"),
         casts_input=True,
-        synchronous_on_cpu=True,
+        hooks=True,
         kinds=fsdp2.kinds,
         nests="units",
         problems=fsdp2.problems,
@@ -141,7 +141,7 @@ STRATEGIES: dict[str, Strategy] = {
         axes=("dp_replicate", "dp_shard"),
         formula=Formula("zero3", keeps="float32 shards"),
         casts_input=True,
-        synchronous_on_cpu=True,
+        hooks=True,
         kinds=fsdp1.kinds,
         nests="kept units",
         differentiates=flat_views.viewed,
