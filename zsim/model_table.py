@@ -47,9 +47,10 @@ def _uses(table: ModelTable) -> Uses:
 
 
 def _refuse_repeated_trace(table: ModelTable, batch: BatchTable) -> None:
-    """A trace is of one forward as the module ran it."""
+    """A trace is of one forward as the module ran it, in which what it calls may run any number of times."""
     asked = {"model.uses": _uses(table).times, "batch.forwards": batch.forwards}
-    problems = tuple(f"{key}: expected 1 for a traced model, found {times}" for key, times in asked.items() if times > 1)
+    remedy = "trace a module whose forward calls it that often"
+    problems = tuple(f"{key}: expected 1 for a traced model, found {times}; {remedy}" for key, times in asked.items() if times > 1)
     if problems:
         raise ScenarioError(problems)
 

@@ -49,6 +49,29 @@ class Shared(Encoder):
         return functional.cross_entropy(self.head(x).flatten(0, 1), targets.flatten())
 
 
+class Twice(nn.Module):
+    """A whole model called twice before one backward, as a scenario's `forwards` has it of the families."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Encoder()
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        loss: Tensor = self.model(tokens, targets) + self.model(tokens.flip(0), targets)
+        return loss
+
+
+TWICE = replace(CASES["encoder"], make=Twice, units="model.layers")
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+def test_a_model_that_is_called_twice_before_one_backward_is_traced_and_sharded_as_torch_does(dtype: Dtype) -> None:
+    assert traced_events(traced(TWICE, dtype=dtype, casts_input=False)) == measured_events(TWICE, dtype=dtype)
+    simulated = simulated_phases(traced(TWICE, dtype=dtype), fsdp2.Options(), rank=0, mesh=Mesh(dp_shard=2))
+    with torch_private.fake_group(rank=0, world_size=2):
+        assert simulated == measured_phases(TWICE, sharded(TWICE, dtype, 2))
+
+
 def case(order: Order) -> Case:
     return replace(CASES["encoder"], make=lambda: Shared(order))
 
