@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from zsim import plan
 from zsim.answer import Answer, Verdict, answer
+from zsim.belongings import belongings
 from zsim.changes import changes, dropped, refusals
 from zsim.errors import ScenarioError
 from zsim.run import RunOptions
@@ -134,7 +135,7 @@ def assess(scenario: Scenario) -> tuple[Answer, int]:
 def needs(scenario: Scenario) -> Answer:
     """What the scenario needs on its cluster."""
     program = plan.plan(scenario, device=scenario.cluster.kind)
-    return answer(program, scenario.cluster, expandable_segments=scenario.expandable_segments)
+    return answer(program, scenario.cluster, expandable_segments=scenario.expandable_segments, besides=belongings(scenario))
 
 
 def step_time_ns(scenario: Scenario) -> int:

@@ -78,8 +78,13 @@ class Answer:
         return self.capacity.nbytes - self.needed.nbytes
 
 
-def answer(program: Program, cluster: ClusterSpec, *, expandable_segments: bool = False) -> Answer:
-    """The answer for the rank of `program` with the highest peak of a step, on `cluster`'s device."""
+def answer(
+    program: Program, cluster: ClusterSpec, *, expandable_segments: bool = False, besides: tuple[Outside, ...] = ()
+) -> Answer:
+    """The answer for the rank of `program` with the highest peak of a step, on `cluster`'s device.
+
+    `besides`: what lies there that the Program knows nothing of (`zsim.belongings`).
+    """
     records = [replay(rank, timeline=False) for rank in program.ranks]
     phases = [max((of[name].peak_bytes, name) for name in STEPS)[1] for of in records]
     kind = max(range(len(records)), key=lambda place: (records[place][phases[place]].peak_bytes, -place))
@@ -87,7 +92,7 @@ def answer(program: Program, cluster: ClusterSpec, *, expandable_segments: bool 
     highest = records[kind][phase]
     allocated = highest.peak_bytes
     live = live_at_peak(one, phase)
-    items = outside(program, cluster, rank=rank)
+    items = (*besides, *outside(program, cluster, rank=rank))
     reserved, active, rounding = _reserved(one, cluster, allocated, expandable_segments=expandable_segments)
     beyond = total(items)
     return Answer(

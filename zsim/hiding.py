@@ -16,6 +16,7 @@ from itertools import combinations
 
 from zsim import wrapping
 from zsim.answer import Verdict, answer
+from zsim.belongings import belongings
 from zsim.changes import refusals
 from zsim.costs import Costs
 from zsim.errors import ScenarioError
@@ -124,7 +125,7 @@ def _tried(words: str, scenario: Scenario) -> _Tried | None:
 
 def _with_memory(tried: _Tried) -> Change:
     scenario = tried.scenario
-    found = answer(tried.program, scenario.cluster, expandable_segments=scenario.expandable_segments)
+    found = answer(tried.program, scenario.cluster, expandable_segments=scenario.expandable_segments, besides=belongings(scenario))
     return replace(tried.change, memory=found.verdict, needed_bytes=found.needed.nbytes, capacity_bytes=found.capacity.nbytes)
 
 

@@ -21,6 +21,7 @@ from zsim import (
     time_report,
     waterfall,
 )
+from zsim.belongings import belongings
 from zsim.errors import ScenarioError
 from zsim.given import UsageError, read, warned
 from zsim.run import SCHEMA_VERSION
@@ -34,7 +35,7 @@ def show(options: argparse.Namespace) -> int:
     program = plan.plan(scenario, device=scenario.cluster.kind)
     head = report.show_head(scenario, program)
     warnings = warned(scenario)
-    found = answer.answer(program, scenario.cluster, expandable_segments=scenario.expandable_segments)
+    found = answer.answer(program, scenario.cluster, expandable_segments=scenario.expandable_segments, besides=belongings(scenario))
     stages = waterfall.waterfall(scenario, found)
     ridge = answer.ridges(program.of_rank(found.rank), found.phase) if options.memory else ()
     helps = _advice(scenario) if options.memory else ()

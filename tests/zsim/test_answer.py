@@ -15,6 +15,7 @@ from zsim import answer as answers
 from zsim import closed_forms, plan
 from zsim.advice import advice
 from zsim.answer import Answer, Band, answer, live_at_peak, ridges
+from zsim.belongings import belongings
 from zsim.changes import changes
 from zsim.cli import main
 from zsim.fit import Candidate, fit, recommend
@@ -51,7 +52,7 @@ precision = {{ parameters = "{precision}", reduce = "fp32" }}
 
 def of(case: Scenario) -> Answer:
     program = plan.plan(case, device=case.cluster.kind)
-    return answer(program, case.cluster, expandable_segments=case.expandable_segments)
+    return answer(program, case.cluster, expandable_segments=case.expandable_segments, besides=belongings(case))
 
 
 # -- the answer
@@ -91,10 +92,11 @@ def test_the_highest_ridge_is_the_peak_and_what_lives_there_is_a_subset_of_what_
     }
 
 
-def test_a_cpu_host_has_no_allocator_and_nothing_outside() -> None:
+def test_a_cpu_host_has_no_allocator_and_only_the_batch_outside() -> None:
     one = of(scenario(cluster="cpu-gloo", more=""))
-    assert one.outside == ()
-    assert one.reserved_bytes == one.allocated_bytes == one.needed.low == one.needed.high
+    assert [item.name for item in one.outside] == ["inputs"]
+    batch = one.outside[0].nbytes
+    assert one.reserved_bytes == one.allocated_bytes == one.needed.low - batch == one.needed.high - 2 * batch
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pytest
 from zsim import plan
 from zsim.advice import Effect, advice
 from zsim.answer import answer
+from zsim.belongings import belongings
 from zsim.changes import changes, refusals
 from zsim.cli import main
 from zsim.errors import ScenarioError
@@ -233,7 +234,7 @@ def test_an_offloaded_part_is_said_to_be_on_the_host_only_where_there_is_another
 )
 def test_waterfalls_add_up_and_something_fits(strategy: str, feature: str) -> None:
     case = scenario(strategy, feature)
-    found = answer(plan.plan(case, device="cuda"), case.cluster)
+    found = answer(plan.plan(case, device="cuda"), case.cluster, besides=belongings(case))
     stages = waterfall(case, found)
     total = 0
     for stage in stages:

@@ -1,0 +1,80 @@
+"""What lies on a device and no strategy knows of: the batch and the module's buffers, by hand and in the verdict."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from zsim.advice import needs
+from zsim.belongings import belongings
+from zsim.scenario import Scenario, parse
+from zsim.traced import FAMILY, TracedModel
+from zsim.waterfall import waterfall
+
+TRACE = Path(__file__).parents[1] / "published" / "torchtitan-micro-batch-2.json"
+
+
+def scenario(model: str, *, batch: str = "micro_batch = 3", strategy: str = 'name = "ddp"', precision: str = "fp32") -> Scenario:
+    text = f"""
+model = {{ {model} }}
+batch = {{ {batch} }}
+cluster = {{ preset = "dgx-h100" }}
+strategy = {{ {strategy} }}
+precision = {{ parameters = "{precision}" }}
+"""
+    return parse(text.encode(), where="own.toml", folder=TRACE.parent)
+
+
+def figures(case: Scenario) -> dict[str, tuple[int, int]]:
+    return {item.name: (item.nbytes, item.high) for item in belongings(case)}
+
+
+MLP = 'family = "mlp", sizes = { dims = [5, 7], hidden = 4, num_classes = 2 }'
+
+
+@pytest.mark.parametrize(
+    ("case", "nbytes"),
+    [
+        (scenario('preset = "gpt-tiny"', batch="micro_batch = 3, sequence_length = 10"), 3 * 10 * 16),
+        (scenario('preset = "gpt-tiny"', batch="micro_batch = 3, sequence_length = 10, forwards = 2"), 2 * 3 * 10 * 16),
+        (scenario(MLP), 3 * (5 * 4 + 8)),
+        (scenario(MLP, precision="bf16"), 3 * (5 * 2 + 8)),
+        (scenario(MLP, precision="bf16", strategy='name = "fsdp2"'), 3 * (5 * 4 + 8)),
+    ],
+)
+def test_a_batch_is_what_a_model_takes_and_its_targets(case: Scenario, nbytes: int) -> None:
+    assert figures(case) == {"inputs": (nbytes, 2 * nbytes)}
+
+
+def test_at_most_all_micro_batches_of_a_step_are_there_and_one_of_the_next() -> None:
+    case = scenario(MLP, batch="micro_batch = 1, accumulation = 4")
+    assert figures(case) == {"inputs": (28, 5 * 28)}
+
+
+def test_a_trace_says_what_its_inputs_and_buffers_take() -> None:
+    case = scenario(f'traced = "{TRACE.name}"', batch="micro_batch = 2, sequence_length = 8192", strategy='name = "fsdp2"', precision="bf16")
+    assert figures(case) == {"inputs": (262_144, 524_288), "buffers": (4_194_304, 4_194_304)}
+
+
+def test_transformers_models_hold_their_rotary_frequencies(tmp_path: Path) -> None:
+    sizes = '"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2'
+    (tmp_path / "config.json").write_text(f'{{"model_type": "llama", {sizes}}}')
+    text = 'model = { huggingface = "config.json" }\nbatch = { micro_batch = 1, sequence_length = 8 }\ncluster = { preset = "dgx-h100" }\n'
+    case = parse(f'{text}strategy = {{ name = "ddp" }}\n'.encode(), where="own.toml", folder=tmp_path)
+    assert figures(case) == {"inputs": (128, 256), "buffers": (64, 64)}  # inv_freq and the original of it, 8 float32 each
+
+
+def test_a_module_with_large_buffers_does_not_fit_and_the_waterfall_says_why() -> None:
+    case = scenario(f'traced = "{TRACE.name}"', batch="micro_batch = 2, sequence_length = 8192", strategy='name = "fsdp2"', precision="bf16")
+    assert isinstance(case.model, TracedModel)
+    assert case.model.family == FAMILY
+    before = needs(case)
+    large = replace(case, model=replace(case.model, buffer_nbytes=2**36))
+    after = needs(large)
+    assert (before.verdict, after.verdict) == ("FITS", "OOM")
+    assert after.needed.nbytes - before.needed.nbytes == 2**36 - 4_194_304
+    assert after.allocated_bytes == before.allocated_bytes
+    stages = {stage.name: stage.nbytes for stage in waterfall(large, after)}
+    assert (stages["inputs"], stages["buffers"]) == (262_144, 2**36)
