@@ -24,13 +24,14 @@ cluster = {{ preset = "dgx-h100" }}
 strategy = {{ {strategy} }}
 precision = {{ parameters = "{precision}" }}
 """
-    return parse(text.encode(), where="own.toml", folder=TRACE.parent)
+    return parse(text.encode(), where="x.toml", folder=TRACE.parent)
 
 
 def figures(case: Scenario) -> dict[str, tuple[int, int]]:
     return {item.name: (item.nbytes, item.high) for item in belongings(case)}
 
 
+TRACED, AT, FSDP2 = f'traced = "{TRACE.name}"', "micro_batch = 2, sequence_length = 8192", 'name = "fsdp2"'
 MLP = 'family = "mlp", sizes = { dims = [5, 7], hidden = 4, num_classes = 2 }'
 
 
@@ -54,7 +55,7 @@ def test_at_most_all_micro_batches_of_a_step_are_there_and_one_of_the_next() -> 
 
 
 def test_a_trace_says_what_its_inputs_and_buffers_take() -> None:
-    case = scenario(f'traced = "{TRACE.name}"', batch="micro_batch = 2, sequence_length = 8192", strategy='name = "fsdp2"', precision="bf16")
+    case = scenario(TRACED, batch=AT, strategy=FSDP2, precision="bf16")
     assert figures(case) == {"inputs": (262_144, 524_288), "buffers": (4_194_304, 4_194_304)}
 
 
@@ -62,12 +63,12 @@ def test_transformers_models_hold_their_rotary_frequencies(tmp_path: Path) -> No
     sizes = '"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2'
     (tmp_path / "config.json").write_text(f'{{"model_type": "llama", {sizes}}}')
     text = 'model = { huggingface = "config.json" }\nbatch = { micro_batch = 1, sequence_length = 8 }\ncluster = { preset = "dgx-h100" }\n'
-    case = parse(f'{text}strategy = {{ name = "ddp" }}\n'.encode(), where="own.toml", folder=tmp_path)
+    case = parse(f'{text}strategy = {{ name = "ddp" }}\n'.encode(), where="x.toml", folder=tmp_path)
     assert figures(case) == {"inputs": (128, 256), "buffers": (64, 64)}  # inv_freq and the original of it, 8 float32 each
 
 
 def test_a_module_with_large_buffers_does_not_fit_and_the_waterfall_says_why() -> None:
-    case = scenario(f'traced = "{TRACE.name}"', batch="micro_batch = 2, sequence_length = 8192", strategy='name = "fsdp2"', precision="bf16")
+    case = scenario(TRACED, batch=AT, strategy=FSDP2, precision="bf16")
     assert isinstance(case.model, TracedModel)
     assert case.model.family == FAMILY
     before = needs(case)
