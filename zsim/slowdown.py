@@ -1,8 +1,9 @@
 """What makes ops take longer than they do alone: kernels and collectives that run beside one another, and the trainer's pauses.
 
-A collective takes multiprocessors and memory bandwidth from the kernels that it overlaps, and they from it. How much they overlap
-follows from the times and changes them, so a step is simulated, its overlaps are added up, and it is simulated with them once more. What
-the second round overlaps more or less by then is a few per cent of a few per cent.
+A collective takes multiprocessors and memory bandwidth from the kernels that it overlaps, and they from it. Kernels of several streams
+have one device between them: side by side they take as long as one after another. How much all these overlap follows from the times
+and changes them, so a step is simulated, its overlaps are added up, and it is simulated with them once more. What the second round
+overlaps more or less by then is a few per cent of a few per cent.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ class StepCosts(Durations, Protocol):
 
 
 COMPUTE = ("forward", "backward", "recompute", "optimizer", "copy")
+ONE_DEVICE = 1.0
+"""Of the time in which kernels of two streams run at once, the share that each of them takes longer: both fill the device alone, and halve
+it together. FSDP1 casts and divides its gradients so, beside the backward that goes on (assumed: nobody has published a measurement)."""
 
 
 def simulate_step(program: Program, *, costs: StepCosts, all_ranks: bool = False) -> Timeline:
@@ -45,7 +49,7 @@ def simulate_step(program: Program, *, costs: StepCosts, all_ranks: bool = False
     prepared = Prepared(program, costs=costs, all_ranks=all_ranks)
     alone = prepared.simulate([Delays(one, one) for one in pauses])
     shares = costs.interference, costs.collective_interference
-    lost = interference(program, alone, of_kernels=shares[0], of_collectives=shares[1]) if any(shares) else {}
+    lost = interference(program, alone, of_kernels=shares[0], of_collectives=shares[1])
     if not any(lost.values()):
         return alone
     both = [Delays(_sum(one, lost.get(kind, {})), one) for kind, one in enumerate(pauses)]
@@ -73,8 +77,8 @@ def interference(
 ) -> dict[int, dict[int, int]]:
     """Nanoseconds that each op of a rank program loses to what runs beside it on its rank.
 
-    Kernels lose the share `of_kernels` of the time in which collectives run, collectives `of_collectives` of that of kernels. Of ranks
-    that run the same program the first stands for all.
+    Kernels lose the share `of_kernels` of the time in which collectives run, collectives `of_collectives` of that of kernels, and kernels of
+    the compute stream and of others `ONE_DEVICE` of one another's. Of ranks that run the same program the first stands for all.
     """
     found: dict[int, dict[int, int]] = {}
     for rank, times in sorted(timeline.ranks.items()):
@@ -84,9 +88,18 @@ def interference(
         ops = program.ranks[kind].steady
         kernels = [op for op in ops if op.kind in COMPUTE and op.stream == "compute"]
         collectives = [op for op in ops if op.kind in COLLECTIVES]
+        others = [op for op in ops if op.kind == "copy" and op.stream != "compute" and _is_on_device(op)]
         lost = _beside(kernels, collectives, times, share=of_kernels) if of_kernels else {}
-        found[kind] = lost | (_beside(collectives, kernels, times, share=of_collectives) if of_collectives else {})
+        lost |= _beside(collectives, kernels, times, share=of_collectives) if of_collectives else {}
+        if others:
+            lost = _sum(_sum(lost, _beside(kernels, others, times, share=ONE_DEVICE)), _beside(others, kernels, times, share=ONE_DEVICE))
+        found[kind] = lost
     return found
+
+
+def _is_on_device(op: Op) -> bool:
+    """Whether its kernels run on the device, and are no transfers to the host."""
+    return any(kernel.place == "device" for kernel in op.kernels)
 
 
 def _beside(ops: list[Op], others: list[Op], times: Times, *, share: float) -> dict[int, int]:

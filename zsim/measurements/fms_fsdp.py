@@ -1,6 +1,7 @@
 """IBM's fms-fsdp table: Llama 2 on 128 A100 with torch's FSDP in its hybrid form, and H100 where rows have them.
 
-- Hybrid: shards within a node, replicas across nodes. Mixed precision in bf16, reductions in bf16 too (its `bfSixteen` policy) unless
+- Its trainer wraps blocks with torch's FullyShardedDataParallel, limiting all-gathers, with the original parameters where it compiles.
+  Hybrid: shards within a node, replicas across nodes. Mixed precision in bf16, reductions in bf16 too (its `bfSixteen` policy) unless
   the row says otherwise.
 - FlashAttention 2 through scaled_dot_product_attention unless the row says otherwise, AdamW as torch has it (foreach), gradients clipped.
 """
@@ -78,7 +79,7 @@ def step(record: Record, *, source: str) -> Step:
         model=model,
         batch={"micro_batch": batch, "sequence_length": length, "accumulation": steps},
         cluster=place.table,
-        strategy=_strategy(record.text("sharding").upper(), place.ranks),
+        strategy=_strategy(record, place.ranks, assumed),
         precision={"parameters": precision.compute, "reduce": precision.reduce},
         optimizer={"name": "adamw", "implementation": _optimizer(record), "clip_norm": 1.0},
         activation_checkpointing=again,
@@ -117,11 +118,28 @@ def _consistent(record: Record, name: str, length: int, rate: float, place: Mach
         utilisation(record, ("hfu_frac",), flops * rate, model=place.part.model, percent=False)
 
 
-def _strategy(sharding: str, num_gpus: int) -> dict[str, object]:
-    if sharding in ("HSDP", "HYBRID_SHARD") and num_gpus > NODE:
-        if num_gpus % NODE:
-            raise RowError(f"n_gpus: expected whole nodes of {NODE} for {sharding}, found {num_gpus}")
-        return {"name": "hsdp", "dp_replicate": num_gpus // NODE, "dp_shard": NODE}
-    if sharding in ("FSDP", "HSDP", "FULL_SHARD", "HYBRID_SHARD"):
-        return {"name": "fsdp2", "dp_shard": num_gpus}
-    raise RowError(f"sharding: expected FSDP, HSDP, FULL_SHARD or HYBRID_SHARD, found {sharding[:40]!r}")
+SHARDINGS: dict[str, tuple[str, bool]] = {
+    "FSDP": ("full", False),
+    "FULL_SHARD": ("full", False),
+    "SHARD_GRAD_OP": ("grad_op", False),
+    "HSDP": ("full", True),
+    "HYBRID_SHARD": ("full", True),
+    "_HYBRID_SHARD_ZERO2": ("grad_op", True),
+}
+"""By the row's word: what torch's FSDP shards, and whether there are replicas across nodes."""
+
+
+def _strategy(record: Record, num_gpus: int, assumed: Assumed) -> dict[str, object]:
+    sharding = record.text("sharding").upper()
+    if sharding in ("DDP", "NO_SHARD"):
+        assumed.add("FSDP without shards taken as DDP")
+        return {"name": "ddp"}
+    if sharding not in SHARDINGS:
+        raise RowError(f"sharding: expected {', '.join(SHARDINGS)}, DDP or NO_SHARD, found {sharding[:40]!r}")
+    assumed.add("FullyShardedDataParallel (FSDP1)")
+    form, hybrid = SHARDINGS[sharding]
+    if hybrid and num_gpus > NODE and num_gpus % NODE:
+        raise RowError(f"n_gpus: expected whole nodes of {NODE} for {sharding}, found {num_gpus}")
+    replicas = num_gpus // NODE if hybrid and num_gpus > NODE else 1
+    own = {"sharding": form, "use_orig_params": record.truth("torch_compile", False)}
+    return {"name": "fsdp1", "dp_replicate": replicas, "dp_shard": num_gpus // replicas, **own}
