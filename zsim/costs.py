@@ -11,7 +11,8 @@ from fractions import Fraction
 from math import ceil, log2
 
 from zsim import compute
-from zsim.collectives import ALGORITHMS
+from zsim.beside import Taken, lost, taken
+from zsim.collectives import ALGORITHMS, communicator, estimated, nccl
 from zsim.execution import EAGER, Execution
 from zsim.hardware import ClusterSpec, Layout, Path
 from zsim.ops import COLLECTIVES, Kernel, Op
@@ -19,6 +20,8 @@ from zsim.run_ahead import SYNCHRONOUS
 
 HOOKED = frozenset({"all_gather", "reduce_scatter"})
 """What FSDP's hooks issue, one per param group and pass; an all-reduce over replicas is issued with the reduce-scatter before it."""
+
+UNKNOWN_CHANNELS = 24
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,6 +34,7 @@ class Costs:
     _each_kernel: dict[Kernel, int] = field(default_factory=dict, repr=False)
     _paths: dict[Layout, Path] = field(default_factory=dict, repr=False)
     _collectives: dict[tuple[str, int, Layout], int] = field(default_factory=dict, repr=False)
+    _losses: dict[tuple[Kernel, Taken], float] = field(default_factory=dict, repr=False)
 
     def compute_ns(self, kernels: tuple[Kernel, ...]) -> int:
         """The time of `kernels` one after another on the device; 0 when there are none.
@@ -60,10 +64,32 @@ class Costs:
         alone = compute.kernel_ns(kernel, self.cluster.device, self.execution)
         return ceil(alone * self._slowest) if self._slowest > 1 else alone
 
-    @property
-    def interference(self) -> float:
-        """Of a collective's time, the share that kernels beside it lose; 0 where the scenario switches it off."""
-        return self.cluster.device.interference if self.execution.interference else 0.0
+    def lost(self, kernels: tuple[Kernel, ...], kind: str, nbytes: int, ranks: tuple[int, ...]) -> float:
+        """Of the time in which `kernels` run beside a collective, the share that they lose to it; 0 where the scenario switches it off."""
+        device = self.cluster.device
+        if not (self.execution.interference and device.interference) or len(ranks) == 1:
+            return 0.0
+        from_it = self._taken(kind, nbytes, ranks)
+        total = self.compute_ns(kernels)
+        shares = sum(self.kernel_ns(kernel) * self._kernel_loses(kernel, from_it) for kernel in kernels)
+        return device.interference * shares / total if total else 0.0
+
+    def _taken(self, kind: str, nbytes: int, ranks: tuple[int, ...]) -> Taken:
+        """What the collective takes of the device; on a library that is not NCCL, as many channels as an H100's ring."""
+        cluster, channels, switch = self.cluster, UNKNOWN_CHANNELS, False
+        if cluster.collectives == "nccl" and cluster.nccl is not None:
+            group = communicator(cluster, cluster.path(ranks))
+            algorithm = estimated(kind, nbytes, cluster=cluster, ranks=ranks).algorithm
+            channels, switch = nccl.channels(group, algorithm), algorithm in ("nvls", "nvls_tree")
+        ns = self.collective_ns(kind, nbytes, ranks)
+        return taken(kind, nbytes, ranks=len(ranks), ns=ns, channels=channels, in_the_switch=switch, device=cluster.device)
+
+    def _kernel_loses(self, kernel: Kernel, from_it: Taken) -> float:
+        key = kernel, from_it
+        known = self._losses.get(key)
+        if known is None:
+            known = self._losses[key] = lost(kernel, self.cluster.device, self.execution, from_it)
+        return known
 
     @property
     def collective_interference(self) -> float:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from zsim.engine import Prepared
 from zsim.execution import Execution
-from zsim.ops import COLLECTIVES, Op
+from zsim.ops import COLLECTIVES, Kernel, Op
 from zsim.program import Program
 from zsim.timeline import Delays, Durations, Timeline, Times
 
@@ -26,9 +26,8 @@ class StepCosts(Durations, Protocol):
         """The scenario's."""
         ...
 
-    @property
-    def interference(self) -> float:
-        """Of a collective's time, the share that the kernels beside it lose; 0 where it is switched off."""
+    def lost(self, kernels: tuple[Kernel, ...], kind: str, nbytes: int, ranks: tuple[int, ...]) -> float:
+        """Of the time in which `kernels` run beside a collective, the share that they lose; 0 where it is switched off."""
         ...
 
     @property
@@ -48,8 +47,7 @@ def simulate_step(program: Program, *, costs: StepCosts, all_ranks: bool = False
     pauses = [_pauses(rank.steady, costs.execution) for rank in program.ranks]
     prepared = Prepared(program, costs=costs, all_ranks=all_ranks)
     alone = prepared.simulate([Delays(one, one) for one in pauses])
-    shares = costs.interference, costs.collective_interference
-    lost = interference(program, alone, of_kernels=shares[0], of_collectives=shares[1])
+    lost = interference(program, alone, costs=costs)
     if not any(lost.values()):
         return alone
     both = [Delays(_sum(one, lost.get(kind, {})), one) for kind, one in enumerate(pauses)]
@@ -72,13 +70,11 @@ def _pauses(ops: tuple[Op, ...], execution: Execution) -> dict[int, int]:
     return found
 
 
-def interference(
-    program: Program, timeline: Timeline, *, of_kernels: float, of_collectives: float = 0.0
-) -> dict[int, dict[int, int]]:
+def interference(program: Program, timeline: Timeline, *, costs: StepCosts) -> dict[int, dict[int, int]]:
     """Nanoseconds that each op of a rank program loses to what runs beside it on its rank.
 
-    Kernels lose the share `of_kernels` of the time in which collectives run, collectives `of_collectives` of that of kernels, and kernels of
-    the compute stream and of others `ONE_DEVICE` of one another's. Of ranks that run the same program the first stands for all.
+    Kernels lose to each collective what it takes from them, collectives a share of the time of kernels, and kernels of the compute stream
+    and of others `ONE_DEVICE` of one another's. Of ranks that run the same program the first stands for all.
     """
     found: dict[int, dict[int, int]] = {}
     for rank, times in sorted(timeline.ranks.items()):
@@ -89,12 +85,40 @@ def interference(
         kernels = [op for op in ops if op.kind in COMPUTE and op.stream == "compute"]
         collectives = [op for op in ops if op.kind in COLLECTIVES]
         others = [op for op in ops if op.kind == "copy" and op.stream != "compute" and _is_on_device(op)]
-        lost = _beside(kernels, collectives, times, share=of_kernels) if of_kernels else {}
-        lost |= _beside(collectives, kernels, times, share=of_collectives) if of_collectives else {}
+        lost = _to_collectives(kernels, collectives, times, program=program, rank=rank, costs=costs)
+        if costs.collective_interference:
+            lost |= _beside(collectives, kernels, times, share=costs.collective_interference)
         if others:
             lost = _sum(_sum(lost, _beside(kernels, others, times, share=ONE_DEVICE)), _beside(others, kernels, times, share=ONE_DEVICE))
         found[kind] = lost
     return found
+
+
+def _to_collectives(
+    kernels: list[Op], collectives: list[Op], times: Times, *, program: Program, rank: int, costs: StepCosts
+) -> dict[int, int]:
+    """By op: what its kernels lose to each collective beside it; collectives of several communicators take from it at once."""
+    shares: dict[tuple[int, str, int, str], float] = {}
+    groups = {name: program.mesh.group(name, rank) for name in {op.group for op in collectives}}
+    ordered = sorted((times.starts[op.index], times.ends[op.index], op.index, op) for op in collectives)
+    lost: dict[int, int] = {}
+    first = 0
+    for start, end, index, op in sorted((times.starts[op.index], times.ends[op.index], op.index, op) for op in kernels):
+        while first < len(ordered) and ordered[first][1] <= start:
+            first += 1
+        total = 0.0
+        for begin, over, _, other in ordered[first:]:
+            if begin >= end:
+                break
+            overlap = min(end, over) - max(start, begin)
+            if overlap > 0:
+                key = id(op.kernels), other.kind, other.nbytes, other.group
+                if key not in shares:
+                    shares[key] = costs.lost(op.kernels, other.kind, other.nbytes, groups[other.group])
+                total += overlap * shares[key]
+        if total:
+            lost[index] = round(total)
+    return lost
 
 
 def _is_on_device(op: Op) -> bool:

@@ -74,11 +74,11 @@ def test_of_uniform_layers_one_unit_of_lookahead_hides_what_any_number_does() ->
     assert of(found, "lookahead").words == "lookahead = 1"
 
 
-def test_more_lookahead_that_gains_next_to_nothing_is_not_asked_for() -> None:
-    """Llama-3 8B with four units ahead is faster than with one by a few parts in a billion."""
+def test_more_lookahead_that_gains_nothing_is_not_asked_for() -> None:
+    """Llama-3 8B with four units ahead differs from one by a few parts in a million, as collectives lie beside other kernels."""
     asked, found = llama()
     one, four = (simulated(replace(asked, options=replace(asked.options, lookahead=k)))[0] for k in (1, 4))
-    assert 0.999 < four / one < 1
+    assert abs(four / one - 1) < 1e-4
     assert of(found, "lookahead").words == "lookahead = 1"
 
 

@@ -14,7 +14,7 @@ from zsim.costs import Costs
 from zsim.engine import Delays, simulate
 from zsim.execution import EAGER, Execution
 from zsim.mesh import Mesh
-from zsim.ops import COLLECTIVES, Kernel, Op
+from zsim.ops import COLLECTIVES, Kernel, Op, Place
 from zsim.plan import plan
 from zsim.program import Program, RankProgram
 from zsim.slowdown import simulate_step
@@ -30,6 +30,8 @@ class Shares:
     collective_interference: float
     execution: Execution = EAGER
     launch_queue: int = 0
+    twice_beside: int = -1
+    """The bytes of collectives beside which kernels lose twice as much."""
 
     def compute_ns(self, kernels: tuple[Kernel, ...]) -> int:
         return sum(kernel.flops for kernel in kernels)
@@ -39,6 +41,9 @@ class Shares:
 
     def usage(self, ranks: tuple[int, ...]) -> Mapping[str, Fraction]:
         return {}
+
+    def lost(self, kernels: tuple[Kernel, ...], kind: str, nbytes: int, ranks: tuple[int, ...]) -> float:
+        return self.interference * (2 if self.twice_beside == nbytes else 1)
 
     def issue_ns(self, op: Op) -> int:
         return 0
@@ -103,3 +108,29 @@ def test_a_collective_is_as_long_as_for_the_rank_that_is_slowed_down_most(slower
     delays = [Delays({0: 25 if rank == slower else 10}) for rank in range(2)]
     timeline = simulate(program, costs=Shares(interference=0, collective_interference=0), all_ranks=True, delays=delays)
     assert [times.ends[0] for times in timeline.ranks.values()] == [65, 65]
+
+
+def test_a_kernel_loses_to_each_collective_beside_it_what_that_takes() -> None:
+    """100 beside gathers of 20 and of 30 at once, on communicators of their own: a quarter of 20 and half of 30."""
+    ops = (
+        Op(index=0, kind="forward", unit="a", stream="compute", kernels=(Kernel("linear", 100, 0, "float32"),)),
+        Op(index=1, kind="all_gather", unit="b", stream="all_gather", group="dp_shard", nbytes=20),
+        Op(index=2, kind="all_reduce", unit="c", stream="all_reduce", group="dp_replicate", nbytes=30),
+        Op(index=3, kind="forward", unit="d", stream="compute", kernels=(Kernel("linear", 10, 0, "float32"),)),
+    )
+    mesh = Mesh(dp_replicate=2, dp_shard=2)
+    program = Program(mesh=mesh, ranks=(RankProgram(construction=(), first=(), steady=ops),), assignment=(0,) * 4)
+    costs = Shares(interference=0.25, collective_interference=0.0, twice_beside=30)
+    assert list(simulate_step(program, costs=costs).ranks[0].ends) == [100 + 5 + 15, 20, 30, 130]
+
+
+@pytest.mark.parametrize(("place", "expected"), [("device", [130, 60]), ("link", [100, 30]), ("host", [100, 30])])
+def test_kernels_of_two_streams_take_as_long_side_by_side_as_one_after_another(place: Place, expected: list[int]) -> None:
+    """A backward of 100 beside a copy of 30 on another stream; a transfer to the host takes nothing of the device."""
+    ops = (
+        Op(index=0, kind="backward", unit="a", stream="compute", kernels=(Kernel("linear", 100, 0, "float32"),)),
+        Op(index=1, kind="copy", unit="b", stream="reduce_scatter", kernels=(Kernel("copy", 30, 0, "float32", place),)),
+    )
+    program = Program(mesh=Mesh(dp_shard=2), ranks=(RankProgram(construction=(), first=(), steady=ops),), assignment=(0, 0))
+    costs = Shares(interference=0.0, collective_interference=0.0)
+    assert list(simulate_step(program, costs=costs).ranks[0].ends) == expected

@@ -38,8 +38,7 @@ class Toy:
     execution: Execution = EAGER
     late: Mapping[int, int] = field(default_factory=dict)
 
-    @property
-    def interference(self) -> float:
+    def lost(self, kernels: tuple[Kernel, ...], kind: str, nbytes: int, ranks: tuple[int, ...]) -> float:
         return self.share
 
     @property

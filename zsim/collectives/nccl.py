@@ -41,6 +41,17 @@ EFFECT_OF_PCIE = 1.6
 """A ring over PCIe has 1.6 times the tuner's latency, as between nodes, for want of measurements on PCIe."""
 
 
+CTAS: dict[Generation, tuple[int, int, int]] = {
+    "volta": (24, 24, 16),
+    "ampere": (24, 24, 16),
+    "hopper": (24, 16, 16),
+    "blackwell": (28, 24, 16),
+}
+"""Channels, each of which occupies a multiprocessor: of rings inside a node, of the switch, between nodes (of Blackwell's 24 to 32 the
+middle; Volta as Ampere)."""
+CTAS_OVER_PCIE = 4
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Communicator:
     """A group of ranks as NCCL lays its rings over it. `bus_gb_s` is the ring's bus bandwidth: its narrowest shared place."""
@@ -90,6 +101,13 @@ def estimate(op: str, nbytes: int, communicator: Communicator, curves: Curves = 
     if communicator.num_nodes == 1 or communicator.per_node == 1 or communicator.links == "pcie":
         return found
     return max(found, estimate(op, nbytes, _one_node(communicator), curves), key=lambda each: each.microseconds)
+
+
+def channels(communicator: Communicator, algorithm: Algorithm) -> int:
+    """How many multiprocessors a large collective occupies on each rank."""
+    if communicator.links == "pcie":
+        return CTAS_OVER_PCIE
+    return CTAS[communicator.generation][2 if communicator.num_nodes > 1 else 1 if algorithm == "nvls" else 0]
 
 
 def _one_node(communicator: Communicator) -> Communicator:
