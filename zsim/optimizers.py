@@ -132,17 +132,26 @@ def kernels(numels: Sequence[int], *, optimizer: Optimizer, dtype: str) -> tuple
     """The work of one step: what it must read and write (parameter, gradient, states), times the passes it makes.
 
     A fused step is one pass: the parameter and its states read and written, the gradient read. foreach and for-loop
-    read each operand of an aten call once and write its result once. AdamW: moments 3 + 2 + 3, root 2, division 2, epsilon 2,
-    update 4, and 2 for weight decay. SGD: update 3, momentum 2 + 3, and 3 for weight decay.
+    read each operand of an aten call once and write its result once. foreach makes its calls for all tensors together, and counts as
+    one kernel; for-loop makes each for every tensor by itself, which the host has to issue.
     """
-    numel = sum(numels)
+    size = DTYPE_NBYTES[dtype]
     num_states = len(state_names(optimizer))
-    decay = bool(optimizer.weight_decay)
-    if optimizer.implementation == "fused":
-        accesses = 3 + 2 * num_states
-    elif optimizer.name == "adamw":
-        accesses = 18 + 2 * decay
-    else:
-        accesses = 3 + 5 * num_states + 3 * decay
-    flops = {0: 4, 1: 6, 2: 14}[num_states] * numel
-    return (Kernel(optimizer.name, flops, accesses * numel * DTYPE_NBYTES[dtype], dtype),)
+    flops = {0: 4, 1: 6, 2: 14}[num_states]
+    if optimizer.implementation == "for-loop":
+        calls = _accesses_by_call(optimizer)
+        each = {n: tuple(Kernel(optimizer.name, flops * n // len(calls), call * n * size, dtype) for call in calls) for n in set(numels)}
+        return tuple(kernel for n in numels for kernel in each[n])
+    accesses = 3 + 2 * num_states if optimizer.implementation == "fused" else sum(_accesses_by_call(optimizer))
+    return (Kernel(optimizer.name, flops * sum(numels), accesses * sum(numels) * size, dtype),)
+
+
+def _accesses_by_call(optimizer: Optimizer) -> tuple[int, ...]:
+    """By aten call on a tensor, as torch.optim's _single_tensor functions make them: operands read, and the result written.
+
+    AdamW: weight decay, the first moment, the second's decay and addition, root, division, epsilon, update. SGD: weight decay, momentum's
+    decay and addition, update.
+    """
+    if optimizer.name == "adamw":
+        return (*([2] if optimizer.weight_decay else []), 3, 2, 3, 2, 2, 2, 4)
+    return (*([3] if optimizer.weight_decay else []), *([2, 3] if state_names(optimizer) else []), 3)

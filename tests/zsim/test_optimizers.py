@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from zsim.ops import Alloc, Free
-from zsim.optimizers import states, step_memory, step_nbytes
+from zsim.optimizers import kernels, states, step_memory, step_nbytes
 from zsim.training import Optimizer
 
 
@@ -55,3 +57,14 @@ def test_an_empty_parameter_lets_the_quotient_before_it_go():
     assert frees([3, 2]) == ["+", "+", "o.0.root", "+", "+", "o.1.root", "o.0.quotient", "o.1.quotient"]
     assert frees([3, 0, 2]) == ["+", "+", "o.0.root", "o.0.quotient", "+", "+", "o.2.root", "o.2.quotient"]
     assert frees([3, 0]) == ["+", "+", "o.0.root", "o.0.quotient"]
+
+
+@pytest.mark.parametrize("settings", [Optimizer(), Optimizer(weight_decay=0.0), Optimizer(name="sgd", momentum=0.9), Optimizer(name="sgd")])
+def test_a_loop_over_parameters_moves_the_same_bytes_in_a_kernel_for_each_call_and_tensor(settings):
+    numels = (6, 0, 1_000_000)
+    together, loop = (
+        kernels(numels, optimizer=replace(settings, implementation=how), dtype="float32") for how in ("foreach", "for-loop")
+    )
+    assert len(together) == 1
+    assert sum(kernel.nbytes for kernel in loop) == together[0].nbytes
+    assert len(loop) == len(numels) * len(kernels((1,), optimizer=replace(settings, implementation="for-loop"), dtype="float32")) > len(numels)
