@@ -198,7 +198,7 @@ def _across(
     quick = latency_us(like, "tree" if op == "all_reduce" else "ring", "LL", system)
     slow = _filling_us(like, system)
     added = sum(times * slow * nbytes / (nbytes + half) for times, half in constants.added)
-    total = constants.floor * quick + wire_us / (constants.share * _node_share(communicator.generation, op)) + added
+    total = constants.floor * quick + wire_us / (constants.share * _node_share(communicator, op)) + added
     return _estimate(total, nbytes, band, algorithm, provenance)
 
 
@@ -217,9 +217,12 @@ def _filling_us(op: str, system: System) -> float:
     return latency_us(op, "ring", "LL128", few) * longer
 
 
-def _node_share(generation: Generation, op: str) -> float:
-    """Of a network's bandwidth: what rings reach of it, 98 % with A100 (3 and 4 nodes), 102 % with H200 (4 nodes, EFA), all with B200."""
-    return {"ampere": 0.98, "hopper": 1.02 if op == "all_reduce" else 1.0}.get(generation, 1.0)
+def _node_share(communicator: Communicator, op: str) -> float:
+    """Of a network's bandwidth: what rings reach of it, 98 % with A100 on InfiniBand (3 and 4 nodes), 102 % of all-reduces with H200 on EFA
+    (4 nodes), all of it with B200 and where nobody has measured."""
+    if communicator.generation == "ampere" and communicator.fabric not in ("efa", "tcp"):
+        return 0.98
+    return 1.02 if (communicator.generation, communicator.fabric, op) == ("hopper", "efa", "all_reduce") else 1.0
 
 
 def _over_pcie(op: str, nbytes: int, communicator: Communicator, wire_us: float) -> Estimate:
