@@ -81,7 +81,7 @@ def show(scenario: Scenario, program: Program) -> None:
 def lines(found: Why, helps: Hiding, *, slower_ns: int, synchronous: bool = False) -> Iterator[str]:
     """The report, line by line; `slower_ns` are lost to collectives that run beside kernels."""
     waits = format_time(found.host_bound_ns)
-    yield f"step of {format_time(found.step_ns)} on rank {found.rank}, of which {waits} the device waits for the host"
+    yield f"step of {format_time(found.step_ns)} on rank {found.rank}, of which {waits} its kernels wait for the host"
     if slower_ns:
         yield f"  {format_time(slower_ns)} of it because collectives slow down the kernels beside them"
     if synchronous:
@@ -91,8 +91,8 @@ def lines(found: Why, helps: Hiding, *, slower_ns: int, synchronous: bool = Fals
     exposed = sum(one.exposed_ns for one in found.exposed)
     yield f"exposed communication {format_time(exposed)}, {100 * exposed / max(1, found.step_ns):.1f} %"
     for reason, ns in found.by_reason.items():
-        waited = "" if reason == LONGER else "waited on "
-        yield f"  {format_time(ns):>10}  {waited}{reason}"
+        held = "" if reason == LONGER else "held back by "
+        yield f"  {format_time(ns):>10}  {held}{reason}"
     for one in found.exposed[:MOST]:
         after = f" after {one.waited_for}" if one.waited_for else ""
         others = "".join(f"; {format_time(ns)} {reason}" for reason, ns in one.parts[1:])
