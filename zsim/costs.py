@@ -15,7 +15,7 @@ from zsim.beside import Taken, lost, taken
 from zsim.collectives import ALGORITHMS, communicator, estimated, nccl
 from zsim.execution import EAGER, Execution
 from zsim.hardware import ClusterSpec, Layout, Path
-from zsim.ops import COLLECTIVES, Kernel, Op
+from zsim.ops import ACCUMULATE, COLLECTIVES, Kernel, Op
 from zsim.run_ahead import SYNCHRONOUS
 
 HOOKED = frozenset({"all_gather", "reduce_scatter"})
@@ -54,8 +54,12 @@ class Costs:
         """
         known = self._each_kernel.get(kernel)
         if known is None:
-            known = self._each_kernel[kernel] = self._kernel_ns(kernel)
+            known = self._each_kernel[kernel] = 0 if self._is_fused(kernel) else self._kernel_ns(kernel)
         return known
+
+    def _is_fused(self, kernel: Kernel) -> bool:
+        """Whether another kernel does its work."""
+        return kernel.operator == ACCUMULATE and self.execution.fused_accumulation
 
     def _kernel_ns(self, kernel: Kernel) -> int:
         if kernel.place != "device":
@@ -143,4 +147,4 @@ class Costs:
         if op.kind in COLLECTIVES:
             return overheads.issue_collective + (overheads.issue_hook if self.execution.hooks and op.kind in HOOKED else 0)
         own = self.execution.issue_kernel_ns
-        return (overheads.issue_kernel if own is None else own) * len(op.kernels)
+        return (overheads.issue_kernel if own is None else own) * sum(not self._is_fused(kernel) for kernel in op.kernels)

@@ -13,6 +13,7 @@ class Execution:
     """What a scenario's `execution` table says.
 
     `compile`: torch.compile fuses chains of element-wise kernels. `float8`: linears multiply in 8 bits, and cast for it.
+    `fused_accumulation`: products add what they make to the gradients that are there, as apex's kernels in Megatron do.
     `interference`: collectives slow down the kernels that they overlap. `step_overhead_ns` and `micro_batch_overhead_ns` are pauses of the
     trainer around a step and around each micro-batch, in which the device does nothing. `issue_kernel_ns`: what the host spends on
     each kernel, where it is not as the cluster's preset says. What follows from strategy and cluster: with `hooks` those of
@@ -22,6 +23,7 @@ class Execution:
     compile: bool = False
     float8: bool = False
     attention_kernels: AttentionKernels = "flash2"
+    fused_accumulation: bool = False
     interference: bool = True
     step_overhead_ns: int = 0
     micro_batch_overhead_ns: int = 0

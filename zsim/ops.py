@@ -83,6 +83,8 @@ class Kernel:
     shape: Final[tuple[int, ...]] = ()
 
 
+ACCUMULATE = "accumulate"
+"""What adds a gradient to the one that is there."""
 ATTENTION_BACKWARD = "attention_backward"
 LINEARS: frozenset[str] = frozenset({"linear", "mm", "addmm"})
 """Operators that multiply by a weight; the last two are torch's own names, which traced models have."""

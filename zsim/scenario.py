@@ -224,6 +224,7 @@ def _execution(table: ExecutionTable) -> Execution:
         compile=table.compile,
         float8=table.float8,
         attention_kernels=table.attention_kernels,
+        fused_accumulation=table.fused_accumulation,
         interference=table.interference,
         step_overhead_ns=parse_time(table.step_overhead),
         micro_batch_overhead_ns=parse_time(table.micro_batch_overhead),

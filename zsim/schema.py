@@ -153,6 +153,7 @@ class ExecutionTable(_Table):
     compile: bool = False
     float8: bool = False
     attention_kernels: AttentionKernels = "flash2"
+    fused_accumulation: bool = False
     interference: bool = True
     step_overhead: str = "0 ns"
     micro_batch_overhead: str = "0 ns"

@@ -5,6 +5,8 @@
   which does not stop early).
 - The host is slow: in eager Megatron-DeepSpeed with checkpointing each kernel costs it 55 us and each
   micro-batch 5 ms more, both calibrated on this table.
+- Products add to the gradients of earlier micro-batches themselves, Megatron's default. With a kernel for each parameter, as torch has it,
+  the table is met less well however the host is calibrated (median 2.4 %, 95th percentile 6.4 %), so this is no blind choice.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ def step(record: Record, *, source: str) -> Step:
             "ddp with a fused Adam, for the ZeRO stage is not stated",
             f"a vocabulary of {VOCABULARY:,}, {precision.compute}, explicit attention",
             f"{ISSUE_KERNEL} of host for each kernel, pauses of {MICRO_BATCH_OVERHEAD} a micro-batch",
-            "its fused kernels as compiled ones",
+            "its fused kernels as compiled ones, gradients accumulated by the products that make them",
         ]
     )
     place = machine(record, assumed)
@@ -81,7 +83,7 @@ def step(record: Record, *, source: str) -> Step:
         precision={"parameters": precision.compute, "reduce": precision.reduce},
         optimizer={"name": "adamw", "implementation": "fused"},
         activation_checkpointing=again,
-        execution={"compile": True, "issue_kernel": ISSUE_KERNEL, "micro_batch_overhead": MICRO_BATCH_OVERHEAD},
+        execution={"compile": True, "fused_accumulation": True, "issue_kernel": ISSUE_KERNEL, "micro_batch_overhead": MICRO_BATCH_OVERHEAD},
     )
     return step_of(record, text, source=source, machine=place, seconds=seconds, names=FIELDS, assumed=assumed)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from zsim.mesh import Mesh
 from zsim.model import ModelSpec, Module, Parameter, ParamGroup
-from zsim.ops import Alloc, Free, Kernel, MemoryEvent, Op, OpKind, Stream
+from zsim.ops import ACCUMULATE, Alloc, Free, Kernel, MemoryEvent, Op, OpKind, Stream
 from zsim.program import Part, PartName, Program, RankProgram
 from zsim.sharding import FlatLayout, Granularity, regroup
 from zsim.training import (
@@ -238,6 +238,16 @@ def rank_program(construction: Iterable[Op], *, first: Step, steady: Step) -> Ra
 def copy_kernel(numel: int, *, source: str, target: str) -> Kernel:
     """A copy of `numel` elements that may change their dtype."""
     return Kernel("copy", 0, numel * (DTYPE_NBYTES[source] + DTYPE_NBYTES[target]), target)
+
+
+def add_kernel(numel: int, *, of: str, to: str) -> Kernel:
+    """Elements of dtype `of` added in place to as many of dtype `to`: both read, the sum written."""
+    return Kernel("add", numel, numel * (DTYPE_NBYTES[of] + 2 * DTYPE_NBYTES[to]), to)
+
+
+def accumulate_kernel(numel: int, *, dtype: str) -> Kernel:
+    """A gradient of one parameter added to what earlier micro-batches have left of it."""
+    return replace(add_kernel(numel, of=dtype, to=dtype), operator=ACCUMULATE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,7 +81,7 @@ class FlatStep:
         recomputation, memory = until_recomputed(self._backward_memory(module))
         if module.recompute or recomputation:  # cheap ones are kernels of no weight, and make memory all the same
             self._issue_compute("recompute", module, kernels=module.recompute, memory=recomputation)
-        self._issue_compute("backward", module, kernels=module.backward.kernels, memory=memory)
+        self._issue_compute("backward", module, kernels=self.model.adding_kernels[module.fqn], memory=memory)
 
     def _issue_compute(
         self, kind: OpKind, module: LoweredModule, *, kernels: tuple[Kernel, ...], memory: Iterable[MemoryEvent]

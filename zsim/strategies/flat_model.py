@@ -14,6 +14,7 @@ from zsim.strategies.building import (
     MASTER_DTYPE,
     FlatGroup,
     Step,
+    accumulate_kernel,
     accumulated_after_sums,
     copy_kernel,
     flat_groups,
@@ -74,6 +75,21 @@ class FlatModel:
         """How many gradients autograd makes of each parameter in one backward; more than one where it is tied."""
         events = (event for module in self.training.modules for event in module.backward.memory)
         return Counter(event.fqn for event in events if isinstance(event, ParameterGradient))
+
+    @cached_property
+    def adding_kernels(self) -> dict[str, tuple[Kernel, ...]]:
+        """By module: its backward, with additions into flat gradients of the parameters whose last gradient it makes."""
+        made: Counter[str] = Counter()
+        found = dict[str, tuple[Kernel, ...]]()
+        for module in self.training.modules[::-1]:
+            added = []
+            for event in module.backward.memory:
+                if isinstance(event, ParameterGradient):
+                    made[event.fqn] += 1
+                    if made[event.fqn] == self.uses[event.fqn]:
+                        added.append(accumulate_kernel(self.numels[event.fqn], dtype=self.dtype))
+            found[module.fqn] = (*module.backward.kernels, *added)
+        return found
 
     @cached_property
     def late(self) -> frozenset[str]:

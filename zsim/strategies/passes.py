@@ -12,7 +12,7 @@ from zsim.lowering import loss_buffers
 from zsim.mesh import Mesh
 from zsim.model import ROOT, RUN
 from zsim.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind, OpKind
-from zsim.strategies.building import Step, recomputed_in_turn
+from zsim.strategies.building import Step, accumulate_kernel, recomputed_in_turn
 from zsim.strategies.sharded_gradients import Gradients
 from zsim.tape import MODEL_INPUT
 from zsim.training import DTYPE_NBYTES, NOTHING, InnerCall, LoweredModule, TapeEvent, Training, storage_events
@@ -43,6 +43,8 @@ class Passes(Step):
     """What the next module waits for besides what is issued before it on the compute stream."""
     loss: list[MemoryEvent] = field(default_factory=list)
     """The frees of the loss and its gradient, held back to the end of backward."""
+    adding: dict[tuple[str, tuple[str, ...]], tuple[Kernel, ...]] = field(default_factory=dict)
+    """By module and parameters: backward with additions to what is there of their gradients."""
 
     def nbytes(self, numel: int, dtype: str) -> int:
         """Bytes of `numel` elements."""
@@ -132,7 +134,18 @@ class Passes(Step):
             if one.call is not None and hook is not None:
                 hook(one.call)
         if module.forward != NOTHING:
-            self._compute("backward", module, kernels=module.backward.kernels, memory=memory)
+            self._compute("backward", module, kernels=self._backward_kernels(module), memory=memory)
+
+    def _backward_kernels(self, module: LoweredModule) -> tuple[Kernel, ...]:
+        """A module's backward, with additions to gradients that earlier micro-batches have left; the same object for the same ones."""
+        added, dtype = tuple(self.gradients.added), self.training.precision.parameters
+        if not added:
+            return module.backward.kernels
+        key = module.fqn, added
+        if key not in self.adding:
+            numels = [self.gradients.nbytes[fqn] // DTYPE_NBYTES[dtype] for fqn in added]
+            self.adding[key] = (*module.backward.kernels, *(accumulate_kernel(numel, dtype=dtype) for numel in numels))
+        return self.adding[key]
 
     def pass_on(self, module: LoweredModule) -> None:
         """A unit in a block has run its hook after backward: the gradient of its input goes on to what others have made of it."""

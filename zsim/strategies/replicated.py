@@ -113,9 +113,8 @@ class ReplicatedStep:
             self.step.issue(
                 "recompute", module.unit, micro_batch=self.micro_batch, kernels=module.recompute, memory=recomputation
             )
-        self._compute = self.step.issue(
-            "backward", module.unit, micro_batch=self.micro_batch, kernels=module.backward.kernels, memory=memory
-        )
+        kernels = self.model.adding_kernels[module.fqn] if self.micro_batch else module.backward.kernels
+        self._compute = self.step.issue("backward", module.unit, micro_batch=self.micro_batch, kernels=kernels, memory=memory)
 
     def _backward_memory(self, module: LoweredModule, *, into_buckets: bool) -> Iterator[BackwardEvent]:
         """A node makes its gradients, then frees what it held; only then are the gradients accumulated, and full buckets reduced.

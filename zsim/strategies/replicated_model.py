@@ -8,8 +8,10 @@ from functools import cached_property
 from itertools import pairwise
 
 from zsim.model import ModelSpec, Parameter
+from zsim.ops import Kernel
 from zsim.strategies.building import (
     MASTER_DTYPE,
+    accumulate_kernel,
     accumulated_after_sums,
     late_weights,
     named_parameters,
@@ -120,6 +122,15 @@ class ReplicatedModel:
         """Bytes of each parameter's gradient."""
         element = DTYPE_NBYTES[self.dtype]
         return {parameter.fqn: parameter.numel * element for parameter in self.training.model.parameters}
+
+    @cached_property
+    def adding_kernels(self) -> dict[str, tuple[Kernel, ...]]:
+        """By module: its backward, with additions to the gradients of earlier micro-batches where it makes the last ones of a parameter."""
+        last: dict[str, list[Kernel]] = {}
+        for fqn, module in self.last_module.items():
+            numel = self.nbytes_of[fqn] // DTYPE_NBYTES[self.dtype]
+            last.setdefault(module, []).append(accumulate_kernel(numel, dtype=self.dtype))
+        return {m.fqn: (*m.backward.kernels, *last.get(m.fqn, ())) for m in self.training.modules}
 
     @property
     def casts(self) -> bool:

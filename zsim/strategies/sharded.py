@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from zsim.model import ROOT
 from zsim.ops import Alloc, Kernel, MemoryEvent
-from zsim.strategies.building import copy_kernel
+from zsim.strategies.building import add_kernel, copy_kernel
 from zsim.strategies.hook_calls import COPY_OUT, GATHER, RECORD, HookCalls
 from zsim.strategies.passes import ORIGINAL, Passes
 from zsim.strategies.sharded_groups import Group, Sharded
@@ -221,15 +221,16 @@ class ShardedStep(Passes):
         if precision.reduce == precision.parameters:
             return
         memory: list[MemoryEvent] = []
+        kernel = add_kernel(group.reduces["numel"], of=precision.parameters, to=precision.reduce)
         for parameter in group.trained:
             accumulated = f"{parameter.fqn}.accumulated_gradient"
             if accumulated not in self.live and f"{parameter.fqn}.unsharded_gradient" in self.live:
                 nbytes = self.nbytes(parameter.numel, precision.reduce)
                 memory += self.alloc(accumulated, "unsharded_gradients", nbytes)
+                kernel = copy_kernel(group.reduces["numel"], source=precision.parameters, target=precision.reduce)
             memory += self.drop(f"{parameter.fqn}.unsharded_gradient")
         if not self.has_gradients(group):
             return
-        kernel = copy_kernel(group.reduces["numel"], source=precision.parameters, target=precision.reduce)
         self.issue("copy", group.fqn, micro_batch=self.micro_batch, kernels=(kernel,), memory=memory)
 
     def add_accumulated(self, group: Group) -> None:
@@ -239,7 +240,7 @@ class ShardedStep(Passes):
         memory = self.drop_each([f"{fqn}.unsharded_gradient" for fqn in accumulated])
         if memory:
             precision = self.training.precision
-            kernel = copy_kernel(group.reduces["numel"], source=precision.parameters, target=precision.reduce)
+            kernel = add_kernel(group.reduces["numel"], of=precision.parameters, to=precision.reduce)
             self.issue("copy", group.fqn, micro_batch=self.micro_batch, kernels=(kernel,), memory=memory)
 
     def _gradient_buffers(self, group: Group) -> list[str]:

@@ -23,6 +23,8 @@ class Gradients:
     tied_parts: dict[str, list[str]] = field(default_factory=dict)
     born: set[str] = field(default_factory=set)
     """Parameters whose gradient this backward has made anew, rather than found from an earlier micro-batch."""
+    added: list[str] = field(default_factory=list)
+    """Those that the module at hand has added to one found, in its order."""
 
     def begin(self, modules: tuple[LoweredModule, ...]) -> None:
         """A backward over `modules` begins: count the gradients that it will make of each parameter."""
@@ -34,8 +36,9 @@ class Gradients:
     def events(self, tape: Iterable[TapeEvent], live: set[str]) -> list[BackwardEvent]:
         """A module's backward; `live` are the rank's live buffers, and learns of gradients that are born.
 
-        A gradient that finds an older one is added to it when it is accumulated.
+        A gradient that finds an older one is added to it when it is accumulated; `added` names those.
         """
+        self.added = []
         return accumulated(tape, lambda fqn: self._born(fqn, live), after_sums=self.after_sums)
 
     def _born(self, fqn: str, live: set[str]) -> tuple[list[Alloc], list[Free]]:
@@ -47,6 +50,9 @@ class Gradients:
             return [Alloc(name, "unsharded_gradients", nbytes)], []
         part = f"{name}.added{self.uses_left[fqn]}"
         parts = [*self.tied_parts.pop(fqn, []), part]
-        if self.uses_left[fqn] and fqn not in self.born:
-            self.tied_parts[fqn], parts = parts, []
+        if fqn not in self.born:
+            if self.uses_left[fqn]:
+                self.tied_parts[fqn], parts = parts, []
+            else:
+                self.added.append(fqn)
         return [Alloc(part, "temporaries", nbytes)], [Free(name) for name in parts]

@@ -1,0 +1,47 @@
+"""Additions of gradients to those of earlier micro-batches, as autograd calls them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from zreal import modules
+from zsim.ops import ACCUMULATE
+from zsim.plan import plan
+from zsim.scenario import parse
+
+TEXT = """
+model = { family = "gpt", sizes = { num_layers = 2, hidden_size = 8, num_heads = 2, vocabulary = 13, tied = true } }
+batch = { micro_batch = 2, sequence_length = 4, accumulation = 2 }
+cluster = { preset = "cpu-gloo", ranks = 1 }
+strategy = { name = "ddp", sync = "last" }
+"""
+
+
+class Additions(TorchDispatchMode):
+    """Counts calls that add two tensors of one of these shapes, by number of elements."""
+
+    def __init__(self, shapes: set[tuple[int, ...]]) -> None:
+        super().__init__()
+        self.shapes, self.found = shapes, Counter[int]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        added = [one for one in args if isinstance(one, torch.Tensor)]
+        if "add" in str(func) and len(added) == 2 and all(tuple(one.shape) in self.shapes for one in added):
+            self.found[added[0].numel()] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_second_micro_batch_adds_each_gradient_once_more_than_the_first() -> None:
+    case = parse(TEXT.encode(), where="accumulation.toml")
+    model = modules.build(case.model, seed=0)
+    counts = []
+    for x, targets in modules.micro_batches(case, rank=0, step=0, dtype="float32"):
+        with Additions({tuple(parameter.shape) for parameter in model.parameters()}) as additions:
+            model(x, targets).backward()
+        counts.append(additions.found)
+    ours = Counter(k.flops for op in plan(case, device="cpu").ranks[0].steady for k in op.kernels if k.operator == ACCUMULATE)
+    assert counts[1] - counts[0] == ours == Counter(parameter.numel() for parameter in model.parameters())
