@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from zreal import modules, torch_private
 from zreal.boundaries import Boundaries, ParameterGradients, cast_floats, tensors_in
+from zreal.changed_views import ChangedViews
 from zreal.device_kernels import KernelChoices
 from zreal.faking import Faked, Inputs, Units, default_batch, fake, made, refuse, require_word, total
 from zreal.known_values import as_on_real_tensors
@@ -132,7 +133,7 @@ def _seen(
             model = module if isinstance(module, nn.Module) else made(module)
         log.restart()
         step = fake(model, inputs, units=units, dtype=casts.parameters, casts_input=casts_input)
-        with choices, recomputing(model, recomputed, asked):
+        with choices, ChangedViews(), recomputing(model, recomputed, asked):
             run, held = _steady(step, log, loss, casts, sums_in_place=sums_in_place)
     traced = Step(
         name=name or type(model).__name__,
