@@ -125,7 +125,7 @@ def _dtype(model: nn.Module, asked: Dtype | None) -> Dtype:
     common, _ = next(iter(counts.most_common(1)), (DTYPES["float32"], 0))
     if len(counts) > 1:
         odd, found = next((fqn, dtype) for fqn, dtype in own.items() if dtype != common)
-        remedy = "mixed dtypes are not modelled: cast the module first, as by .float(), and give dtype="
+        remedy = f"mixed dtypes are not modelled: {_cast_first(found)}"
         raise refuse(odd, f"parameters of one dtype, as most are {_word(common)}", _word(found), remedy)
     words = {dtype: cast(Dtype, word) for word, dtype in DTYPES.items()}
     if common in words and asked in (None, words[common]):
@@ -133,8 +133,14 @@ def _dtype(model: nn.Module, asked: Dtype | None) -> Dtype:
     if common == torch.float32 and asked is not None:
         return asked
     known = f"one of {', '.join(DTYPES)}" if asked is None else " or ".join(dict.fromkeys((asked, "float32")))
-    remedy = "leave dtype= out, or cast the module first" if common in words else "cast the module first, as by .float(), and give dtype="
+    remedy = "leave dtype= out, or cast the module first" if common in words else _cast_first(common)
     raise refuse(next(iter(own)), f"parameters in {known}", _word(common), remedy)
+
+
+def _cast_first(dtype: torch.dtype) -> str:
+    if dtype.is_floating_point:
+        return "cast the module first, as by .float(), and give dtype="
+    return "make it a buffer, which no strategy shards, or real numbers"
 
 
 def _word(dtype: torch.dtype) -> str:
