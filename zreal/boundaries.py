@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from zreal.changed_views import require_history
 from zreal.storages import CalledAgain, Died, Place, StorageLog
 from zreal.untraceable import UntraceableError
 from zsim.model import ROOT
@@ -186,6 +187,7 @@ class Boundaries:
         self._ends[first] = last
         wanted = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
         for tensor in wanted:
+            require_history(fqn, tensor)
             tensor.register_hook(partial(self.gradient_arrives, last))
         trains = any(p.requires_grad for p in module.parameters())
         if not wanted and not trains and not self.visits[first].needs_gradient:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +27,7 @@ Inputs = Sequence[Any] | Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faked:
-    """A module with what stands in for its tensors. `cast` is the dtype that floating-point inputs are cast to, if any."""
+    """A module with what stands in for its tensors. `dtype` is its parameters', `cast` what floating-point inputs are cast to."""
 
     model: nn.Module
     units: dict[str, nn.Module]
@@ -35,6 +36,7 @@ class Faked:
     buffers: dict[str, Tensor]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    dtype: Dtype
     cast: torch.dtype | None
 
     @contextmanager
@@ -59,9 +61,10 @@ class Faked:
                 setattr(module, name, tensor)
 
 
-def fake(model: nn.Module, inputs: Inputs, *, units: Units, dtype: Dtype, casts_input: bool) -> Faked:
+def fake(model: nn.Module, inputs: Inputs, *, units: Units, dtype: Dtype | None, casts_input: bool) -> Faked:
     """`model` and its inputs without memory. To be called in fake mode; UntraceableError for what cannot be traced."""
-    wanted = DTYPES[dtype]
+    taken = _dtype(model, dtype)
+    wanted = DTYPES[taken]
     found = _find_units(model, units)
     groups = _groups(model, found)
     named = isinstance(inputs, Mapping)
@@ -77,7 +80,8 @@ def fake(model: nn.Module, inputs: Inputs, *, units: Units, dtype: Dtype, casts_
         buffers={fqn: _fake(buffer) for fqn, buffer in model.named_buffers()},
         args=args,
         kwargs=kwargs,
-        cast=wanted if casts_input and dtype != "float32" else None,
+        dtype=taken,
+        cast=wanted if casts_input and taken != "float32" else None,
     )
 
 
@@ -92,16 +96,55 @@ def made(make: Any) -> nn.Module:
         raise
     except Exception as error:  # whatever a user's constructor may raise
         lines = str(error).strip().splitlines() or [""]
-        raise refuse("module", expected, f"{type(error).__name__}: {lines[0][:200]}", remedy) from error
+        raise refuse("module", expected, f"{type(error).__name__}: {lines[0][:200]}", _other_way(error, remedy)) from error
     if not isinstance(model, nn.Module):
         raise refuse("module", expected, f"one that makes {type(model).__name__}", remedy)
     return model
+
+
+def _other_way(error: Exception, wrap: str) -> str:
+    """What to do about a function that did not make its module without memory; `wrap` is for one that asks for arguments."""
+    if isinstance(error, TypeError):
+        return wrap
+    beforehand = 'make the module beforehand, as under torch.device("meta"), and give it itself'
+    if "Couldn't swap" in str(error):  # torch does not change the dtype of a fake parameter
+        return f"leave the cast (.to, .bfloat16 and the like) out of it and give dtype=, or {beforehand}"
+    return beforehand
 
 
 def require_word(where: str, word: Any, words: Sequence[str]) -> None:
     """UntraceableError for a word that is none of `words`."""
     if word not in words:
         raise refuse(where, f"one of {', '.join(words)}", repr(word), "")
+
+
+def _dtype(model: nn.Module, asked: Dtype | None) -> Dtype:
+    """The dtype that its parameters are taken in; UntraceableError where they are neither all float32 nor all in that one."""
+    own = {fqn: parameter.dtype for fqn, parameter in model.named_parameters()}
+    counts = Counter(own.values())
+    common, _ = next(iter(counts.most_common(1)), (DTYPES["float32"], 0))
+    if len(counts) > 1:
+        odd, found = next((fqn, dtype) for fqn, dtype in own.items() if dtype != common)
+        remedy = f"mixed dtypes are not modelled: {_cast_first(found)}"
+        raise refuse(odd, f"parameters of one dtype, as most are {_word(common)}", _word(found), remedy)
+    words = {dtype: cast(Dtype, word) for word, dtype in DTYPES.items()}
+    if common in words and asked in (None, words[common]):
+        return words[common]
+    if common == torch.float32 and asked is not None:
+        return asked
+    known = f"one of {', '.join(DTYPES)}" if asked is None else " or ".join(dict.fromkeys((asked, "float32")))
+    remedy = "leave dtype= out, or cast the module first" if common in words else _cast_first(common)
+    raise refuse(next(iter(own)), f"parameters in {known}", _word(common), remedy)
+
+
+def _cast_first(dtype: torch.dtype) -> str:
+    if dtype.is_floating_point:
+        return "cast the module first, as by .float(), and give dtype="
+    return "make it a buffer, which no strategy shards, or real numbers"
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _fake_parameter(parameter: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:

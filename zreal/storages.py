@@ -15,6 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from zreal import device_kernels, torch_private
+from zreal.changed_views import note_views
 from zreal.kernels import base_name, kernel, tensors
 from zreal.known_values import KnownValues
 from zreal.untraceable import UntraceableError
@@ -143,6 +144,7 @@ class StorageLog(TorchDispatchMode):
         except Exception as error:
             raise refusal(name, error) from error
         self._known.follow(func, args, options, result)
+        note_views((*args, *options.values()), result)
         self._note(func, args, options, result)
         return result
 

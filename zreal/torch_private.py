@@ -107,6 +107,23 @@ def is_view(tensor: torch.Tensor) -> bool:
     return bool(tensor._is_view())
 
 
+def base(view: torch.Tensor) -> torch.Tensor:
+    """The tensor that `view` is a view of."""
+    found = view._base
+    assert found is not None
+    return found
+
+
+def version(tensor: torch.Tensor) -> int:
+    """How often the memory of a tensor has been changed in place, whoever of those that share it did it."""
+    return int(tensor._version)
+
+
+def unwatched_functions() -> Any:
+    """A context in which torch-function modes see nothing."""
+    return torch._C.DisableTorchFunction()
+
+
 def below_autograd() -> Any:
     """A context in which operators record no gradients and are not taken apart for it."""
     return torch._C._AutoDispatchBelowAutograd()

@@ -1,6 +1,9 @@
 """nn.Module to TracedModel: one forward and one backward on fake tensors, watched. No weights, no GPU, no memory.
 
 What is seen is what torch on a CPU does with such inputs: which storages live how long, which operators run, in which unit.
+Two runs of frees, with nothing allocated between them, have another order than torch's. The loss and its gradient come last, after what a
+Function keeps on its ctx. And what a function of torch.nn.functional drops when it returns, as normalize does with `out`, comes before its
+arguments that nobody else holds: the modes that watch it hold them longer.
 Whatever does not follow from the shapes alone is refused by name. It must not know strategies.
 """
 
@@ -19,6 +22,7 @@ from torch import Tensor, nn
 
 from zreal import modules, torch_private
 from zreal.boundaries import Boundaries, ParameterGradients, cast_floats, tensors_in
+from zreal.changed_views import ChangedViews
 from zreal.device_kernels import KernelChoices
 from zreal.faking import Faked, Inputs, Units, default_batch, fake, made, refuse, require_word, total
 from zreal.known_values import as_on_real_tensors
@@ -39,7 +43,7 @@ def trace(
     inputs: Inputs,
     *,
     units: Units = None,
-    dtype: Dtype = "float32",
+    dtype: Dtype | None = None,
     loss: Callable[[Any], Tensor] | None = None,
     casts_input: bool = True,
     autocast: Dtype | Literal["none"] = "none",
@@ -56,8 +60,10 @@ def trace(
     `inputs`: positional (a sequence) or by name (a mapping); each a tensor, a (shape, dtype) pair, or any other value as
     it is. Values count only of small integer tensors, where the module asks for them (is the mask all ones?).
     `units`: fqns, or a predicate of fqn and module; by default the children of the longest ModuleList. All else is the
-    root's; a unit in a unit owns what is its own. `dtype`: of the parameters. `casts_input`: floating-point inputs of the
-    model and of units are cast to it, as fully_shard does; otherwise the model's come in it. `loss` makes the scalar of the
+    root's; a unit in a unit owns what is its own. `dtype`: that of the parameters, by default the one that they have; parameters
+    that are all in float32, as constructors make them, may be traced in another. Refused are any others: mixed dtypes, float64, integers,
+    complex numbers. `casts_input`: floating-point inputs of the model and of units are cast to `dtype`, as fully_shard does;
+    otherwise the model's come in it. `loss` makes the scalar of the
     output; by default `output.loss` where there is one, else `output` if it is one number, else `output.float().sum()`. It
     counts as a part of the model's forward, and the output is dropped with it. `autocast`: the dtype of torch.autocast around
     forward and loss. `batch`: by default dim 0 of the first input,
@@ -69,7 +75,8 @@ def trace(
     the units recomputed so, as torch's checkpoint_wrapper around each does; a scenario may then ask for any of them. UntraceableError,
     which names what stands in the way, for anything that shapes alone do not determine.
     """
-    require_word("dtype", dtype, tuple(DTYPES))
+    if dtype is not None:
+        require_word("dtype", dtype, tuple(DTYPES))
     require_word("device", device, DEVICES)
     if autocast != "none":
         require_word("device", device, ("cpu",))  # on CUDA autocast casts other operators
@@ -79,7 +86,8 @@ def trace(
         module,
         inputs,
         units=units,
-        casts=Precision(parameters=dtype, autocast=autocast),
+        dtype=dtype,
+        autocast=autocast,
         loss=loss,
         casts_input=casts_input,
         batch=batch,
@@ -117,7 +125,8 @@ def _seen(
     recomputed: Iterable[str] = (),
     *,
     units: Units,
-    casts: Precision,
+    dtype: Dtype | None,
+    autocast: Dtype | Literal["none"],
     loss: Callable[[Any], Tensor] | None,
     casts_input: bool,
     batch: Batch | None,
@@ -131,19 +140,20 @@ def _seen(
         with log:
             model = module if isinstance(module, nn.Module) else made(module)
         log.restart()
-        step = fake(model, inputs, units=units, dtype=casts.parameters, casts_input=casts_input)
-        with choices, recomputing(model, recomputed, asked):
+        step = fake(model, inputs, units=units, dtype=dtype, casts_input=casts_input)
+        casts = Precision(parameters=step.dtype, autocast=autocast)
+        with choices, ChangedViews(), recomputing(model, recomputed, asked):
             run, held = _steady(step, log, loss, casts, sums_in_place=sums_in_place)
     traced = Step(
         name=name or type(model).__name__,
         groups=step.groups,
-        dtype=casts.parameters,
+        dtype=step.dtype,
         batch=batch or default_batch(step),
         casts_input=step.cast is not None,
-        autocast=casts.autocast,
+        autocast=autocast,
         buffer_nbytes=total(step.buffers.values()) + held,
         input_nbytes=total(tensors_in((step.args, step.kwargs))),
-        devices=(device,) if choices.seen or log.device_matters or casts.autocast != "none" else DEVICES,
+        devices=(device,) if choices.seen or log.device_matters or autocast != "none" else DEVICES,
         visits=tuple(run.boundaries.visits),
         cast_inputs=tuple(run.cast_inputs),
         registered=tuple(step.parameters),

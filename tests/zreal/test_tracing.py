@@ -191,9 +191,10 @@ X = (torch.ones(4, 8),)
 
 
 def test_the_module_is_left_as_it_was() -> None:
-    module = Plain().to(torch.float64)
+    module = Plain()
     before = {fqn: (id(p), p.clone()) for fqn, p in module.named_parameters()}
     trace(module, X, dtype="bfloat16")
+    assert all(p.dtype == torch.float32 for p in module.parameters())
     assert all(id(p) == before[fqn][0] and torch.equal(p, before[fqn][1]) for fqn, p in module.named_parameters())
     assert not any(p.grad is not None for p in module.parameters())
     assert not any(layer._forward_hooks or layer._forward_pre_hooks for layer in module.modules())
@@ -203,6 +204,12 @@ def test_a_module_on_meta_and_a_function_that_makes_it_are_traced_alike() -> Non
     with torch.device("meta"):
         meta = Plain()
     assert trace(meta, X) == trace(Plain, X) == trace(Plain(), [((4, 8), "float32")]) == trace(Plain, {"x": X[0]})
+
+
+def test_the_dtype_is_by_default_that_of_the_module() -> None:
+    half = Plain().to(torch.bfloat16)
+    assert trace(half, X) == trace(half, X, dtype="bfloat16") == trace(Plain, X, dtype="bfloat16")
+    assert (trace(half, X).dtype, trace(Plain, X).dtype, trace(Plain().half(), X).dtype) == ("bfloat16", "float32", "float16")
 
 
 def test_units_are_the_longest_list_or_those_that_are_chosen() -> None:

@@ -86,6 +86,24 @@ def test_every_allocation_and_free_of_a_plain_step_is_traced_in_order(name: str,
     assert traced_events(traced(case, dtype=dtype, casts_input=False)) == measured_events(case, dtype=dtype)
 
 
+class Recurrent(nn.Module):
+    def __init__(self, layer: type[nn.GRU | nn.RNN]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(layer(16, 16, batch_first=True) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x, _ = block(x)
+        return x.sum()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("layer", [nn.GRU, nn.RNN])
+def test_so_are_those_of_recurrent_layers_that_a_cpu_makes_of_operators(layer: type[nn.GRU | nn.RNN], dtype: Dtype) -> None:
+    case = Case(lambda: Recurrent(layer), "blocks", lambda: (torch.randn(2, 6, 16),), num_units=2)
+    assert traced_events(traced(case, dtype=dtype, casts_input=False)) == measured_events(case, dtype=dtype)
+
+
 # -- under fully_shard and DDP
 
 

@@ -56,6 +56,17 @@ def with_parameter(parameter: nn.Parameter) -> Callable[[], nn.Module]:
     return make
 
 
+def cast(*, bias: torch.dtype) -> Callable[[], nn.Module]:
+    """Made with one parameter in another dtype, as under FakeTensorMode none can be changed."""
+
+    def make() -> nn.Module:
+        module = Plain()
+        module.layers[1].bias = nn.Parameter(torch.zeros(8, dtype=bias), requires_grad=bias != torch.int8)
+        return module
+
+    return make
+
+
 def keeps(module: Any, x: Tensor) -> Tensor:
     module.last = x.detach() * 2
     return x
@@ -145,8 +156,24 @@ def test_what_cannot_be_traced_is_refused_by_name(make: Callable[[], nn.Module],
     [
         (Plain, X, {"dtype": "bf16"}, "dtype: expected one of float32, bfloat16, float16, found 'bf16'"),
         (Plain, X, {"device": "tpu"}, "device: expected one of cpu, cuda, found 'tpu'"),
+        (Plain().double(), X, {}, "layers.0.weight: expected parameters in one of float32, bfloat16, float16, found float64; cast"),
+        (Plain().double(), X, {"dtype": "float32"}, "layers.0.weight: expected parameters in float32, found float64; cast the"),
+        (Plain().bfloat16(), X, {"dtype": "float32"}, "found bfloat16; leave dtype= out, or cast the module first"),
+        (Plain().bfloat16(), X, {"dtype": "float16"}, "expected parameters in float16 or float32, found bfloat16"),
+        *(
+            (cast(bias=bias), X, {"dtype": dtype}, f"layers.1.bias: expected parameters of one dtype, as most are float32, found {found}")
+            for bias, found in (
+                (torch.bfloat16, "bfloat16; mixed dtypes are not modelled: cast the module first"),
+                (torch.int8, "int8; mixed dtypes are not modelled: make it a buffer"),
+                (torch.complex64, "complex64; mixed dtypes are not modelled: make it a buffer"),
+            )
+            for dtype in (None, "float32", "bfloat16")
+        ),
+        (lambda: Plain().to(torch.bfloat16), X, {}, "found RuntimeError: _apply(): Couldn't swap Linear.weight; leave the cast (.to, .bf"),
+        (lambda: Plain().double(), X, {"dtype": "float32"}, "out of it and give dtype=, or make the module beforehand"),
+        (lambda: {}["no"], X, {}, "found KeyError: 'no'; make the module beforehand"),
         (lambda: 3, X, {}, "module: expected a module, or a function without arguments that makes one, found one that makes int"),
-        (nn.Linear, X, {}, "module: expected a module, or a function without arguments that makes one, found TypeError"),
+        (nn.Linear, X, {}, "required positional arguments: 'in_features' and 'out_features'; wrap it: lambda: MyModel(config)"),
         (3, X, {}, "module: expected a module, or a function without arguments that makes one, found int"),
         (Plain, [((-1, 8), "float32")], {}, "inputs[0]: expected a shape of whole numbers, none below 0, found (-1, 8)"),
         (Plain, [(("a", 8), "float32")], {}, "inputs[0]: expected a shape of whole numbers, none below 0, found ('a', 8)"),
