@@ -163,7 +163,6 @@ class FlatShardedStep(Passes):
         kernels = (copy_kernel(flat.numel, source=dtype, target=dtype), *[Kernel("add", flat.numel, 3 * nbytes, dtype)] * sums)
         self.issue("copy", flat.fqn, micro_batch=self.micro_batch, kernels=kernels, memory=memory)
 
-
     def reduce(self, flat: FlatParameter) -> None:
         """Cast, pad and divide the flat gradient, reduce-scatter, over replicas all-reduce, divide, cast and add the shard."""
         dtype = self.training.precision.reduce
