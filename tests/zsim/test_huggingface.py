@@ -128,8 +128,10 @@ def test_a_config_that_cannot_be_used_is_refused_with_file_and_key(config: dict[
     ("config", "complaint"),
     [
         (GPT2 | {"n_head": 5}, "n_head: expected a divisor of n_embd, 768, found 5"),
+        (LLAMA | {"num_attention_heads": 5, "head_dim": 64}, "num_attention_heads: expected a divisor of hidden_size, 4096, found 5"),
         (LLAMA | {"num_attention_heads": 5, "hidden_size": 32}, "num_attention_heads: expected a divisor of hidden_size, 32, found 5"),
         (LLAMA | {"num_key_value_heads": 5}, "num_key_value_heads: expected a divisor of num_attention_heads, 32, found 5"),
+        (MISTRAL | {"num_attention_heads": 64, "hidden_size": 32}, "num_attention_heads: expected at most hidden_size, 32, found 64"),
         (LLAMA | {"num_key_value_heads": 64}, "num_key_value_heads: expected a divisor of num_attention_heads, 32, found 64"),
         (LLAMA | {"head_dim": 7}, "head_dim: expected an even number, for rotary positions, found 7"),
         (
@@ -144,8 +146,11 @@ def test_heads_of_a_config_that_do_not_fit_are_refused_with_its_file_and_keys(co
     assert caught.value.problems == (f"model.huggingface: c.json: {complaint}",)
 
 
-def test_heads_with_a_size_of_their_own_need_not_divide_the_width() -> None:
-    assert huggingface.from_config(LLAMA | {"num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 64}).num_parameters > 0
+@pytest.mark.parametrize("config", [MISTRAL, QWEN2])
+def test_heads_of_kinds_that_leave_a_rest_of_the_width_over_have_the_size_of_what_divides(config: dict[str, Any]) -> None:
+    spec = huggingface.from_config(config | {"num_attention_heads": 5, "num_key_value_heads": 1, "hidden_size": 32})
+    shapes = {parameter.fqn: parameter.shape for parameter in spec.parameters}
+    assert [shapes[f"model.layers.0.self_attn.{part}_proj.weight"] for part in "qko"] == [(30, 32), (6, 32), (32, 30)]
 
 
 def test_a_bad_config_has_all_its_problems_listed_in_one_go(tmp_path: Path) -> None:

@@ -92,17 +92,20 @@ class _Config:
             return 1
         return value
 
-    def require_heads(self, *, heads: str, width: str, shared: str = "", head_dim: str = "") -> None:
+    def require_heads(self, *, heads: str, width: str, shared: str = "", head_dim: str = "", divides: bool = True) -> None:
         """Note heads, by the names of their keys, that do not divide the width, or that their keys and values do not divide.
 
-        Rotary positions, which kinds with shared heads have, turn pairs of features.
+        Rotary positions, which kinds with shared heads have, turn pairs of features. Not `divides`: of a width that heads do not divide
+        the rest is left over, as transformers does with kinds that do not check it.
         """
         if {heads, width, shared, head_dim} & self.problems.keys():
             return
         number, features, of = self.size(heads), self.size(width), self.size(head_dim, 0) if head_dim else 0
         common = self.size(shared, number) if shared else number
-        if not of and features % number:
+        if divides and features % number:
             self.wrong(heads, f"a divisor of {width}, {features}", number)
+        elif not of and number > features:
+            self.wrong(heads, f"at most {width}, {features}", number)
         elif number % common:
             self.wrong(shared, f"a divisor of {heads}, {number}", common)
         elif shared and (of or features // number) % 2:
@@ -233,7 +236,7 @@ def _llama(config: _Config, sequence_length: int, *, name: str = "llama", qkv_bi
     if config.share("attention_dropout", 0.0):
         config.wrong("attention_dropout", "0, as in all published models of this kind", config.values["attention_dropout"])
     keys = {"heads": "num_attention_heads", "width": "hidden_size", "shared": "num_key_value_heads", "head_dim": "head_dim"}
-    config.require_heads(**keys)
+    config.require_heads(**keys, divides=name == "llama")
     config.require_right()
     return transformers.llama(sizes, name=name, config=config.text)
 
