@@ -22,13 +22,25 @@ MAX_PROCESSES = 64
 
 
 def _require_torch(name: str) -> None:
-    if find_spec("torch") is None:
+    """BackendUnavailableError where there is no torch, or one that does not load: half installed, or without a library that it needs."""
+    spec = find_spec("torch")
+    if spec is None:
         raise BackendUnavailableError(
             where=f"backend {name}",
             expected="torch >=2.11,<2.14",
             found="no torch",
             remedy="pip install 'zsim[real]'",
         )
+    try:
+        import torch  # noqa: F401 -- whether it can be
+    except Exception as error:  # whatever a broken installation raises
+        said = str(error).strip().partition("\n")[0][:300]
+        raise BackendUnavailableError(
+            where=f"backend {name}",
+            expected="a torch that can be imported",
+            found=f"one at {spec.origin} that cannot: {type(error).__name__}: {said}",
+            remedy="install it anew, pip install --force-reinstall 'zsim[real]', or take what shadows it off the path",
+        ) from error
 
 
 def _require_transformers(scenario: Scenario, name: str) -> None:

@@ -40,6 +40,8 @@ RECENT_S = 3.0
 """A rank that has entered another collective within so many seconds of the timeout is slow and does not hang."""
 POLL_S = 0.25
 """How often it is looked whether ranks get on."""
+CLOSING_S = 1.0
+"""How long a process whose connections are closed may take to end."""
 GRACE_S = 0.5
 """How long siblings may still report after the first rank failed."""
 
@@ -130,12 +132,18 @@ def launch(
     context.set_forkserver_preload(PRELOAD)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # ranks share this machine's cores
     ranks: list[_Rank] = []
+    server: int | None = None
     try:
         for rank in range(world_size):
             started = _start(context, target, json.dumps(arguments), rank=rank, world_size=world_size, port=store.port)
             ranks.append(started)
+            if ranks[1:] and server != _server_pid():  # Python has started another one without a word
+                raise _server_ended("it ended", ranks, f"before rank {rank} of {world_size} was started")
+            server = _server_pid()
         _supervise(ranks, deadline=time.monotonic() + timeout_s, timeout_s=timeout_s)
     except (OSError, EOFError) as error:
+        if end := _server_end(patience_s=CLOSING_S if isinstance(error, EOFError | ConnectionError) else 0.0):
+            raise _server_ended(end, ranks, f"before rank {len(ranks)} of {world_size} was started") from error
         raise _not_started(error) from error
     finally:
         with _undisturbed():
@@ -196,14 +204,8 @@ def _verdict(ranks: list[_Rank], bad: list[_Rank], timeout_s: float) -> LaunchEr
     raised = [rank for rank in bad if rank.error and not _is_consequence(rank.error)]
     results = {rank.rank: rank.result for rank in ranks if rank.result is not None}
     roots = [*died, *raised] or [rank for rank in bad if rank.error]
-    if died and not raised and all(rank.process.exitcode == UNTOLD for rank in died) and not _server_lives():
-        return LaunchError(
-            where="the fork server",
-            expected="the process that ranks are forked from, and that tells how they end, to live until all are done",
-            found=f"it was ended, and ranks {[rank.rank for rank in died]} with it; {_roll(ranks)}",
-            remedy="look who killed it (often the system's out-of-memory killer)",
-            results=results,
-        )
+    if died and not raised and all(rank.process.exitcode == UNTOLD for rank in died) and (end := _server_end()):
+        return _server_ended(end, ranks, f"and ranks {[rank.rank for rank in died]} with it; {_roll(ranks)}")
     if not roots:
         return _hang(ranks, timeout_s, results)
     first = min(roots, key=lambda rank: rank.ended_at)
@@ -228,11 +230,14 @@ def _cause(rank: _Rank) -> str:
         said, _, place = rank.error.partition("\n")
         return f"{said[:300]} ({place})"
     code = rank.process.exitcode
-    if code is not None and code < 0:
-        hint = " (often the system's out-of-memory killer)" if -code == signal.SIGKILL else ""
-        names = {known.value: known.name for known in signal.Signals}
-        return f"killed by {names.get(-code, f'signal {-code}')}{hint}"
-    return f"exited with code {code} without a result"
+    return _killed(-code) if code is not None and code < 0 else f"exited with code {code} without a result"
+
+
+def _killed(number: int) -> str:
+    """By which signal, in words."""
+    hint = " (often the system's out-of-memory killer)" if number == signal.SIGKILL else ""
+    names = {known.value: known.name for known in signal.Signals}
+    return f"killed by {names.get(number, f'signal {number}')}{hint}"
 
 
 def _hang(ranks: list[_Rank], timeout_s: float, results: dict[int, Any]) -> LaunchError:
@@ -297,13 +302,40 @@ def _roll(ranks: list[_Rank]) -> str:
     return "; ".join(f"ranks {members} at {last}" for last, members in groups)
 
 
-def _server_lives() -> bool:
-    """Whether the fork server runs; it is our child, and whoever launches next starts another."""
-    pid = vars(forkserver)["_forkserver"]._forkserver_pid  # private: Python has no other name for it
+def _server_pid() -> int | None:
+    """The fork server's process, None before the first one."""
+    pid: int | None = vars(forkserver)["_forkserver"]._forkserver_pid  # private: Python has no other name for it
+    return pid
+
+
+def _server_end(*, patience_s: float = 0.0) -> str:
+    """How the fork server ended, in words, or "" where it runs; it is our child, and whoever launches next starts another.
+
+    `patience_s`: its connections close before the system says that it is over.
+    """
+    pid, limit = _server_pid(), time.monotonic() + patience_s
     try:
-        return pid is not None and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        while pid is not None:
+            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is not None:
+                return f"it exited with code {ended.si_status}" if ended.si_code == os.CLD_EXITED else f"it was {_killed(ended.si_status)}"
+            if time.monotonic() >= limit:
+                return ""
+            time.sleep(0.02)
     except ChildProcessError:
-        return False
+        return "it ended"
+    return ""
+
+
+def _server_ended(end: str, ranks: list[_Rank], when: str) -> LaunchError:
+    """The process that ranks are forked from has ended; `end` and `when` say how."""
+    return LaunchError(
+        where="the fork server",
+        expected="the process that starts ranks, and that tells how they end, to live until all are done",
+        found=f"{end}, {when}",
+        remedy="look who ended it; by itself it only loads torch, as `python -c 'import torch'` does",
+        results={rank.rank: rank.result for rank in ranks if rank.result is not None},
+    )
 
 
 def _is_stopped(pid: int) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from zsim.errors import shown
 from zsim.model import ModelSpec
 from zsim.operators import Operator
 
@@ -75,8 +76,8 @@ def problems(asked: Checkpointing, model: ModelSpec, *, casts: bool = False, for
         yield f'{key}.save_every: expected with "linear" among `save`, which it counts, found {asked.save_every} without'
     if not 1 <= asked.every <= max(1, blocks):
         yield f"{key}.every: expected 1 to {max(1, blocks)}, the model's blocks, found {asked.every}"
-    yield from (f"{key}.recompute: expected some of {', '.join(kinds)}, found {kind!r}" for kind in asked.recompute if kind not in kinds)
-    yield from (f"{key}.save: expected some of {', '.join(SAVEABLE)}, found {kind!r}" for kind in asked.save if kind not in SAVEABLE)
+    for option, words, known in (("recompute", asked.recompute, kinds), ("save", asked.save, SAVEABLE)):
+        yield from (f"{key}.{option}: expected some of {', '.join(known)}, found {shown(word)}" for word in words if word not in known)
     if "attention" in asked.save and any(o.kind == "attention" and o.implementation in ("explicit", "math") for o in operators):
         yield f"{key}.save: attention of several calls (explicit, math) has no one output to keep; use model.attention = \"sdpa\""
     if asked.save and casts and _casts_again(asked, model, forwards):

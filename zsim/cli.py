@@ -28,27 +28,34 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
-        raise ArgumentsError(where=self.prog, expected="arguments as in --help", found=message + self._meant(message))
+        where = self.prog.partition(" ")[2] or "command line"  # messages begin with the program's name anyway
+        raise ArgumentsError(where=where, expected="arguments as in --help", found=message + self._meant(message))
 
     def _meant(self, message: str) -> str:
-        """The word that is nearest to the first one that `message` does not know."""
+        """The word that is nearest to the first one that `message` does not know, or the commands that know it."""
         from difflib import get_close_matches  # only where something is wrong: --help is to be quick
 
         unknown = re.search(r"unrecognized arguments: ([^\s=]+)|invalid choice: '([^']*)'", message)
         if unknown is None:
             return ""
         word = unknown[1] or unknown[2]
+        owners = [name for name, command in self._commands().items() if word in command._option_string_actions]
+        if owners:
+            return f"; it is an option of {', '.join(owners)}"
         near = get_close_matches(word, self._words(), n=1)
         return "; one at a time" if near == [word] else f"; did you mean {near[0]}?" if near else ""
+
+    def _commands(self) -> dict[str, _Parser]:
+        """The parsers of this one's commands, by name."""
+        subparsers = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
+        return {name: command for action in subparsers for name, command in action.choices.items()}
 
     def _words(self) -> list[str]:
         """Every option and choice of this parser and of its commands'."""
         words: list[str] = []
         for action in self._actions:
             words += [*action.option_strings, *(action.choices or ())]
-            commands = action.choices.values() if isinstance(action, argparse._SubParsersAction) else ()
-            words += [word for command in commands for word in command._words()]
-        return words
+        return words + [word for command in self._commands().values() for word in command._words()]
 
 
 class ArgumentsError(ZsimError):
@@ -183,7 +190,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     except ZsimError as error:
         return _say(error, as_json=options.json)
     except MemoryError:
-        lack = LackError(where="zsim", expected="enough memory", found="none left", remedy="free some, or ask for less")
+        lack = LackError(where="this machine", expected="enough memory", found="none left", remedy="free some, or ask for less")
         return _say(lack, as_json=options.json)
     except OSError as error:  # standard output is full
         return _full(error)

@@ -18,7 +18,7 @@ from typing import Any, get_args
 from zsim import guards
 from zsim.collectives import ALGORITHMS
 from zsim.devices import AttentionRate, Device, Provenance, device_of, devices, load_device, parsed
-from zsim.errors import ScenarioError, ZsimError
+from zsim.errors import ScenarioError, ZsimError, shown
 from zsim.execution import AttentionKernels
 from zsim.hardware import ClusterSpec, Fabric, Generation, Link, Links, MeasuredCurve, Overheads, Processor, cluster_of
 from zsim.units import parse_bytes, parse_fraction, parse_time
@@ -82,12 +82,12 @@ class _Checked:
 
     def wrong(self, key: str, expected: str, found: object) -> ScenarioError:
         """The error for the value at `key`."""
-        return ScenarioError((f"{self.place}: {key[:100]}: expected {expected}, found {str(found)[:60]!r}; {REMEDY}",))
+        return ScenarioError((f"{self.place}: {key[:100]}: expected {expected}, found {shown(found)}; {REMEDY}",))
 
     def table(self, key: str, value: object, needed: Collection[str], allowed: Collection[str] = ()) -> dict[str, Any]:
         """A table with all keys that are needed, and no others than those allowed."""
         if not isinstance(value, dict):
-            raise self.wrong(key or "file", "a table", type(value).__name__)
+            raise self.wrong(key or "file", "a table", value)
         prefix = f"{key}." if key else ""
         for name in value:
             if name not in needed and name not in allowed:
@@ -131,8 +131,8 @@ class _Checked:
             text = self.entry(f"{key}.{name}", table[name])
             try:
                 number = parsed(name, text)
-            except (ZsimError, ValueError, ArithmeticError) as error:
-                raise self.wrong(f"{key}.{name}", "a number with its unit", f"{text}: {error}") from None
+            except (ZsimError, ValueError, ArithmeticError):
+                raise self.wrong(f"{key}.{name}", "a number with its unit", text) from None
             if not (0 if name in MAY_BE_NONE else 1e-9) <= number <= _most(name):
                 raise self.wrong(f"{key}.{name}", f"at most {_most(name):g}, and more than nothing", text)
         return table
@@ -201,8 +201,8 @@ def _curve(check: _Checked, key: str, value: object, scope: Any, op: str) -> Mea
     def number(name: str, least: float, most: float) -> float:
         try:
             found = _curve_number(name, texts[name], scope)
-        except (ZsimError, ValueError, ArithmeticError) as error:
-            raise check.wrong(f"{key}.{name}", "a number with its unit", f"{texts[name]}: {error}") from None
+        except (ZsimError, ValueError, ArithmeticError):
+            raise check.wrong(f"{key}.{name}", "a number with its unit", texts[name]) from None
         if not isfinite(found) or not least <= found <= most:
             raise check.wrong(f"{key}.{name}", f"{least:g} to {most:g}", texts[name])
         return found

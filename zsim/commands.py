@@ -127,19 +127,25 @@ def _validated(
 
 @contextmanager
 def keeping_what_there_is(place: Path | None) -> Iterator[None]:
-    """When a rank fails inside, save what the ranks had ended, marked incomplete, and say where."""
+    """When a rank fails inside, save what the ranks had ended, if anything, marked incomplete, and say where."""
     try:
         yield
     except IncompleteRunError as error:
-        ended = sum("first" in rank.phases for rank in error.run.ranks)
-        error.remedy = f"{ended} of {error.run.world_size} ranks had ended their first step; --save keeps what there is"
-        if place:
-            try:
-                saved.save(error.run, place)
-                error.remedy = f"what the ranks had ended until then is in {place}, marked incomplete"
-            except places.PlaceError as unsaved:
-                error.remedy = f"what the ranks had ended until then could not be saved: {unsaved}"
+        if any(rank.phases for rank in error.run.ranks):
+            error.remedy = "; ".join([*([error.remedy] if error.remedy else []), _kept(error.run, place)])
         raise
+
+
+def _kept(run: Run, place: Path | None) -> str:
+    """Save what ranks had ended, if there is a place for it, and say so."""
+    if not place:
+        ended = sum("first" in rank.phases for rank in run.ranks)
+        return f"{ended} of {run.world_size} ranks had ended their first step; --save keeps what there is"
+    try:
+        saved.save(run, place)
+    except places.PlaceError as unsaved:
+        return f"what the ranks had ended until then could not be saved: {unsaved}"
+    return f"what the ranks had ended until then is in {place}, marked incomplete"
 
 
 def observed(backend: Backend, capabilities: Capabilities, scenario: Scenario, how: RunOptions) -> Run:

@@ -5,10 +5,40 @@ Each error has where it was found, what was expected, what was found, and how to
 
 from __future__ import annotations
 
+import json
+from itertools import islice
+
+MOST_SHOWN = 60
+"""Of so many characters at most is a value that is shown."""
+MOST_ITEMS = 8
+"""Of so many items of a list or a table."""
 
 def visible(text: str) -> str:
     """`text` with a ? for each character that a terminal would not show but obey; lines and tabs stay."""
     return text if text.isprintable() else "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
+
+
+def shown(value: object) -> str:
+    """A value of a file as TOML writes it: true, 1.5, "text", ["a", "b"], { a = 1 }; null is JSON's. What is long or deep is cut."""
+    if isinstance(value, str):
+        return json.dumps(_cut(value), ensure_ascii=False)
+    if isinstance(value, dict):
+        pairs = [f"{str(key)[:MOST_SHOWN]} = {_inner(item)}" for key, item in islice(value.items(), MOST_ITEMS)]
+        return f"{{ {_cut(', '.join(pairs))} }}" if pairs else "{}"
+    if isinstance(value, list | tuple):
+        items = [*map(_inner, value[:MOST_ITEMS]), *(["…"] if len(value) > MOST_ITEMS else [])]
+        return f"[{_cut(', '.join(items))}]"
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    return _cut(str(value))
+
+
+def _inner(value: object) -> str:
+    return "…" if isinstance(value, list | tuple | dict) else shown(value)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
 
 
 class ZsimError(Exception):

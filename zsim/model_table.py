@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from zsim import guards, traced_file
-from zsim.errors import ScenarioError, ZsimError
+from zsim.errors import ScenarioError, ZsimError, shown
 from zsim.model import ModelSpec
 from zsim.models import FAMILIES, build, huggingface, load_preset
 from zsim.models.checks import fit_problems
@@ -65,7 +65,7 @@ def _traced(path: str, folder: Path | None) -> ModelSpec:
 def _from_sizes(table: ModelTable, length: int) -> ModelSpec:
     name = str(table.family)
     if name not in FAMILIES:
-        raise ScenarioError((f"model.family: unknown family {name[:60]!r}{did_you_mean(name, list(FAMILIES))}",))
+        raise ScenarioError((f"model.family: unknown family {shown(name)}{did_you_mean(name, list(FAMILIES))}",))
     problems: list[str] = []
     checked = validated(sizes_table(name), table.sizes, prefix="model.sizes", problems=problems)
     if checked is None:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator
 
+from zsim.errors import shown
 from zsim.execution import AttentionKernels
 from zsim.expect import FIGURES
 from zsim.hardware import clusters
@@ -32,6 +33,8 @@ MAX_USES = 64
 MAX_PAUSE_NS = 3600 * 10**9
 WORDS = (("a valid integer", "a whole number"), ("a valid string", "text"), ("a valid boolean", "true or false"))
 """pydantic's words for types, and those of scenario files."""
+FILES = ("model.huggingface", "model.traced", "cluster.file")
+"""The keys that name files, which have keys of their own."""
 DtypeName = Literal["fp32", "bf16", "fp16"]
 
 
@@ -300,7 +303,7 @@ def _joined(complaints: list[str]) -> str:
     heads = list(dict.fromkeys(complaint.split(", found ")[0].removeprefix("expected ") for complaint in complaints))
     if len(heads) == 1:
         return complaints[0]
-    return f"expected {' or '.join(heads)}, found {complaints[0].split(', found ')[-1]}"
+    return f"expected {' or '.join(heads)}, found {complaints[0].partition(', found ')[2]}"
 
 
 def _complaint(schema: type[BaseModel], item: Any, prefix: str) -> tuple[str, str]:
@@ -315,7 +318,9 @@ def _complaint(schema: type[BaseModel], item: Any, prefix: str) -> tuple[str, st
     for pydantics, ours in WORDS:
         expected = expected.replace(pydantics, ours)
     expected = re.sub(r"a valid dictionary or instance of \w+", "a table, { key = value }", expected)
-    return key, f"{expected}, found {str(item['input'])[:60]!r}"
+    if item["type"] == "literal_error":
+        expected = expected.replace("'", '"')  # as TOML and the rest of the message quote
+    return key, f"{expected}, found {shown(item['input'])}"
 
 
 def _names_at(schema: type[BaseModel], path: list[str]) -> list[str]:
@@ -336,10 +341,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def each_key_once(problems: Iterable[str]) -> tuple[str, ...]:
-    """The first complaint about each key."""
+    """The first complaint about each key; of a key that names a file, all about that file's own keys."""
     first: dict[str, str] = {}
     for problem in problems:
-        first.setdefault(problem.partition(": ")[0], problem)
+        key = problem.partition(": ")[0]
+        first.setdefault(problem if key in FILES else key, problem)
     return tuple(first.values())
 
 
@@ -351,7 +357,7 @@ def strategy_of(table: object, problems: list[str]) -> Any:
     problems += [f"strategy.{axis}: tensor and pipeline parallelism are reserved words for now" for axis in reserved]
     name = table.get("name")
     if not isinstance(name, str) or name not in STRATEGIES:
-        found = "nothing" if name is None else f"{str(name)[:60]!r}"
+        found = "nothing" if name is None else shown(name)
         hint = did_you_mean(name, list(STRATEGIES)) if isinstance(name, str) else ""
         problems.append(f"strategy.name: expected one of {', '.join(STRATEGIES)}, found {found}{hint}")
         return None

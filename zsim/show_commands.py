@@ -124,7 +124,9 @@ def _models() -> Iterator[Row]:
     from zsim import models  # only `zsim list models` needs the sources
 
     for name in models.presets():
-        yield name, f"{models.load_preset(name).num_parameters:,} parameters; {models.preset(name).source}"
+        found, spec = models.preset(name), models.load_preset(name)
+        at = f" at a sequence length of {models.LISTED_LENGTH:,}, whose positions are learned" if found.has_open_positions else ""
+        yield name, f"{spec.num_parameters:,} parameters{at}; {found.source}"
 
 
 def _clusters() -> Iterator[Row]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
-from zsim.errors import ScenarioError
+from zsim.errors import ScenarioError, shown
 from zsim.model import ModelSpec, ParamGroup
 from zsim.traced import TracedModel
 
@@ -50,11 +50,11 @@ def _problems(model: ModelSpec, frozen: tuple[str, ...], unused: tuple[str, ...]
     names = [parameter.fqn for parameter in model.parameters]
     for pattern in frozen:
         if not any(fnmatchcase(name, pattern) for name in names):
-            yield f"frozen: {pattern[:100]!r} matches no parameter{_nearest(pattern, names)}"
+            yield f"frozen: {shown(pattern)} matches no parameter{_nearest(pattern, names)}"
     blocks = [block.fqn for block in model.blocks]
     for block in unused:
         if block not in blocks:
-            yield f"model.unused: the model has no block {block[:100]!r}{_nearest(block, blocks)}"
+            yield f"model.unused: the model has no block {shown(block)}{_nearest(block, blocks)}"
         elif not _fits_through(model, block):
             yield f"model.unused: {block} changes the width, so that nothing fits without it"
 

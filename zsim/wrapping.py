@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import Literal
 
+from zsim.errors import shown
 from zsim.model import PART, ROOT, RUN, ModelSpec, Module, ParamGroup
 from zsim.operators import Operator
 
@@ -214,7 +215,7 @@ def _nested_problems(asked: Wrapping, model: ModelSpec) -> Iterator[str]:
             operators = tuple(block.operators[i] for i in place)
             read = replace(block, operators=operators).given
             if not any(op.weight for op in operators):
-                yield f"wrapping.nested: {block.path} has no module {name[:60]!r} with parameters; it has {', '.join(known)}"
+                yield f"wrapping.nested: {block.path} has no module {shown(name)} with parameters; it has {', '.join(known)}"
                 return
             if place != list(range(place[0], place[-1] + 1)) or len(read) != 1:
                 found = f"{block.path}.{name}, which reads {', '.join(sorted(read))}"

@@ -18,9 +18,10 @@ from tests.zreal.test_tracing_against_torch import traced_events
 from zreal import backends, modules, torch_private
 from zreal.executor import execute
 from zreal.tracing import trace
-from zsim.errors import BackendUnavailableError
+from zsim.errors import BackendUnavailableError, ScenarioError
 from zsim.lowering import lower
 from zsim.memory import replay
+from zsim.models import huggingface
 from zsim.ops import COLLECTIVES, Alloc, Free
 from zsim.plan import plan
 from zsim.program import PHASES
@@ -54,6 +55,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
     "mistral": LLAMA | {"model_type": "mistral", "sliding_window": None},
     "qwen2": LLAMA | {"model_type": "qwen2", "tie_word_embeddings": True},
+    "mistral, a rest of the width": LLAMA
+    | {"model_type": "mistral", "sliding_window": None, "num_attention_heads": 5, "num_key_value_heads": 1},
     "gpt2": GPT2,
     "llama, biases, one head, tied": LLAMA
     | {"attention_bias": True, "mlp_bias": True, "num_attention_heads": 1, "num_key_value_heads": 1, "tie_word_embeddings": True},
@@ -189,6 +192,36 @@ def test_dropout_is_the_same_on_a_rank_and_in_the_reference(tmp_path: Path) -> N
     assert model.training
     assert torch.equal(first, whole)
     assert not torch.equal(first, model.eval()(x, targets))
+
+
+HEADS: dict[str, dict[str, int]] = {
+    "shared by two": {},
+    "that do not divide": {"num_attention_heads": 5, "num_key_value_heads": 5},
+    "more than the width": {"num_attention_heads": 128, "num_key_value_heads": 128},
+    "that do not divide, of a size of their own": {"num_attention_heads": 5, "num_key_value_heads": 5, "head_dim": 8},
+    "that their keys and values do not divide": {"num_key_value_heads": 3},
+    "fewer than their keys and values": {"num_key_value_heads": 8},
+    "of an odd size": {"hidden_size": 12, "num_key_value_heads": 4},
+    "of an odd size of their own": {"head_dim": 7},
+    "of an even size of their own": {"head_dim": 6},
+}
+
+
+@pytest.mark.parametrize(("kind", "heads"), [*itertools.product(["llama", "mistral", "qwen2"], HEADS)])
+def test_heads_are_refused_just_where_transformers_cannot_make_or_run_them(kind: str, heads: str) -> None:
+    config = CONFIGS[kind] | HEADS[heads] | {"num_hidden_layers": 1}
+    try:
+        made = transformers.AutoConfig.for_model(**config)
+        transformers.AutoModelForCausalLM.from_config(made)(torch.zeros(1, 4, dtype=torch.long))
+        runs = True
+    except Exception:  # its own kinds, and torch's of shapes that do not fit
+        runs = False
+    if runs:
+        model = transformers.AutoModelForCausalLM.from_config(made)
+        assert huggingface.from_config(config, sequence_length=4).num_parameters == sum(p.numel() for p in model.parameters())
+    else:
+        with pytest.raises(ScenarioError, match=r"config\.json: (num_attention_heads|num_key_value_heads|head_dim): expected "):
+            huggingface.from_config(config, sequence_length=4)
 
 
 def test_a_backend_without_transformers_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

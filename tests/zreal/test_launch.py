@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from zreal import launch as launching
 from zreal.launch import LaunchError, launch
 
 pytestmark = pytest.mark.gloo
@@ -101,8 +104,65 @@ def test_a_killed_fork_server_is_what_is_named_and_the_next_launch_starts_anothe
         launch(f"{BODIES}:ending_the_server", {}, world_size=2, timeout_s=30)
 
     assert error.value.where == "the fork server"
-    assert error.value.found == "it was ended, and ranks [0, 1] with it; ranks [0, 1] at all_reduce #4 of 8 B over world"
+    assert error.value.found == (
+        "it was killed by SIGKILL (often the system's out-of-memory killer), and ranks [0, 1] with it; "
+        "ranks [0, 1] at all_reduce #4 of 8 B over world"
+    )
     assert launch(f"{BODIES}:fine", {"given": 1}, world_size=1, timeout_s=60)[0]["given"] == 1
+
+
+SEGFAULT = """
+import os, signal, threading, time
+from multiprocessing import forkserver
+from zreal import launch
+
+def end_the_server():
+    while launch._server_pid() is None:
+        time.sleep(0.001)
+    os.kill(launch._server_pid(), signal.SIGSEGV)
+
+if __name__ == "__main__":
+    threading.Thread(target=end_the_server).start()
+    from zsim.cli import main
+    raise SystemExit(main(["validate", "scenarios/parity/fsdp2-mlp-2.toml"]))
+"""
+
+
+def test_a_fork_server_that_crashes_before_it_has_started_a_rank_is_named_with_its_signal(tmp_path: Path) -> None:
+    """As it loads torch; nothing was ended by then, and nothing is said of what could be kept."""
+    script = tmp_path / "controller.py"
+    script.write_text(SEGFAULT)
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    done = subprocess.run([sys.executable, str(script)], cwd=root, env=environment, capture_output=True, text=True)
+
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "zsim: the fork server: expected the process that starts ranks, and that tells how they end, to live until all are done, "
+        "found it was killed by SIGSEGV, before rank 0 of 2 was started; "
+        "look who ended it; by itself it only loads torch, as `python -c 'import torch'` does"
+    )
+
+
+def test_a_fork_server_that_ends_between_two_ranks_is_named_though_python_starts_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch(f"{BODIES}:fine", {"given": 0}, world_size=1, timeout_s=60)
+    start = launching._start
+
+    def start_and_end_the_server(*arguments: Any, rank: int, **more: Any) -> Any:
+        started = start(*arguments, rank=rank, **more)
+        if rank == 0:
+            server = launching._server_pid()
+            assert server is not None
+            os.kill(server, signal.SIGKILL)
+            os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
+        return started
+
+    monkeypatch.setattr(launching, "_start", start_and_end_the_server)
+    with pytest.raises(LaunchError, match="it ended, before rank 1 of 3 was started") as error:
+        launch(f"{BODIES}:all_waiting", {}, world_size=3, timeout_s=30)
+
+    assert error.value.where == "the fork server"
+    assert multiprocessing.active_children() == []
 
 
 def test_ranks_that_train_the_reference_are_slow_and_do_not_hang() -> None:

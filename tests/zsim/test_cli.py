@@ -12,6 +12,7 @@ import pytest
 
 from zsim import backends, saved
 from zsim.cli import main
+from zsim.models import load_preset, presets
 from zsim.run import Capabilities, Numerics, RankRun, Run, RunOptions
 from zsim.scenario import Scenario
 from zsim.units import format_time
@@ -227,6 +228,16 @@ def test_list_schema_is_the_json_schema(capsys):
     assert json.loads(capsys.readouterr().out) == json.loads((ROOT / "scenarios/schema.json").read_text())
 
 
+def test_listed_models_say_at_which_sequence_length_their_parameters_count(capsys):
+    """Where a scenario's own length decides how many there are, and nowhere else."""
+    assert main(["list", "models"]) == 0
+    listed = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines()[1:])
+    counted = "at a sequence length of 2,048, whose positions are learned; "
+    for name in presets():
+        here, there = (load_preset(name, sequence_length=length).num_parameters for length in (2048, 64))
+        assert listed[name].startswith(f"{here:,} parameters {counted}" if here != there else f"{here:,} parameters; ")
+
+
 def test_a_predicted_time_is_printed_with_its_band(capsys):
     band = output(capsys, "run", FSDP2)["step_time_band_ns"]
     assert main(["run", FSDP2]) == 0
@@ -249,6 +260,9 @@ def test_show_prints_the_mesh_and_the_memory(capsys):
         (["rnu", FSDP2], 2, "did you mean run?"),
         (["list", "models", "clusters"], 2, "unrecognized arguments: clusters; one at a time"),
         (["run", FSDP2, "--al-ranks"], 2, "did you mean --all-ranks?"),
+        (["run", FSDP2, "--qq"], 2, "\nzsim: command line: expected arguments as in --help, found unrecognized arguments: --qq\n"),
+        (["validate", FSDP2, "--backend", "fake"], 2, "unrecognized arguments: --backend fake; it is an option of run\n"),
+        (["run", FSDP2, "--timeout", "nan"], 2, "\nzsim: run: expected arguments as in --help, found argument --timeout: expected seconds"),
         (["run"], 2, "SCENARIO"),
         (["run", "none.toml"], 2, "none.toml: no such file"),
         (["run", FSDP2, "--backend", "ech"], 2, "did you mean echo?"),

@@ -12,6 +12,7 @@ from zsim.mesh import Mesh
 from zsim.run import CollectiveRecord, MemoryRecord, Numerics, PhaseRecord, RankRun, Run, RunOptions, Span
 from zsim.scenario import load
 from zsim.simulator import SimBackend
+from zsim.verdict import Check
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 
@@ -174,10 +175,23 @@ def test_time_is_unsupported_where_constants_are_assumed():
     assert "cpu-gloo is not calibrated here" in check.detail
 
 
-@pytest.mark.parametrize(("step_time_ns", "status"), [(1050, "ok"), (1200, "failed")])
+@pytest.mark.parametrize(
+    ("step_time_ns", "status"), [(899, "failed"), (900, "ok"), (1050, "ok"), (1100, "ok"), (1101, "failed"), (1200, "failed")]
+)
 def test_time_is_judged_where_both_sides_are_calibrated(step_time_ns, status):
     checks = compare(a_run("sim", step_time_ns=step_time_ns), a_run(step_time_ns=1000))
     assert named(checks, "step time").status == status
+
+
+def test_a_verdict_in_which_nothing_could_be_checked_is_no_agreement():
+    blind = tuple(Check(name=name, status="unsupported") for name in ("collective order", "step time"))
+    seen = Check(name="bytes", status="ok")
+    assert [agrees(checks) for checks in ((), blind, (*blind, seen), (*blind, seen, replace(seen, status="failed")))] == [
+        False,
+        False,
+        True,
+        False,
+    ]
 
 
 def test_runs_of_other_world_sizes_are_not_compared_further():
@@ -189,6 +203,13 @@ def test_a_folded_rank_stands_for_all_when_it_says_so():
     folded = a_run("sim")
     folded = replace(folded, ranks=(replace(folded.ranks[0], stands_for=2),), stand_ins=(0, 0))
     assert agrees(compare(folded, a_run()))
+
+
+def test_a_folded_measurement_speaks_for_every_rank_without_naming_those_it_observed():
+    folded = a_run(provenance={"sees": "memory numerics"})
+    folded = replace(folded, ranks=(replace(folded.ranks[0], stands_for=2),))
+    assert named(compare(a_run("sim"), folded), "ranks").detail.startswith("1 of 2 ranks were measured")
+    assert "ranks" not in statuses(compare(a_run("sim"), replace(folded, stand_ins=(0, 0))))
 
 
 def test_an_incomplete_measurement_fails():

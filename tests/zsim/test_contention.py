@@ -91,7 +91,7 @@ def test_groups_that_need_more_of_a_member_s_link_than_there_is_contend_and_othe
 
 def at_once(*sizes: tuple[str, int]) -> Program:
     """All ranks of 2 × 16 all-reduce over groups at once, each on a stream of its own."""
-    streams = ("all_gather", "reduce_scatter", "all_reduce")
+    streams = ("all_gather", "reduce_scatter", "all_reduce", "all_gather_copy_in")
     ops = tuple(
         Op(index=index, kind="all_reduce", unit="u", stream=streams[index], group=group, nbytes=nbytes)
         for index, (group, nbytes) in enumerate(sizes)
@@ -134,6 +134,15 @@ def test_one_communicator_stays_one_queue_though_another_contends_with_it() -> N
     times = simulate(program, costs=COSTS).ranks[0]
     assert times.ends[0] <= times.starts[1]
     assert times.starts[2] < times.ends[0]
+
+
+def test_what_waits_for_a_communicator_that_contends_runs_in_the_order_of_issue() -> None:
+    """Three of one group at once, each of other bytes, while another group takes a part of the same rail."""
+    program = at_once(("dp_shard", 2**24), ("dp_shard", 2**20), ("dp_shard", 2**22), ("dp_replicate", 2**28))
+    for all_ranks in (False, True):
+        times = simulate(program, costs=COSTS, all_ranks=all_ranks).ranks[0]
+        assert times.starts[3] < times.ends[0]
+        assert times.starts[1:3] == times.ends[:2]
 
 
 def test_what_runs_on_the_device_meanwhile_is_not_delayed() -> None:

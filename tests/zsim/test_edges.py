@@ -16,6 +16,8 @@ from zsim.scenario import Scenario, parse
 GOLDEN = Path(__file__).parents[1] / "golden" / "edges"
 CLIP = 'optimizer = { name = "adamw", clip_norm = 1.0 }'
 TWICE = 'batch = { micro_batch = 2, accumulation = 2, forwards = 2 }'
+TWO_RUNS = 'model = { preset = "mlp-tiny", num_layers = 2, uses = 2 }\nbatch = { micro_batch = 2, accumulation = 2 }'
+"""In the last backward a group's first run reduces what earlier micro-batches have left, and its second what this one has made."""
 CASES = {
     "ddp-clip": ('name = "ddp"', CLIP),
     "ddp-unused": ('name = "ddp", find_unused_parameters = true', 'model = { preset = "mlp-tiny", num_layers = 2, unused = ["blocks.0"] }'),
@@ -27,12 +29,14 @@ CASES = {
     "zero3-accumulate": ('name = "zero3", sync = "last"', TWICE),
     "fsdp2-clip": ('name = "fsdp2"', CLIP),
     "fsdp2-accumulate": ('name = "fsdp2", sync = "every"', TWICE),
+    "fsdp2-reduced-twice": ('name = "fsdp2", sync = "last"', TWO_RUNS),
     "fsdp2-reshard-to-2": ('name = "fsdp2", reshard_after_forward = 2', ""),
     "fsdp2-offload": ('name = "fsdp2", offload = true', ""),
     "fsdp2-prefetch": ('name = "fsdp2", forward_prefetch = 2, backward_prefetch = 2', ""),
     "fsdp2-checkpointing": ('name = "fsdp2"', 'activation_checkpointing = { mode = "full" }'),
     "fsdp2-nested": ('name = "fsdp2"', 'wrapping = { every = 1, nested = ["fc2"] }'),
     "hsdp-all-reduce-last": ('name = "hsdp", dp_replicate = 2, dp_shard = 2, all_reduce = "last"', TWICE),
+    "hsdp-reduced-twice": ('name = "hsdp", dp_replicate = 2, dp_shard = 2, sync = "last"', TWICE),
     "fsdp1-post": ('name = "fsdp1", dp_replicate = 1, backward_prefetch = "post", forward_prefetch = true', ""),
     "fsdp1-hybrid": ('name = "fsdp1", dp_replicate = 2, dp_shard = 2', CLIP),
     "zero_redundancy-clip": ('name = "zero_redundancy"', CLIP),
@@ -41,8 +45,9 @@ DEFAULTS = ('model = { preset = "mlp-tiny", num_layers = 2 }', "batch = { micro_
 
 
 def scenario(strategy: str, more: str) -> Scenario:
-    """Four ranks; `more` is in place of the default of its table."""
-    tables = [table for table in DEFAULTS if table.split(" ")[0] != more.split(" ")[0]]
+    """Four ranks; `more` is in place of the defaults of its tables."""
+    given = {line.split(" ")[0] for line in more.splitlines()}
+    tables = [table for table in DEFAULTS if table.split(" ")[0] not in given]
     text = "\n".join([*tables, more, 'cluster = { preset = "dgx-h100", ranks = 4 }', f"strategy = {{ {strategy} }}"])
     return parse(text.encode(), where="edges.toml")
 

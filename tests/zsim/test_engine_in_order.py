@@ -39,10 +39,12 @@ class Costs:
 def an_op(kind: str, index: int, rng: Random) -> Op:
     """Of a kind that all ranks share, with waits and kernels of its own; some wait for many ops at once."""
     waits = tuple(sorted(rng.sample(range(index), min(index, rng.choice([0, 0, 1, 2, 3, 9, 12])))))
+    number = rng.choice([1, 1, 2]) if kind in ("compute", "all_gather_copy_in") else rng.choice([0, 0, 0, 1])
+    kernels = tuple(Kernel("copy", 0, rng.randint(1, 400), "float32") for _ in range(number))
     if kind in ("compute", "all_gather_copy_in"):
-        kernels = tuple(Kernel("copy", 0, rng.randint(1, 400), "float32") for _ in range(rng.choice([1, 1, 2])))
         return Op(index=index, kind="forward", unit="u", stream=kind, waits=waits, kernels=kernels)
-    return Op(index=index, kind="host_wait" if rng.random() < 0.5 else "free", unit="u", stream="host", waits=waits)
+    kind = "host_wait" if rng.random() < 0.5 and not kernels else "copy" if kernels else "free"
+    return Op(index=index, kind=kind, unit="u", stream="host", waits=waits, kernels=kernels)
 
 
 def a_program(rng: Random) -> Program:
@@ -71,12 +73,14 @@ def a_program(rng: Random) -> Program:
     return Program(mesh=mesh, ranks=tuple(kinds[kind] for kind in used), assignment=tuple(map(used.index, drawn_kinds)))
 
 
-def in_order(program: Program, costs: Costs) -> list[list[int]]:
-    """When each op of each rank ends. Every rank has as many ops, and a collective stands at the same place on all."""
+def in_order(program: Program, costs: Costs) -> tuple[list[list[int]], list[list[int]]]:
+    """When each op of each rank ends, and when its host has issued it. Every rank has as many ops, and a collective stands at the
+    same place on all."""
     ranks = range(program.mesh.world_size)
     ops = [program.of_rank(rank).steady for rank in ranks]
     rooms = [awaited(ops[rank], launch_queue=costs.launch_queue) for rank in ranks]
     ends: list[list[int]] = [[] for _ in ranks]
+    issued: list[list[int]] = [[] for _ in ranks]
     streams = [dict.fromkeys(STREAMS, 0) for _ in ranks]
     hosts, gates = [0 for _ in ranks], [0 for _ in ranks]
     queues: dict[tuple[str, tuple[int, ...]], int] = {}
@@ -85,6 +89,7 @@ def in_order(program: Program, costs: Costs) -> list[list[int]]:
         for rank in ranks:
             op, room = ops[rank][place], rooms[rank][place]
             hosts[rank] = max(hosts[rank], gates[rank], ends[rank][room] if room != NONE else 0) + costs.issue_ns(op)
+            issued[rank].append(hosts[rank])
             before = 0 if op.stream == "host" else streams[rank][op.stream]
             ready.append(max([hosts[rank], before, *(ends[rank][wait] for wait in op.waits)]))
         for rank in ranks:
@@ -99,7 +104,7 @@ def in_order(program: Program, costs: Costs) -> list[list[int]]:
                 queues[op.group, program.mesh.group(op.group, rank)] = end
             if op.stream == "host" and op.waits:
                 gates[rank] = end
-    return ends
+    return ends, issued
 
 
 @settings(max_examples=150)
@@ -108,9 +113,10 @@ def test_every_op_of_every_rank_ends_when_a_walk_in_order_says(rng: Random, laun
     program, costs = a_program(rng), Costs(launch_queue)
     wanted = in_order(program, costs)
     whole, folded = simulate(program, costs=costs, all_ranks=True), simulate(program, costs=costs)
-    assert [list(whole.ranks[rank].ends) for rank in range(program.mesh.world_size)] == wanted
-    stand_ins = folded.stand_ins or range(program.mesh.world_size)
-    assert [list(folded.ranks[stand_in].ends) for stand_in in stand_ins] == wanted
+    everyone = range(program.mesh.world_size)
+    for timeline, ranks in ((whole, everyone), (folded, folded.stand_ins or everyone)):
+        found = [timeline.ranks[rank] for rank in ranks]
+        assert ([list(times.ends) for times in found], [list(times.issued) for times in found]) == wanted
 
 
 def test_a_launch_awaits_the_op_that_leaves_room_for_it() -> None:

@@ -20,6 +20,15 @@ def test_a_deep_dotted_key_of_40_kilobytes_is_refused_at_once():
     assert time.perf_counter() - began < 0.1
 
 
+def test_a_key_of_as_many_parts_as_there_may_be_is_read_and_one_more_is_not():
+    assert guards.scan("a.b.c.d.e.f.g.h = 1") == ""
+    assert guards.scan("a.b.c.d.e.f.g.h.i = 1") == "line 1: expected keys of at most 8 parts, found a longer one"
+
+
+def test_as_many_brackets_as_there_may_be_are_read():
+    assert guards.scan("x = " + "[" * 16 + "]" * 16) == ""
+
+
 @pytest.mark.parametrize("text", ["x = " + "[" * 17, "x = " + "{a=" * 17])
 def test_deep_nesting_is_refused(text):
     assert refused(text) == "x.toml: line 1: expected at most 16 nested brackets, found more"
@@ -83,4 +92,12 @@ def test_numbers_that_are_not_finite_or_too_long_are_named_by_key():
         "a.b[1]: expected a finite number, found inf",
         "c: expected a finite number, found nan",
         "d: expected an integer of at most 64 bits, found a longer one",
+    )
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_longest_integers_are_let_through_and_one_more_on_either_side_is_not(sign):
+    assert guards.number_problems({"a": sign * guards.MAX_INT}) == ()
+    assert guards.number_problems({"a": sign * (guards.MAX_INT + 1)}) == (
+        "a: expected an integer of at most 64 bits, found a longer one",
     )

@@ -91,31 +91,31 @@ def test_a_head_size_of_its_own_is_taken_from_the_config() -> None:
 @pytest.mark.parametrize(
     ("config", "complaint"),
     [
-        ({}, "model_type: expected one of gpt2, llama, mistral, qwen2, found 'None'"),
-        ({"model_type": []}, "model_type: expected one of gpt2, llama, mistral, qwen2, found '[]'"),
-        (LLAMA | {"model_type": "bert"}, "model_type: expected one of gpt2, llama, mistral, qwen2, found 'bert'"),
-        (GPT2 | {"n_layer": 10**9}, "n_layer: expected a whole number from 1 to 4,096, found '1000000000'"),
-        (GPT2 | {"n_layer": 1.5}, "n_layer: expected a whole number from 1 to 4,096, found '1.5'"),
-        (GPT2 | {"n_embd": True}, "n_embd: expected a whole number from 1 to 10,000,000, found 'True'"),
-        (GPT2 | {"n_head": None}, "n_head: expected a whole number from 1 to 10,000,000, found 'None'"),
-        (GPT2 | {"add_cross_attention": True}, "add_cross_attention: expected false, as anything else is not modelled, found 'True'"),
-        (LLAMA | {"hidden_size": -1}, "hidden_size: expected a whole number from 1 to 10,000,000, found '-1'"),
-        (LLAMA | {"hidden_act": "gelu"}, "hidden_act: expected one of silu, swish, found 'gelu'"),
-        (GPT2 | {"activation_function": "relu"}, "activation_function: expected one of gelu_new, gelu, gelu_pytorch_tanh, found 'relu'"),
-        (GPT2 | {"attn_pdrop": 2}, "attn_pdrop: expected a number from 0 to 1, found '2'"),
-        (GPT2 | {"resid_pdrop": True}, "resid_pdrop: expected a number from 0 to 1, found 'True'"),
-        (LLAMA | {"attention_dropout": 0.1}, "attention_dropout: expected 0, as in all published models of this kind, found '0.1'"),
-        (LLAMA | {"attention_bias": 1}, "attention_bias: expected true or false, found '1'"),
-        (LLAMA | {"tie_word_embeddings": "no"}, "tie_word_embeddings: expected true or false, found 'no'"),
-        (MISTRAL | {"sliding_window": 64}, "sliding_window: expected more than the sequence length, 128, found '64'"),
-        (MISTRAL | {"sliding_window": 128}, "sliding_window: expected more than the sequence length, 128, found '128'"),
-        (QWEN2 | {"use_sliding_window": True}, "use_sliding_window: expected false, as anything else is not modelled, found 'True'"),
+        ({}, "model_type: missing; expected one of gpt2, llama, mistral, qwen2"),
+        ({"model_type": []}, "model_type: expected one of gpt2, llama, mistral, qwen2, found []"),
+        (LLAMA | {"model_type": "bert"}, 'model_type: expected one of gpt2, llama, mistral, qwen2, found "bert"'),
+        (GPT2 | {"n_layer": 10**9}, "n_layer: expected a whole number from 1 to 4,096, found 1000000000"),
+        (GPT2 | {"n_layer": 1.5}, "n_layer: expected a whole number from 1 to 4,096, found 1.5"),
+        (GPT2 | {"n_embd": True}, "n_embd: expected a whole number from 1 to 10,000,000, found true"),
+        (GPT2 | {"n_head": None}, "n_head: expected a whole number from 1 to 10,000,000, found null"),
+        (GPT2 | {"add_cross_attention": True}, "add_cross_attention: expected false, as anything else is not modelled, found true"),
+        (LLAMA | {"hidden_size": -1}, "hidden_size: expected a whole number from 1 to 10,000,000, found -1"),
+        (LLAMA | {"hidden_act": "gelu"}, 'hidden_act: expected one of silu, swish, found "gelu"'),
+        (GPT2 | {"activation_function": "relu"}, 'activation_function: expected one of gelu_new, gelu, gelu_pytorch_tanh, found "relu"'),
+        (GPT2 | {"attn_pdrop": 2}, "attn_pdrop: expected a number from 0 to 1, found 2"),
+        (GPT2 | {"resid_pdrop": True}, "resid_pdrop: expected a number from 0 to 1, found true"),
+        (LLAMA | {"attention_dropout": 0.1}, "attention_dropout: expected 0, as in all published models of this kind, found 0.1"),
+        (LLAMA | {"attention_bias": 1}, "attention_bias: expected true or false, found 1"),
+        (LLAMA | {"tie_word_embeddings": "no"}, 'tie_word_embeddings: expected true or false, found "no"'),
+        (MISTRAL | {"sliding_window": 64}, "sliding_window: expected more than the sequence length, 128, found 64"),
+        (MISTRAL | {"sliding_window": 128}, "sliding_window: expected more than the sequence length, 128, found 128"),
+        (QWEN2 | {"use_sliding_window": True}, "use_sliding_window: expected false, as anything else is not modelled, found true"),
         (
             QWEN2 | {"layer_types": ["sliding_attention"]},
-            'layer_types: expected "full_attention" alone, as anything else is not modelled, found "[\'sliding_attention\']"',
+            'layer_types: expected "full_attention" alone, as anything else is not modelled, found ["sliding_attention"]',
         ),
-        (LLAMA | {"rope_scaling": {"type": "dynamic"}}, "rope_scaling: expected one of default, linear, llama3, yarn, found 'dynamic'"),
-        (GPT2 | {"output_attentions": True}, "output_attentions: expected false, as anything else is not modelled, found 'True'"),
+        (LLAMA | {"rope_scaling": {"type": "dynamic"}}, 'rope_scaling: expected one of default, linear, llama3, yarn, found "dynamic"'),
+        (GPT2 | {"output_attentions": True}, "output_attentions: expected false, as anything else is not modelled, found true"),
     ],
 )
 def test_a_config_that_cannot_be_used_is_refused_with_file_and_key(config: dict[str, Any], complaint: str) -> None:
@@ -124,9 +124,49 @@ def test_a_config_that_cannot_be_used_is_refused_with_file_and_key(config: dict[
     assert caught.value.problems == (f"model.huggingface: c.json: {complaint}",)
 
 
-def test_heads_of_a_config_that_do_not_divide_are_refused() -> None:
-    with pytest.raises(ScenarioError, match="5 heads do not divide a hidden size of 768"):
-        huggingface.from_config(GPT2 | {"n_head": 5})
+@pytest.mark.parametrize(
+    ("config", "complaint"),
+    [
+        (GPT2 | {"n_head": 5}, "n_head: expected a divisor of n_embd, 768, found 5"),
+        (LLAMA | {"num_attention_heads": 5, "head_dim": 64}, "num_attention_heads: expected a divisor of hidden_size, 4096, found 5"),
+        (LLAMA | {"num_attention_heads": 5, "hidden_size": 32}, "num_attention_heads: expected a divisor of hidden_size, 32, found 5"),
+        (LLAMA | {"num_key_value_heads": 5}, "num_key_value_heads: expected a divisor of num_attention_heads, 32, found 5"),
+        (MISTRAL | {"num_attention_heads": 64, "hidden_size": 32}, "num_attention_heads: expected at most hidden_size, 32, found 64"),
+        (LLAMA | {"num_key_value_heads": 64}, "num_key_value_heads: expected a divisor of num_attention_heads, 32, found 64"),
+        (LLAMA | {"head_dim": 7}, "head_dim: expected an even number, for rotary positions, found 7"),
+        (
+            LLAMA | {"num_attention_heads": 32, "hidden_size": 96},
+            "num_attention_heads: expected heads of an even size, as a part of hidden_size, 96, for rotary positions, found 32",
+        ),
+    ],
+)
+def test_heads_of_a_config_that_do_not_fit_are_refused_with_its_file_and_keys(config: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ScenarioError) as caught:
+        huggingface.from_config(config, where="c.json")
+    assert caught.value.problems == (f"model.huggingface: c.json: {complaint}",)
+
+
+@pytest.mark.parametrize("config", [MISTRAL, QWEN2])
+def test_heads_of_kinds_that_leave_a_rest_of_the_width_over_have_the_size_of_what_divides(config: dict[str, Any]) -> None:
+    spec = huggingface.from_config(config | {"num_attention_heads": 5, "num_key_value_heads": 1, "hidden_size": 32})
+    shapes = {parameter.fqn: parameter.shape for parameter in spec.parameters}
+    assert [shapes[f"model.layers.0.self_attn.{part}_proj.weight"] for part in "qko"] == [(30, 32), (6, 32), (32, 30)]
+
+
+def test_a_bad_config_has_all_its_problems_listed_in_one_go(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "vocab_size": -1, "hidden_size": "x", "num_hidden_layers": 1e9}')
+    text = TEXT.replace("MORE", "seed = true")
+    with pytest.raises(ScenarioError) as caught:
+        scenario.parse(text.encode(), where="h.toml", folder=tmp_path)
+    most = "expected a whole number from 1 to 10,000,000"
+    assert set(caught.value.problems) == {
+        "h.toml: seed: expected a whole number, found true",
+        f"h.toml: model.huggingface: config.json: vocab_size: {most}, found -1",
+        f'h.toml: model.huggingface: config.json: hidden_size: {most}, found "x"',
+        "h.toml: model.huggingface: config.json: num_hidden_layers: expected a whole number from 1 to 4,096, found 1000000000.0",
+        f"h.toml: model.huggingface: config.json: num_attention_heads: missing; {most}",
+        f"h.toml: model.huggingface: config.json: intermediate_size: missing; {most}",
+    }
 
 
 @given(

@@ -15,7 +15,7 @@ from zsim.errors import ProgramError
 from zsim.memory import Ledger, replay
 from zsim.ops import MEMORY_KINDS, Alloc, Free, MemoryEvent, Op
 from zsim.plan import plan
-from zsim.program import PHASES, RankProgram
+from zsim.program import PHASES, Part, RankProgram
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 
@@ -148,6 +148,19 @@ def test_a_steady_phase_that_begins_as_the_first_one_did_is_as_if_it_had_been_fo
         for rank in plan(scenario.load(path), device="cuda").ranks:
             assert rank.first[0] is rank.steady[0]
             assert replay(rank) == replay(anew(rank))
+
+
+def test_ops_that_come_again_in_other_parts_have_the_peaks_of_their_own_parts():
+    passes = (op(0, Alloc("x", "inputs", 3), Free("x")), op(1, Alloc("y", "inputs", 5), Free("y")))
+    rank = RankProgram(
+        construction=(),
+        first=passes,
+        steady=passes,
+        first_parts=(Part("forward", 0, 0),),
+        steady_parts=(Part("forward", 0, 0), Part("backward", 1, 0)),
+    )
+    assert [(part.name, part.peak_bytes) for part in replay(rank)["steady"].parts] == [("forward", 3), ("backward", 5)]
+    assert replay(rank) == replay(anew(rank))
 
 
 @pytest.mark.parametrize(

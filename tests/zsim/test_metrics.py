@@ -17,10 +17,10 @@ from zsim.scenario import Scenario, parse
 from zsim.simulator import SimBackend
 
 
-def scenario(*, accumulation: int = 1) -> Scenario:
+def scenario(*, accumulation: int = 1, forwards: int = 1) -> Scenario:
     text = f"""
 model = {{ family = "mlp", sizes = {{ dims = [3, 5], hidden = 7, num_classes = 2 }} }}
-batch = {{ micro_batch = 4, accumulation = {accumulation} }}
+batch = {{ micro_batch = 4, accumulation = {accumulation}, forwards = {forwards} }}
 cluster = {{ preset = "dgx-h100", ranks = 2 }}
 strategy = {{ name = "fsdp2" }}
 precision = {{ parameters = "bf16", reduce = "fp32" }}
@@ -71,10 +71,10 @@ def test_times_are_the_lengths_of_unions_of_spans():
 
 
 def test_tokens_and_mfu_follow_their_formulas():
-    """6 per token and weight: the layers are 3·7, 7·5 and 5·2."""
-    found = metrics.figures(a_run(*SPANS, step=400), scenario(accumulation=3))
-    tokens, flops = 4 * 3, 6 * (3 * 7 + 7 * 5 + 5 * 2)
-    assert metrics.model_flops(scenario(accumulation=3)) == tokens * flops
+    """6 per token and weight: the layers are 3·7, 7·5 and 5·2. Each forward has tokens of its own."""
+    found = metrics.figures(a_run(*SPANS, step=400), scenario(accumulation=3, forwards=2))
+    tokens, flops = 4 * 3 * 2, 6 * (3 * 7 + 7 * 5 + 5 * 2)
+    assert metrics.model_flops(scenario(accumulation=3, forwards=2)) == tokens * flops
     assert found.tokens_per_second_per_gpu == tokens * 1e9 / 400
     assert found.mfu == tokens * flops * 1e9 / (400 * scenario().cluster.device.peak_flops("bfloat16"))
 
@@ -107,6 +107,18 @@ def test_traffic_counts_the_steady_step_by_kind_and_the_wire_of_the_busiest_rank
         "reduce_scatter": (1, 60),
     }
     assert found.bytes_sent_per_rank == 51
+
+
+def test_bytes_on_a_wire_that_nobody_saw_are_not_claimed_to_be_none():
+    """So that a limit on them does not hold for want of a counter; a rank alone sends nothing, and that is known."""
+    found = a_run(*SPANS, step=400)
+    unseen = replace(found, ranks=tuple(replace(rank, bytes_sent=0) for rank in found.ranks))
+    assert metrics.figures(unseen, scenario()).bytes_sent_per_rank is None
+    limited = parse((scenario().text + '[expect]\nbytes_sent_per_rank = "<= 51 B"\n').encode(), where="figures.toml")
+    assert [[verdict.ok for verdict in report.of_run(run, limited).verdicts] for run in (found, unseen)] == [[True], [None]]
+    silent = {name: replace(phase, collectives=()) for name, phase in unseen.ranks[0].phases.items()}
+    alone = replace(unseen, ranks=(replace(unseen.ranks[0], phases=silent),))
+    assert metrics.figures(alone, scenario()).bytes_sent_per_rank == 0
 
 
 def test_a_measured_run_without_time_has_no_figures_of_time():

@@ -1,9 +1,13 @@
 """Neither `import zsim` nor the command line's start loads torch or numpy."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).parents[2]
 
 PROBE = "import sys; print(*[name for name in ('torch', 'numpy', 'zreal') if name in sys.modules])"
 
@@ -40,3 +44,25 @@ def test_help_loads_neither_pydantic_nor_rich_nor_simpy():
     code = f"from zsim.cli import main; main(['--help']); import sys; {probe}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == ""
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        ("ModuleNotFoundError(\"No module named 'sympy'\")", "ModuleNotFoundError: No module named 'sympy'"),
+        ("ImportError('no c10\\nand more')", "ImportError: no c10"),
+        ("OSError('libcudart.so.12: cannot open shared object file')", "OSError: libcudart.so.12: cannot open shared object file"),
+    ],
+)
+@pytest.mark.parametrize("command", [["run", "--backend", "fake"], ["run", "--backend", "nccl"], ["validate", "--against", "gloo"]])
+def test_a_torch_that_cannot_be_imported_is_a_backend_that_is_not_there(tmp_path, command, raised, told):
+    broken = tmp_path / "torch.py"
+    broken.write_text(f"raise {raised}\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    arguments = [command[0], "scenarios/parity/fsdp2-mlp-2.toml", *command[1:]]
+    done = subprocess.run([sys.executable, "-m", "zsim", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[-1] == (
+        f"zsim: backend {command[-1]}: expected a torch that can be imported, found one at {broken} that cannot: {told}; "
+        "install it anew, pip install --force-reinstall 'zsim[real]', or take what shadows it off the path"
+    )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from zsim import scenario, schema
-from zsim.errors import ScenarioError, ZsimError
+from zsim.errors import ScenarioError, ZsimError, shown
 from zsim.mesh import Mesh
 from zsim.plan import plan
 from zsim.training import Batch, Optimizer, Precision
@@ -94,14 +94,19 @@ def test_the_published_schema_is_in_step():
         ("dp_shard = 4", "tp = 4", "x.toml: strategy.tp: tensor and pipeline parallelism are reserved words for now"),
         ("dp_shard = 4", "pp = 4", "x.toml: strategy.pp: tensor and pipeline parallelism are reserved words for now"),
         ('"fsdp2"', '"fsdp3"', "did you mean fsdp2?"),
-        ('"auto", sync', '"atuo", sync', "x.toml: strategy.reshard_after_forward: expected 'auto' or "),
+        ('"auto", sync', '"atuo", sync', 'x.toml: strategy.reshard_after_forward: expected "auto" or '),
         ("all_gathers", "all_gather", "x.toml: expect.all_gather: unknown key, did you mean all_gathers?"),
         ("all_gathers = 18", 'peak_memory = "<= 80G"', "x.toml: expect.peak_memory: "),
         ('"gpt-tiny"', '"gpt-tinny"', 'unknown model "gpt-tinny", did you mean gpt-tiny?'),
         ('"cpu-gloo"', '"cpu-glo"', 'x.toml: cluster.preset: unknown cluster "cpu-glo", did you mean cpu-gloo?'),
         ('"gpt-tiny"', '"gpt-tiny", num_layers = 5', "x.toml: model.num_layers: expected 1 to 4"),
-        ("steps = 4", "steps = 4.5", "x.toml: steps: expected a whole number, found '4.5'"),
-        ("steps = 4", "steps = true", "x.toml: steps: expected a whole number, found 'True'"),
+        ("steps = 4", "steps = 4.5", "x.toml: steps: expected a whole number, found 4.5"),
+        ("steps = 4", "steps = true", "x.toml: steps: expected a whole number, found true"),
+        ("steps = 4", "steps = 0", "x.toml: steps: expected greater than or equal to 1, found 0"),
+        ("steps = 4", 'steps = "0"', 'x.toml: steps: expected a whole number, found "0"'),
+        ("steps = 4", "steps = [1, [2]]", "x.toml: steps: expected a whole number, found [1, …]"),
+        ("steps = 4", "steps = { a = true }", "x.toml: steps: expected a whole number, found { a = true }"),
+        ("steps = 4", "steps = 2020-01-02", "x.toml: steps: expected a whole number, found 2020-01-02"),
         ("momentum = 0.9", "momentum = nan", "x.toml: optimizer.momentum: expected a finite number, found nan"),
         ("momentum = 0.9", "momentum = 1e999", "x.toml: optimizer.momentum: expected a finite number, found inf"),
         ("steps = 4", "steps = 0x" + "f" * 40, "x.toml: steps: expected an integer of at most 64 bits"),
@@ -110,7 +115,7 @@ def test_the_published_schema_is_in_step():
         ("steps = 4", "steps = 2020-13-45", "x.toml: not TOML: "),
         ("accumulation = 2", "accumulation = 0", "x.toml: batch.accumulation: expected greater than or equal to 1, "),
         ('preset = "gpt-tiny"', 'family = "gpt"', "x.toml: model.sizes.num_layers: expected a value, found nothing"),
-        ('preset = "gpt-tiny"', 'family = "gtp"', "x.toml: model.family: unknown family 'gtp', did you mean gpt?"),
+        ('preset = "gpt-tiny"', 'family = "gtp"', 'x.toml: model.family: unknown family "gtp", did you mean gpt?'),
         ('preset = "gpt-tiny"', "", "x.toml: model: expected one of preset, family, huggingface or traced, found none of them"),
         ('preset = "gpt-tiny"', 'huggingface = "none.json"', "x.toml: model.huggingface: none.json: no such file"),
         ('preset = "gpt-tiny"', 'preset = "mlp-tiny"', "x.toml: batch.sequence_length: expected 1 for an mlp"),
@@ -296,15 +301,32 @@ expect = { peak_memory = "<= 80G", flurb = 3 }
 @pytest.mark.parametrize(
     ("written", "wanted"),
     [
-        ("900", "expected text, found '900'"),
-        ('"0 KiB"', 'expected "unit", "parameter" or a size as "25 MiB", found \'0 KiB\''),
-        ('"25M"', 'expected "unit", "parameter" or a size as "25 MiB", found \'25M\''),
+        ("900", "expected text, found 900"),
+        ('"0 KiB"', 'expected "unit", "parameter" or a size as "25 MiB", found "0 KiB"'),
+        ('"25M"', 'expected "unit", "parameter" or a size as "25 MiB", found "25M"'),
     ],
 )
 def test_a_bucket_size_has_a_unit(written, wanted):
     text = changed('name = "fsdp2"', f'name = "zero2", granularity = {written}').replace(', reshard_after_forward = "auto"', "")
     assert any(problem.endswith(f"strategy.granularity: {wanted}") for problem in problems(text)), problems(text)
     assert parse(text.replace(written, '"25 MiB"')).options.granularity == 25 * 1024**2
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("a" * 61, f'"{"a" * 60}…"'),
+        (10**70, f"1{'0' * 59}…"),
+        ('say "é"\n', '"say \\"é\\"\\n"'),
+        (list(range(9)), "[0, 1, 2, 3, 4, 5, 6, 7, …]"),
+        (("a" * 59, "b", 1), f'["{"a" * 59}…]'),
+        ({}, "{}"),
+        (None, "null"),
+        (float("nan"), "nan"),
+    ],
+)
+def test_a_value_is_shown_as_toml_writes_it_and_cut_where_it_is_long(value, text):
+    assert shown(value) == text
 
 
 def test_a_byte_order_mark_is_no_part_of_the_text():

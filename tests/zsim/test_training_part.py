@@ -32,10 +32,10 @@ def test_patterns_freeze_what_they_match_and_unused_blocks_are_not_trained() -> 
 @pytest.mark.parametrize(
     ("frozen", "more", "complaint"),
     [
-        ('["embeding.*"]', {}, "frozen: 'embeding.*' matches no parameter"),
+        ('["embeding.*"]', {}, 'frozen: "embeding.*" matches no parameter'),
         ('["blocks.0.atn.q.weight"]', {}, "did you mean blocks.0.attn.q.weight?"),
         ('["*"]', {}, "frozen: nothing is left to train; leave a parameter out of it"),
-        ("[]", {"model": 'preset = "gpt-tiny", unused = ["blocks.9"]'}, "model.unused: the model has no block 'blocks.9'"),
+        ("[]", {"model": 'preset = "gpt-tiny", unused = ["blocks.9"]'}, 'model.unused: the model has no block "blocks.9"'),
         ("[]", {"model": 'preset = "mlp-uneven", unused = ["blocks.0"]'}, "blocks.0 changes the width"),
         ("[]", {"model": 'preset = "gpt-tiny", unused = ["blocks.1"]', "strategy": "ddp"}, 'frozen = ["blocks.1.*"]'),
         ("[]", {"model": 'preset = "gpt-tiny", unused = ["blocks.1"]', "strategy": "ddp"}, "use find_unused_parameters = true"),

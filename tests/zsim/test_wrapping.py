@@ -155,7 +155,7 @@ def test_a_unit_is_gathered_before_its_first_module_and_reduced_after_its_first_
             'wrapping.ends: with every = "all" the whole model is one group, which leaves nothing apart; use "root", or a number',
         ),
         ("every = 6", UNTIED, 'wrapping.every: expected 1 to 5, the model\'s blocks, or "all", found 6'),
-        ("every = 0", UNTIED, "wrapping.every: expected greater than or equal to 1 or 'all', found '0'"),
+        ("every = 0", UNTIED, 'wrapping.every: expected greater than or equal to 1 or "all", found 0'),
         (
             "every = 2",
             f'traced = "{TRACED}"',

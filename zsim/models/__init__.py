@@ -32,6 +32,10 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+LISTED_LENGTH = 2048
+"""The sequence length at which presets with open positions are listed: that of llm-foundry's MPT."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
     """A model by name: its family, its sizes, and where the sizes come from."""
@@ -40,6 +44,11 @@ class Preset:
     family: str
     source: str
     sizes: Sizes
+
+    @property
+    def has_open_positions(self) -> bool:
+        """Whether it has as many learned positions, and so parameters, as the scenario's sequences are long."""
+        return isinstance(self.sizes, gpt.GptSizes) and not self.sizes.max_positions
 
 
 def presets() -> tuple[str, ...]:
@@ -68,7 +77,7 @@ def build(family: str, sizes: Sizes, *, name: str, sequence_length: int) -> Mode
 
 
 def load_preset(
-    name: str, *, sequence_length: int = 2048, num_layers: int | None = None, attention: str | None = None
+    name: str, *, sequence_length: int = LISTED_LENGTH, num_layers: int | None = None, attention: str | None = None
 ) -> ModelSpec:
     """The ModelSpec of a preset, with fewer layers or another attention when asked for."""
     found = preset(name)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import ScenarioError
+from zsim.errors import ScenarioError, shown
 from zsim.model import ModelSpec
 from zsim.models import transformers
 from zsim.models.gpt import GptSizes
@@ -17,6 +17,8 @@ from zsim.models.transformers import Dropout
 MAX_BYTES = 1024 * 1024
 MAX_SIZE = 10_000_000
 MAX_LAYERS = 4096
+MISSING = object()
+"""The value of a key that is not there."""
 NUMBERS = ("rms_norm_eps", "layer_norm_epsilon", "rope_theta", "initializer_range")
 DTYPES = ("float32", "bfloat16", "float16")
 """What changes no byte and no FLOP, but what transformers must be able to use where the model is run for real."""
@@ -34,17 +36,19 @@ def from_config(config: Mapping[str, Any], *, where: str = "config.json", sequen
 
     It is the module that transformers makes of the config, operator by operator: names of parameters are its own.
     """
-    kind = config.get("model_type")
+    kind = config.get("model_type", MISSING)
     if not isinstance(kind, str) or kind not in KINDS:
-        raise _problem(where, "model_type", f"one of {', '.join(KINDS)}", kind)
+        raise ScenarioError((_problem(where, "model_type", f"one of {', '.join(KINDS)}", kind),))
     checked = _Config(where, config)
     checked.require_causal(CAUSAL[kind])
     checked.require_usable()
     return KINDS[kind](checked, sequence_length)
 
 
-def _problem(path: str, key: str, expected: str, found: object) -> ScenarioError:
-    return ScenarioError((f"model.huggingface: {path[:200]}: {key}: expected {expected}, found {str(found)[:60]!r}",))
+def _problem(path: str, key: str, expected: str, found: object) -> str:
+    """What is wrong with a key; `found` is MISSING where it is not there."""
+    said = f"missing; expected {expected}" if found is MISSING else f"expected {expected}, found {shown(found)}"
+    return f"model.huggingface: {path[:200]}: {key}: {said}"
 
 
 def _read(file: Path, path: str) -> Mapping[str, Any]:
@@ -62,43 +66,77 @@ def _read(file: Path, path: str) -> Mapping[str, Any]:
 
 
 class _Config:
-    """The values of one config, each checked as it is asked for."""
+    """The values of one config, each checked as it is asked for; what is wrong is noted, and something that fits is given instead."""
 
     def __init__(self, path: str, values: Mapping[str, Any]) -> None:
         self.path, self.values = path, values
+        self.problems: dict[str, str] = {}
+        """By key, the first complaint about it."""
+
+    def wrong(self, key: str, expected: str, found: object) -> None:
+        """Note that `key` is not as expected."""
+        self.problems.setdefault(key, _problem(self.path, key, expected, found))
+
+    def require_right(self) -> None:
+        """ScenarioError with all that was noted, if there is anything."""
+        if self.problems:
+            raise ScenarioError(tuple(self.problems.values()))
 
     def size(self, key: str, default: int | None = None, *, most: int = MAX_SIZE) -> int:
         """A positive whole number; `default` where it is absent or null."""
-        value = self.values.get(key)
-        if value is None and default is not None:
+        value = self.values.get(key, MISSING)
+        if value in (None, MISSING) and default is not None:
             return default
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-            raise _problem(self.path, key, f"a whole number from 1 to {most:,}", value)
+            self.wrong(key, f"a whole number from 1 to {most:,}", value)
+            return 1
         return value
 
+    def require_heads(self, *, heads: str, width: str, shared: str = "", head_dim: str = "", divides: bool = True) -> None:
+        """Note heads, by the names of their keys, that do not divide the width, or that their keys and values do not divide.
+
+        Rotary positions, which kinds with shared heads have, turn pairs of features. Not `divides`: of a width that heads do not divide
+        the rest is left over, as transformers does with kinds that do not check it.
+        """
+        if {heads, width, shared, head_dim} & self.problems.keys():
+            return
+        number, features, of = self.size(heads), self.size(width), self.size(head_dim, 0) if head_dim else 0
+        common = self.size(shared, number) if shared else number
+        if divides and features % number:
+            self.wrong(heads, f"a divisor of {width}, {features}", number)
+        elif not of and number > features:
+            self.wrong(heads, f"at most {width}, {features}", number)
+        elif number % common:
+            self.wrong(shared, f"a divisor of {heads}, {number}", common)
+        elif shared and (of or features // number) % 2:
+            key, what = (head_dim, "an even number") if of else (heads, f"heads of an even size, as a part of {width}, {features}")
+            self.wrong(key, f"{what}, for rotary positions", of or number)
+
     def require_usable(self) -> None:
-        """ScenarioError for a number or a dtype that transformers cannot make the module with."""
+        """Note a number or a dtype that transformers cannot make the module with."""
         for key in NUMBERS:
             value = self.values.get(key)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e12):
-                raise _problem(self.path, key, "a number above 0", value)
+                self.wrong(key, "a number above 0", value)
         for key in ("torch_dtype", "dtype"):
             value = self.values.get(key)
             if value is not None and (not isinstance(value, str) or value.removeprefix("torch.") not in DTYPES):
-                raise _problem(self.path, key, f"one of {', '.join(DTYPES)}", value)
+                self.wrong(key, f"one of {', '.join(DTYPES)}", value)
 
     def flag(self, key: str, default: bool) -> bool:
         """A truth value."""
         value = self.values.get(key, default)
         if not isinstance(value, bool):
-            raise _problem(self.path, key, "true or false", value)
+            self.wrong(key, "true or false", value)
+            return default
         return value
 
     def share(self, key: str, default: float) -> float:
         """A number from 0 to 1."""
         value = self.values.get(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
-            raise _problem(self.path, key, "a number from 0 to 1", value)
+            self.wrong(key, "a number from 0 to 1", value)
+            return default
         return value
 
     @property
@@ -107,47 +145,47 @@ class _Config:
         return json.dumps(dict(self.values), sort_keys=True)
 
     def refuse(self, key: str) -> None:
-        """ScenarioError when the option `key`, which is not modelled, is on."""
+        """Note when the option `key`, which is not modelled, is on."""
         if self.flag(key, False):
-            raise _problem(self.path, key, "false, as anything else is not modelled", True)
+            self.wrong(key, "false, as anything else is not modelled", True)
 
     def require(self, key: str, known: tuple[str, ...]) -> None:
-        """ScenarioError when the word `key` is given and is none of those that the family knows."""
+        """Note when the word `key` is given and is none of those that the family knows."""
         value = self.values.get(key, known[0])
         if value not in known:
-            raise _problem(self.path, key, f"one of {', '.join(known)}", value)
+            self.wrong(key, f"one of {', '.join(known)}", value)
 
     def refuse_window(self, sequence_length: int) -> None:
-        """ScenarioError when attention looks back no farther than a sequence is long: it then has a mask of its own."""
+        """Note when attention looks back no farther than a sequence is long: it then has a mask of its own."""
         window = self.size("sliding_window", sequence_length + 1)
         if window <= sequence_length:
-            raise _problem(self.path, "sliding_window", f"more than the sequence length, {sequence_length}", window)
+            self.wrong("sliding_window", f"more than the sequence length, {sequence_length}", window)
 
     def require_full_attention(self) -> None:
-        """ScenarioError where some layer attends in another way than to all positions before."""
+        """Note where some layer attends in another way than to all positions before."""
         kinds = self.values.get("layer_types") or ["full_attention"]
         if not isinstance(kinds, list) or set(map(str, kinds)) != {"full_attention"}:
-            raise _problem(self.path, "layer_types", '"full_attention" alone, as anything else is not modelled', kinds)
+            self.wrong("layer_types", '"full_attention" alone, as anything else is not modelled', kinds)
 
     def refuse_rope(self) -> None:
-        """ScenarioError for rotary positions that are made anew while a model runs."""
+        """Note rotary positions that are made anew while a model runs."""
         rope = self.values.get("rope_parameters") or self.values.get("rope_scaling") or {}
         kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, Mapping) else rope
         if kind not in ROPES:
-            raise _problem(self.path, "rope_scaling", f"one of {', '.join(ROPES)}", kind)
+            self.wrong("rope_scaling", f"one of {', '.join(ROPES)}", kind)
 
     def require_causal(self, architecture: str) -> None:
-        """ScenarioError for another head than that of causal language models, for experts, and for weights that are quantized."""
+        """Note another head than that of causal language models, for experts, and for weights that are quantized."""
         named = self.values.get("architectures")
         if named not in (None, [], [architecture]):
-            raise _problem(self.path, "architectures", f'["{architecture}"], the causal language model', named)
+            self.wrong("architectures", f'["{architecture}"], the causal language model', named)
         for key in FOREIGN:
             value = self.values.get(key)
             if value not in (None, False):
-                raise _problem(self.path, key, "nothing, as it is not modelled", value)
+                self.wrong(key, "nothing, as it is not modelled", value)
 
     def refuse_outputs(self) -> None:
-        """ScenarioError when the module is to return, and so to hold, more than logits and loss."""
+        """Note when the module is to return, and so to hold, more than logits and loss."""
         for key in ("output_hidden_states", "output_attentions"):
             self.refuse(key)
 
@@ -172,6 +210,8 @@ def _gpt2(config: _Config, sequence_length: int) -> ModelSpec:
         attention=config.share("attn_pdrop", 0.1) > 0,
     )
     activation = str(config.values.get("activation_function", "gelu_new"))
+    config.require_heads(heads="n_head", width="n_embd")
+    config.require_right()
     return transformers.gpt2(sizes, activation=activation, config=config.text, dropout=dropout)
 
 
@@ -194,7 +234,10 @@ def _llama(config: _Config, sequence_length: int, *, name: str = "llama", qkv_bi
         tied=config.flag("tie_word_embeddings", False),
     )
     if config.share("attention_dropout", 0.0):
-        raise _problem(config.path, "attention_dropout", "0, as in all published models of this kind", config.values["attention_dropout"])
+        config.wrong("attention_dropout", "0, as in all published models of this kind", config.values["attention_dropout"])
+    keys = {"heads": "num_attention_heads", "width": "hidden_size", "shared": "num_key_value_heads", "head_dim": "head_dim"}
+    config.require_heads(**keys, divides=name == "llama")
+    config.require_right()
     return transformers.llama(sizes, name=name, config=config.text)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from zsim.errors import ScenarioError
 from zsim.model import ROOT, ModelSpec, Module, Parameter, ParamGroup
 from zsim.models.gpt import GptSizes
 from zsim.models.layers import elementwise, embedding, linear, norm, parameters_of
@@ -109,8 +108,7 @@ TABLES = (f"{EMBED}:h.cos", f"{EMBED}:h.sin")
 
 
 def llama(sizes: LlamaSizes, *, name: str, config: str) -> TransformersModel:
-    """LlamaForCausalLM and those that are like it. ScenarioError when the heads do not divide hidden_size."""
-    _require_heads(sizes.num_heads, sizes.hidden_size, given=bool(sizes.head_dim))
+    """LlamaForCausalLM and those that are like it."""
     width, head_dim = sizes.hidden_size, sizes.head_dim or sizes.hidden_size // sizes.num_heads
     tables = Operator(
         kind="rotary_tables", name="model.rotary_emb", inputs=("e",), output="h", out_features=width, head_dim=head_dim
@@ -192,7 +190,6 @@ GPT2_ORDER = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_p
 
 def gpt2(sizes: GptSizes, *, activation: str, config: str, dropout: Dropout) -> TransformersModel:
     """GPT2LMHeadModel. `activation` is "gelu_new", written out in Python, or one that is a kernel of torch."""
-    _require_heads(sizes.num_heads, sizes.hidden_size)
     width = sizes.hidden_size
     tokens = embedding("embedding", "transformer.wte", "tokens", "e", rows=sizes.vocabulary, width=width)
     places = embedding("position_embedding", "transformer.wpe", "e", "h", rows=sizes.max_positions, width=width)
@@ -251,8 +248,3 @@ def _gpt2_block(sizes: GptSizes, fqn: str, activation: str, dropout: Dropout) ->
             replace(elementwise("residual", f"{fqn}.add_2", ("h", m), "y", width), drops=("n2", "h", a, m)),
         ),
     )
-
-
-def _require_heads(num_heads: int, hidden_size: int, *, given: bool = False) -> None:
-    if num_heads < 1 or (not given and hidden_size % num_heads):
-        raise ScenarioError((f"model: {num_heads} heads do not divide a hidden size of {hidden_size}",))

@@ -268,7 +268,7 @@ class ShardedStep(Passes):
             memory += self.drop(buffer)
             waits.append(event)
         if group.fqn in self.post_reduces:  # the group's second reduction in this backward
-            waits.append(self.post_reduces.pop(group.fqn))
+            waits.append(self.post_reduces[group.fqn])
             memory += self.drop(f"{group.fqn}.reduced")
         fresh = f"{group.fqn}.gradient" not in self.live and group.fqn not in self.on_host
         output = self._reduced_into(group, fresh=fresh)
