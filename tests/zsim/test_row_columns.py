@@ -123,6 +123,7 @@ SAID = [
     ("FSDP ZeRO-2", False),
     ("FSDP SHARD_GRAD_OP", False),
     ("FSDP, ZeRO-3", True),
+    ("FSDP, reshard_after_forward=None", "auto"),
     ("FSDP full shard", "auto"),
 ]
 

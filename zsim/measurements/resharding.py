@@ -11,7 +11,7 @@ from zsim.measurements.checks import Assumed
 from zsim.measurements.table import FALSE, TRUE, Record, RowError
 
 COLUMNS = ("reshard_after_forward", "fsdp_reshard_after_forward")
-_SAID = re.compile(r"(?:fsdp_)?reshard(?:[-_ ]after[-_ ]forward)?\s*(?:[=:]\s*)?(true|false|always|never|default|auto|yes|no|\d+)\b")
+_SAID = re.compile(r"(?:fsdp_)?reshard(?:[-_ ]after[-_ ]forward)?\s*(?:[=:]\s*)?(true|false|always|never|default|auto|none|yes|no|\d+)\b")
 _KEPT = re.compile(
     r"\b(?:no|without|not|never)[-_ ]reshard(?:ing|ed)?(?:[-_ ]after[-_ ]forward)?\b|\bzero[-_ ]?2\b"
     r"|\b(?:_?hybrid_)?shard[-_ ]grad[-_ ]op\b"
