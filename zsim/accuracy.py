@@ -10,11 +10,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from math import log
+from math import hypot, log
 from pathlib import Path
 from statistics import mean, median
 
-from zsim import measurements, scenario
+from zsim import measurements, memory_room, scenario
 from zsim.bands import parts
 from zsim.costs import Costs
 from zsim.errors import ZsimError
@@ -23,12 +23,9 @@ from zsim.measurements.nccl_errors import size_of
 from zsim.measurements.nccl_rows import predict as predict_collective
 from zsim.measurements.nccl_rows import question
 from zsim.measurements.nccl_text import is_shared
-from zsim.memory import replay
+from zsim.memory_room import Room
 from zsim.plan import plan
-from zsim.program import Program
-from zsim.scenario import Scenario
 from zsim.slowdown import simulate_step
-from zsim.units import format_bytes
 
 MATTERS = 0.05
 """Pairs whose measured times differ by less say nothing about a sign: identical runs differ by 1 to 3 %."""
@@ -165,44 +162,54 @@ def predicted_product(row: Product) -> Predicted:
 
 def predict(step: Step) -> Predicted | Skipped:
     """The step simulated; skipped by name where its scenario cannot be."""
+    where = f"{step.source} line {step.line}"
     try:
-        asked = scenario.parse(step.scenario.encode(), where=f"{step.source} line {step.line}")
-        costs = Costs(cluster=asked.cluster, execution=asked.executed)
-        program = plan(asked, device=asked.cluster.kind)
-        timeline = simulate_step(program, costs=costs)
+        main, *others = (_simulated(text, where, shared=step.shared) for text in (step.scenario, *step.otherwise))
     except ZsimError as error:
         return Skipped(source=step.source, line=step.line, reason=str(error))
-    found = parts(program, timeline, costs=costs)
-    low, high = found.on_shared_network(*congestion.BAND) if step.shared else found.factors
+    low, high = (edge(one.factors[side] * one.seconds for one in (main, *others)) for side, edge in enumerate((min, max)))
+    wider, longer = step.widened, step.widened
+    for room in main.room:
+        wider, longer = hypot(wider, room.wider), hypot(longer, room.longer)
     return Predicted(
         source=step.source,
         line=step.line,
         kind="step",
         gpu=step.gpu,
         nodes=step.nodes,
-        predicted=timeline.step_time_ns / 1e9,
+        predicted=main.seconds,
         measured=step.seconds,
-        band=(low / (1 + step.widened), high * (1 + step.widened)),
-        assumed=(*step.assumed, *caution(program, asked)),
+        band=(low / main.seconds / (1 + wider), high / main.seconds * (1 + longer)),
+        assumed=(*step.assumed, *(room.words for room in main.room)),
         fields=step.fields,
         per=step.tokens,
     )
 
 
-def caution(program: Program, asked: Scenario) -> tuple[str, ...]:
-    """That the step needs more than its device has, where no allocator could make it fit: nobody has run that as it is mapped."""
-    memory = asked.cluster.device.memory
-    needed = max(replay(rank, timeline=False)["steady"].peak_bytes for rank in program.ranks)
-    if needed <= memory:
-        return ()
-    return (f"as mapped it cannot fit: {format_bytes(needed)} are allocated at once on {format_bytes(memory)}",)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Simulated:
+    """Seconds of one scenario, the factors around them, and what its device's memory makes of them."""
+
+    seconds: float
+    factors: tuple[float, float]
+    room: tuple[Room, ...]
+
+
+def _simulated(text: str, where: str, *, shared: bool) -> _Simulated:
+    asked = scenario.parse(text.encode(), where=where)
+    costs = Costs(cluster=asked.cluster, execution=asked.executed)
+    program = plan(asked, device=asked.cluster.kind)
+    timeline = simulate_step(program, costs=costs)
+    found = parts(program, timeline, costs=costs)
+    factors = found.on_shared_network(*congestion.BAND) if shared else found.factors
+    return _Simulated(seconds=timeline.step_time_ns / 1e9, factors=factors, room=memory_room.cautions(program, asked))
 
 
 def cautions(step: Step) -> tuple[str, ...]:
     """What is to be known of a step's prediction before it is made, or why there is none."""
     try:
         asked = scenario.parse(step.scenario.encode(), where=f"{step.source} line {step.line}")
-        return caution(plan(asked, device=asked.cluster.kind), asked)
+        return tuple(room.words for room in memory_room.cautions(plan(asked, device=asked.cluster.kind), asked))
     except ZsimError as error:
         return (" ".join(f"not predicted: {error}".split()),)
 

@@ -16,14 +16,23 @@ def made_cluster(table: ClusterTable, folder: Path | None) -> ClusterSpec:
     """The cluster that `table` names, relative to the scenario's `folder`; ScenarioError, with the key, where there is none."""
     if table.file is not None and table.preset is None:
         found = cluster_reader.load(table.file, folder=folder, nodes=table.nodes, ranks=table.ranks)
-        return _with_slow_links(found, table)
+        return _with_slow_links(_with_fabric(found, table), table)
     if table.preset is None or table.file is not None:
         given = "neither" if table.preset is None else "both"
         raise ScenarioError((f"cluster: expected one of preset or file, found {given}; `zsim list clusters` names presets",))
     if table.preset not in clusters():
         hint = did_you_mean(table.preset, list(clusters()))
         raise ScenarioError((f'cluster.preset: unknown cluster "{table.preset[:60]}"{hint}',))
-    return _with_slow_links(load_cluster(table.preset, nodes=table.nodes, ranks=table.ranks), table)
+    return _with_slow_links(_with_fabric(load_cluster(table.preset, nodes=table.nodes, ranks=table.ranks), table), table)
+
+
+def _with_fabric(cluster: ClusterSpec, table: ClusterTable) -> ClusterSpec:
+    """`cluster` with another kind of network; ScenarioError for one whose collectives do not know any."""
+    if table.fabric is None:
+        return cluster
+    if cluster.nccl is None:
+        raise ScenarioError((f"cluster.fabric: expected a cluster whose collectives are NCCL's, found {cluster.name}",))
+    return replace(cluster, nccl=replace(cluster.nccl, fabric=table.fabric))
 
 
 def _with_slow_links(cluster: ClusterSpec, table: ClusterTable) -> ClusterSpec:

@@ -30,6 +30,10 @@ CAST_NBYTES = 4
 """Bytes that a cast to 8 bits moves for each element of a two-byte factor: read, written, and written transposed for the other product that
 it is in, as Transformer Engine does. torchao casts anew for that product, but torch.compile fuses its casts with what comes before them."""
 
+EAGER_CAST_NBYTES, EAGER_CAST_KERNELS = 33, 11
+"""Of one cast of torchao without torch.compile (torchao.float8, tensorwise, dynamic): |x| (4), its largest (2), x in float32 (6), times the
+scale (8), clamped (8), in 8 bits (5), and five kernels more for the scale. Each product casts both of its factors anew."""
+
 
 WIDTH = 128
 """The width of heads that rates of attention are for."""
@@ -41,6 +45,8 @@ def problems(asked: Execution, device: Device) -> Iterator[str]:
     """What `device` cannot execute, a line each with the scenario's key in front: it would be timed as something else."""
     if asked.float8 and not device.float8:
         yield f"execution.float8: expected a device with products of 8 bits, found {device.name}"
+    if asked.float8_casts == "eager" and (asked.compile or not asked.float8):
+        yield "execution.float8_casts: expected fused, for eager ones are those of float8 without compile"
     if device.attention and asked.attention_kernels not in device.attention:
         known = ", ".join(device.attention)
         yield f'execution.attention_kernels: expected one of {known} on {device.name}, found "{asked.attention_kernels}"'
@@ -50,8 +56,13 @@ def kernel_ns(kernel: Kernel, device: Device, execution: Execution = EAGER) -> i
     """The time of `kernel` on `device`, its start included."""
     work = max(_arithmetic_s(kernel, device, execution), _memory_s(kernel, device, execution))
     if _in_eight_bits(kernel, execution):
-        work += _casts_s(kernel, device)
-    return max(1, ceil(work * 1e9) + device.kernel)
+        work += _casts_s(kernel, device, execution)
+    return max(1, ceil(work * 1e9) + device.kernel * (1 + cast_kernels(kernel, execution)))
+
+
+def cast_kernels(kernel: Kernel, execution: Execution) -> int:
+    """How many kernels of their own the casts of both factors of a product in 8 bits are."""
+    return 2 * EAGER_CAST_KERNELS if execution.float8_casts == "eager" and _in_eight_bits(kernel, execution) else 0
 
 
 def _memory_s(kernel: Kernel, device: Device, execution: Execution) -> float:
@@ -74,9 +85,11 @@ def _in_eight_bits(kernel: Kernel, execution: Execution) -> bool:
     return execution.float8 and kernel.operator in LINEARS and bool(kernel.shape) and kernel.dtype in ("bfloat16", "float16")
 
 
-def _casts_s(kernel: Kernel, device: Device) -> float:
-    """Half of what casting both factors takes: each is one of two products that it is cast for."""
+def _casts_s(kernel: Kernel, device: Device, execution: Execution) -> float:
+    """Half of what casting both factors takes, for each is one of two products that it is cast for; all of it where casts are eager."""
     count, m, n, k = kernel.shape
+    if execution.float8_casts == "eager":
+        return EAGER_CAST_NBYTES * count * k * (m + n) / (device.memory_bandwidth * device.memory_efficiency)
     return CAST_NBYTES * count * k * (m + n) / 2 / (device.memory_bandwidth * device.memory_efficiency)
 
 
@@ -107,5 +120,5 @@ def _attention_s(kernel: Kernel, device: Device, attention: str) -> float:
     rates = device.attention[attention]
     rate = rates.rate * keys / (keys + rates.half_length) * (rates.backward if backward else 1.0)
     scores = kernel.flops / (width * (FLOPS_OF_BACKWARD if backward else FLOPS_OF_FORWARD))
-    more = scores * (1 - width / WIDTH)
+    more = scores * max(0.0, 1 - width / WIDTH)  # wider heads than the rate is for have as many exponentials and more products
     return kernel.flops / rate + rates.waits * more / device.exponentials

@@ -147,4 +147,10 @@ class Costs:
         if op.kind in COLLECTIVES:
             return overheads.issue_collective + (overheads.issue_hook if self.execution.hooks and op.kind in HOOKED else 0)
         own = self.execution.issue_kernel_ns
-        return (overheads.issue_kernel if own is None else own) * sum(not self._is_fused(kernel) for kernel in op.kernels)
+        return (overheads.issue_kernel if own is None else own) * self._launched(op)
+
+    def _launched(self, op: Op) -> int:
+        """Kernels of an op, with the casts that are kernels of their own, without those whose work another does."""
+        if self.execution.float8_casts == "fused" and not self.execution.fused_accumulation:
+            return len(op.kernels)
+        return sum(1 + compute.cast_kernels(kernel, self.execution) for kernel in op.kernels if not self._is_fused(kernel))

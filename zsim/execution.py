@@ -7,12 +7,15 @@ from typing import Literal
 
 AttentionKernels = Literal["flash2", "flash3", "triton"]
 
+Casts = Literal["fused", "eager"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
     """What a scenario's `execution` table says.
 
-    `compile`: torch.compile fuses chains of element-wise kernels. `float8`: linears multiply in 8 bits, and cast for it.
+    `compile`: torch.compile fuses chains of element-wise kernels. `float8`: linears multiply in 8 bits, and cast for it; `float8_casts`: in
+    one kernel for each factor, "fused", as Transformer Engine and torch.compile do, or "eager" as torchao does without it.
     `fused_accumulation`: products add what they make to the gradients that are there, as apex's kernels in Megatron do.
     `interference`: collectives slow down the kernels that they overlap. `step_overhead_ns` and `micro_batch_overhead_ns` are pauses of the
     trainer around a step and around each micro-batch, in which the device does nothing. `issue_kernel_ns`: what the host spends on
@@ -22,6 +25,7 @@ class Execution:
 
     compile: bool = False
     float8: bool = False
+    float8_casts: Casts = "fused"
     attention_kernels: AttentionKernels = "flash2"
     fused_accumulation: bool = False
     interference: bool = True

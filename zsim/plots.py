@@ -23,7 +23,12 @@ class PlotError(ZsimError):
 def require(path: Path) -> None:
     """PlotError for another ending than .svg: said before anything is predicted."""
     if path.suffix != ".svg":
-        raise PlotError(where=str(path), expected="a file that ends in .svg", found=path.suffix or "no ending")
+        raise PlotError(
+            where=str(path),
+            expected="a file that ends in .svg",
+            found=path.suffix or "no ending",
+            remedy=f"pictures are drawn as SVG alone: --plot {path.stem}.svg, which browsers show and Inkscape turns into others",
+        )
 
 
 def write(rows: Sequence[Predicted], path: Path) -> None:

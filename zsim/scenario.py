@@ -223,6 +223,7 @@ def _execution(table: ExecutionTable) -> Execution:
     return Execution(
         compile=table.compile,
         float8=table.float8,
+        float8_casts=table.float8_casts,
         attention_kernels=table.attention_kernels,
         fused_accumulation=table.fused_accumulation,
         interference=table.interference,

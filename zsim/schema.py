@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator
 
 from zsim.errors import shown
-from zsim.execution import AttentionKernels
+from zsim.execution import AttentionKernels, Casts
 from zsim.expect import FIGURES
 from zsim.hardware import clusters
 from zsim.mesh import AXES, RESERVED_AXES
@@ -93,7 +93,8 @@ class SlowLinkTable(_Table):
 class ClusterTable(_Table):
     """A cluster preset, or a file as `zsim calibrate --out` writes it; `nodes` of it, or for a CPU host that many `ranks`.
 
-    `slow_links` are those of its links that are slower than the rest.
+    `slow_links` are those of its links that are slower than the rest, `fabric` the kind of its network where that is another than the
+    preset's, as far as NCCL's collectives differ by it.
     """
 
     preset: str | None = None
@@ -101,6 +102,7 @@ class ClusterTable(_Table):
     nodes: int = Field(default=1, ge=1, le=100_000)
     ranks: int | None = Field(default=None, ge=1, le=1_000_000)
     slow_links: tuple[SlowLinkTable, ...] = Field(default=(), max_length=1024)
+    fabric: Literal["ib", "roce", "efa", "tcp"] | None = None
 
 
 class PrecisionTable(_Table):
@@ -155,6 +157,7 @@ class ExecutionTable(_Table):
 
     compile: bool = False
     float8: bool = False
+    float8_casts: Casts = "fused"
     attention_kernels: AttentionKernels = "flash2"
     fused_accumulation: bool = False
     interference: bool = True

@@ -70,6 +70,11 @@ def test_pairs_are_rows_that_differ_in_one_field_and_their_times_are_for_each_to
     assert found["batch"].median_error_of_ratio == pytest.approx((1 - 0.75 / 0.8 + 1 - 0.9 / 1.2) / 2)
 
 
+def test_a_change_that_is_predicted_to_change_nothing_has_no_right_sign() -> None:
+    (found,) = pairs([row(1.0, 1.0, batch="1"), row(1.0, 1.2, batch="2")])
+    assert found.sign_right == 0.0
+
+
 def test_a_folder_is_predicted_row_by_row_and_what_cannot_be_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,7 +117,8 @@ def test_a_row_is_explained_as_its_scenario(tmp_path: Path, capsys: pytest.Captu
 def test_a_plot_needs_a_name_that_says_what_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table(tmp_path / "a.csv", FOUNDRY)
     assert cli.main(["accuracy", str(tmp_path), "--plot", str(tmp_path / "p.png")]) == 2
-    assert "expected a file that ends in .svg" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "expected a file that ends in .svg, found .png; pictures are drawn as SVG alone: --plot p.svg" in said
 
 
 def test_progress_is_told_every_twenty_rows(tmp_path: Path) -> None:
@@ -239,8 +245,8 @@ def test_every_file_of_a_folder_is_read_or_skipped_by_name(tmp_path: Path) -> No
         row.source for row in found.rows
     }
     for name, words in {
-        "bad.csv": "expected a CSV table in UTF-8, found unexpected end of data (3 rows)",
-        "wide.csv": "expected a CSV table in UTF-8",
+        "bad.csv": "expected a CSV table in UTF-8 or UTF-16, found unexpected end of data (3 rows)",
+        "wide.csv": "columns of no known source: a, b",
         "binary.csv": "expected a CSV table in UTF-8",
         "empty.csv": "an empty file",
         "blank.csv": "an empty file",

@@ -11,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.compute import CAST_NBYTES, COMPILED_SHARE, kernel_ns, problems, product_s
+from zsim.costs import Costs
 from zsim.devices import devices, load_device
 from zsim.errors import ScenarioError
 from zsim.execution import Execution
-from zsim.ops import ATTENTION_BACKWARD, Kernel
+from zsim.hardware import load_cluster
+from zsim.ops import ATTENTION_BACKWARD, Kernel, Op
 from zsim.scenario import parse
 
 A100, H100 = load_device("a100-40"), load_device("h100-80")
@@ -104,6 +106,28 @@ def test_eight_bits_make_large_linears_faster_and_cost_the_casts() -> None:
     )
     assert kernel_ns(product(m, n, k), H100, narrow) < 0.75 * kernel_ns(product(m, n, k), H100)
     assert kernel_ns(product(m, n, k, "float32"), H100, narrow) == kernel_ns(product(m, n, k, "float32"), H100)
+
+
+def test_eager_casts_are_kernels_of_their_own_of_both_factors_of_each_product() -> None:
+    """33 bytes of each element, in 11 kernels for each factor; and the host issues them all."""
+    m, n, k = 8192, 4096, 2048
+    eager = Execution(float8=True, float8_casts="eager")
+    seconds = product_s((1, m, n, k), H100, "float8") + 33 * k * (m + n) / (3350e9 * 0.88)
+    assert kernel_ns(product(m, n, k), H100, eager) == ceil(seconds * 1e9) + 2000 * 23
+    costs = Costs(cluster=load_cluster("dgx-h100"), execution=eager)
+    op = Op(index=0, kind="forward", unit="a", stream="compute", kernels=(product(m, n, k), Kernel("gelu", 0, 8, "bfloat16")))
+    assert costs.issue_ns(op) == 6000 * (23 + 1)
+    assert kernel_ns(Kernel("gelu", 0, 10**9, "bfloat16"), H100, eager) == kernel_ns(Kernel("gelu", 0, 10**9, "bfloat16"), H100)
+    assert [text.partition(":")[0] for text in problems(Execution(float8_casts="eager"), H100)] == ["execution.float8_casts"]
+
+
+@pytest.mark.parametrize("width", [192, 256, 512])
+@pytest.mark.parametrize("operator", ["attention", ATTENTION_BACKWARD])
+def test_heads_wider_than_the_rate_is_for_are_no_faster(width: int, operator: str) -> None:
+    """For as many FLOPs: fewer exponentials, but products that wait for them already took all of the time."""
+    kernels = [Kernel(operator, 10**13, 0, "bfloat16", shape=(1, 8192, 8192, columns)) for columns in (width, 128)]
+    wide, known = (kernel_ns(kernel, A100, Execution(attention_kernels="triton")) for kernel in kernels)
+    assert wide == known
 
 
 @given(m=SIZES, n=SIZES, k=SIZES, more=st.integers(1, 500), name=st.sampled_from(devices()))

@@ -32,6 +32,8 @@ def test_the_presets_are_those_that_the_documentation_names() -> None:
         "dgx-h100",
         "dgx-h200",
         "grand-teton-h100",
+        "hgx-a800",
+        "hgx-h800",
         "p4d",
         "p4de",
         "p5",

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zsim import measurements
 from zsim.collectives.nccl import estimate
 from zsim.measurements import congestion, nccl_text
 from zsim.measurements.nccl_checks import Rows, Skipped
@@ -316,8 +317,60 @@ def test_several_runs_in_one_log_are_read_one_by_one() -> None:
         ("all_gather", 2, 38),
     ]
     assert found.reasons == {"log cut: no closing summary": 1}
-    nameless = read_text((LOG + LOG).replace("all_reduce_perf", "perf"), source="all_reduce.log")
-    assert (nameless.rows, nameless.reasons) == ((), {UNNAMED: 4})
+    nameless = (LOG + LOG).replace("all_reduce_perf", "perf")
+    assert [row.line for row in read_text(nameless, source="all_reduce_two.log").rows] == [11, 12, 26, 27]
+    assert read_text(nameless, source="two.log").reasons == {UNNAMED: 4}
+    mixed = read_text((LOG + gathers).replace("all_reduce_perf", "perf").replace("all_gather_perf", "perf"), source="all_reduce.log")
+    assert [row.line for row in mixed.rows] == [11, 12]
+    assert mixed.reasons == {"time, size and bus bandwidth contradict one another": 2}
+
+
+def test_a_log_is_of_the_collective_that_its_header_names_whatever_its_file_is_called() -> None:
+    assert [row.collective for row in read_text(LOG, source="all_gather.txt", collective="broadcast").rows] == ["all_reduce"] * 2
+    whole = report() | {"args": "all_reduce_perf"}
+    for result in whole["results"]:  # type: ignore[attr-defined]
+        result["experiment_name"] = ""
+    found = read_json(json.dumps(whole), source="all_gather.json", collective="all_gather")
+    assert {row.collective for row in found.rows} == {"all_reduce"}
+
+
+def test_a_collective_that_only_the_file_s_name_says_is_held_to_the_operation_of_its_rows() -> None:
+    """Of 2 ranks a broadcast has the bandwidths of an all-reduce, but nothing to sum."""
+    found = read_text(LOG.replace("all_reduce_perf", "perf"), source="broadcast.txt")
+    assert found.reasons == {"its operation is sum, which contradicts broadcast": 2}
+
+
+@pytest.mark.parametrize("tag", ["0: ", "[1,0]<stdout>:", "[default0]:", "  3: ", "[node1:12] 2024-01-01T00:00:00.123Z ", "12:\t"])
+def test_what_a_launcher_puts_before_each_line_changes_nothing(tmp_path: Path, tag: str) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("".join(tag + line + "\n" for line in LOG.splitlines()))
+    assert [replace(row, source="a") for row in read(path).rows] == [replace(row, source="a") for row in read_text(LOG, source="a").rows]
+    assert measurements.rows(path) == list(read(path).rows)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-8-sig"])
+def test_a_log_in_another_encoding_is_read(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "a.txt"
+    marked = LOG if encoding.endswith(("16", "sig")) else "\ufeff" + LOG
+    path.write_bytes(marked.encode(encoding))
+    assert [row.microseconds for row in measurements.rows(path) if isinstance(row, NcclRow)] == [3000, 5990]
+
+
+def test_a_run_on_gpus_of_two_kinds_is_refused() -> None:
+    mixed = LOG.replace("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB", 1)
+    reason = "GPUs contradict each other: NVIDIA A100-SXM4-80GB, NVIDIA H100 80GB HBM3"
+    assert read_text(mixed, source="all_reduce.txt").reasons == {reason: 2}
+    whole = report()
+    whole["config"]["devices"][0]["device_info"] = "NVIDIA A100-SXM4-80GB"  # type: ignore[index]
+    assert next(iter(read_json(json.dumps(whole), source="a.json").reasons)).startswith("GPUs contradict each other")
+
+
+def test_a_table_without_nodes_between_tabs_or_in_capitals_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("Collective\tGPU\tN_Ranks\tSize_Bytes\tTime_us\nall_reduce\tA100\t8\t1073741824\t8203.9\nall_reduce\tA100\t16\t8\t9\n")
+    found = read(path)
+    assert [(row.n_nodes, row.assumed) for row in found.rows] == [(1, ("ranks of one node",))]
+    assert found.reasons == {"n_nodes missing or no whole number": 1}
 
 
 def test_rows_with_wrong_results_are_refused() -> None:

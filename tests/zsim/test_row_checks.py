@@ -11,6 +11,7 @@ from zsim import scenario
 from zsim.measurements import Step
 from zsim.measurements.gpus import part_of
 from zsim.measurements.table import RowError
+from zsim.measurements.table import column as named
 from zsim.scenario import Scenario
 
 LLAMA_1B = 2048 * 131072 + 16 * (4 * 2048**2 + 3 * 2048 * 8192 + 2 * 2048) + 2048
@@ -44,6 +45,8 @@ def read(made: Step) -> Scenario:
         ("B200 (p6-b200)", "b200-180"),
         ("H100 (80GB, NVLink 900 GB/s)", "h100-80"),
         ("NVIDIA L40S", "l40s-48"),
+        ("H800", "h100-80"),
+        ("A800-80GB", "a100-80"),
     ],
 )
 def test_a_gpu_is_the_part_that_its_tokens_name(name: str, device: str) -> None:
@@ -59,7 +62,6 @@ def test_a_gpu_is_the_part_that_its_tokens_name(name: str, device: str) -> None:
         "H100 PCI Express",
         "GH200",
         "GB200 NVL72",
-        "A800-80GB",
         "H100-80GB 350W",
         "H100 96GB HBM3",
         "H100 MIG 3g.40gb",
@@ -77,7 +79,7 @@ def test_a_part_that_no_preset_is_of_is_refused(name: str) -> None:
 @pytest.mark.parametrize("source", ROWS)
 @pytest.mark.parametrize("column", AXES)
 def test_any_spelling_of_another_axis_is_skipped_by_name(tmp_path: Path, source: str, column: str) -> None:
-    assert reason(tmp_path, ROWS[source] | {column: "4"}) == f"{column} = 4: only data parallelism is simulated"
+    assert reason(tmp_path, ROWS[source] | {column: "4"}) == f"{named(column)} = 4: only data parallelism is simulated"
     assert step(tmp_path, ROWS[source] | {column: "1"}).assumed == step(tmp_path, ROWS[source]).assumed
 
 
@@ -111,6 +113,8 @@ CHANGES: list[tuple[dict[str, str], dict[str, str], str, object]] = [
     (FMS, {"n_gpus": "16"}, "mesh.dp_replicate", 2),
     (FMS, {"grad_accum": "", "global_batch_seqs": "512"}, "batch.accumulation", 2),
     (FMS, {"interconnect": "400 Gbps/node"}, "cluster.name", "p4de"),
+    (FMS, {"interconnect": "TCP 100 Gbps/node"}, "cluster.nccl.fabric", "tcp"),
+    (FMS, {"interconnect": "100 GbE RDMA per node"}, "cluster.nccl.fabric", "roce"),
     (FMS, {"model": "llama2-34b", "mfu_frac": "", "tokens_per_s_per_gpu": "700"}, "model.num_parameters", 33_743_970_304),
     (NANOTRON, {"activation_checkpointing": "full"}, "checkpointing.mode", "full"),
     (NANOTRON, {"precision": "bf16"}, "precision.reduce", "bfloat16"),
@@ -150,7 +154,7 @@ def test_a_cell_changes_its_scenario(tmp_path: Path, row: dict[str, str], change
         (MEGATRON, {"intra_node": "Infinity Fabric"}, "NVLink between the GPUs of a node"),
         (TITAN, {"framework": "trainer of ours"}, "trainer of ours as torchtitan"),
         (FMS, {"activation_checkpointing": ""}, "as the source usually has them, for the row does not say: activation_checkpointing"),
-        (NANOTRON, {"n_gpus": "16", "dp": "16", "nodes": "2", "interconnect": "RoCE 3200 Gbps/node"}, "roce as the ib of dgx-h100"),
+        (NANOTRON, {"n_gpus": "16", "dp": "16", "nodes": "2", "interconnect": "RoCE 3200 Gbps/node"}, "roce in place of the ib"),
     ],
 )
 def test_what_no_scenario_says_is_named_as_assumed_and_widens_the_band(
@@ -170,7 +174,7 @@ def test_a_row_that_says_attention_of_its_own_is_not_said_to_run_tritons(tmp_pat
     [
         (FOUNDRY, {"precision": "fp32"}, "precision: expected bf16, fp16 or fp8"),
         (FOUNDRY, {"precision": "amp_fp8"}, "precision: A100 SXM of 40 GB has no products of 8 bits"),
-        (FOUNDRY, {"attn_impl": "xformers"}, "attn_impl: expected triton, flash or torch"),
+        (FOUNDRY, {"attn_impl": "xformers"}, "attn_impl: expected triton, flash, sdpa or torch"),
         (FOUNDRY, {"attn_impl": "flash3"}, "attn_impl: expected FlashAttention 2"),
         (FOUNDRY, {"attn_impl": "Flash-Attention v3"}, "attn_impl: expected FlashAttention 2"),
         (FOUNDRY, {"interconnect": "PCIe Gen4, no NVLink"}, "interconnect: expected GPUs joined by NVLink"),
@@ -180,7 +184,6 @@ def test_a_row_that_says_attention_of_its_own_is_not_said_to_run_tritons(tmp_pat
         (FOUNDRY, {"interconnect": "PCIe Gen4"}, "interconnect: expected GPUs joined by NVLink"),
         (FOUNDRY, {"grad_accum": "", "global_batch_seqs": "500"}, "global_batch_seqs: 500 is no multiple of 64"),
         (MEGATRON, {"n_gpus": "64", "dp": "64", "inter_node_gbps_per_node": "3200"}, "network: expected at most one of a preset"),
-        (FMS, {"interconnect": "TCP 100 Gbps/node"}, "network: expected at most one of a preset of A100 SXM"),
         (MEGATRON, {"n_gpus": "8", "dp": "8", "gpus_per_node": "4"}, "gpus_per_node: expected nodes of 8, found 4"),
         (MEGATRON, {"activation_checkpointing": "selective"}, "activation_checkpointing: expected full or none"),
         (NANOTRON, {"nodes": "4"}, "nodes: expected 1 nodes of 8 for 8 GPUs, found 4"),
@@ -280,10 +283,10 @@ def test_reasons_are_one_line(tmp_path: Path) -> None:
     ("change", "words", "wider"),
     [
         ({"float8": "rowwise", "gpu": "H100-80GB"}, "float8 rowwise takes the time of tensorwise", True),
-        ({"float8": "mxfp8", "gpu": "H100-80GB"}, "float8 mxfp8 takes the time of tensorwise", True),
+        ({"float8": "mxfp8", "gpu": "B200"}, "float8 mxfp8 takes the time of tensorwise", True),
         ({"global_batch": "64"}, "4 micro-batches a step, which the global batch makes", False),
         ({"dp_shard": "4"}, "2 replicas of 4 shards, which dp_shard makes", False),
-        ({"interconnect": "25 GbE", "n_gpus": "16", "dp_shard": "16"}, "200 Gbit/s a node: so many NICs", False),
+        ({"interconnect": "25 GbE", "n_gpus": "16", "dp_shard": "16"}, "25 Gbit/s a node of tcp; the band covers 25 Gbit/s of roce", False),
     ],
     ids=["scales of rows", "scales of blocks", "micro-batches", "replicas", "whose rate"],
 )

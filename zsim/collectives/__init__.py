@@ -75,6 +75,7 @@ def communicator(cluster: ClusterSpec, path: Path) -> nccl.Communicator:
         num_ranks=path.num_ranks,
         num_nodes=path.num_nodes,
         bus_gb_s=path.bytes_per_s / 10**9,
+        inside_gb_s=cluster.links.fabric.bandwidth / 10**9,
         fabric=node.fabric,
         processor=node.processor,
         links=node.links,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import ceil
+from math import ceil, inf
 from typing import Literal
 
 from zsim.collectives.nccl_curves import (
@@ -54,12 +54,14 @@ CTAS_OVER_PCIE = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Communicator:
-    """A group of ranks as NCCL lays its rings over it. `bus_gb_s` is the ring's bus bandwidth: its narrowest shared place."""
+    """A group of ranks as NCCL lays its rings over it. `bus_gb_s` is the ring's bus bandwidth: its narrowest shared place; `inside_gb_s`
+    that of a ring inside a node where parts have fewer NVLinks than their generation, else no less than the generation's."""
 
     generation: Generation
     num_ranks: int
     num_nodes: int
     bus_gb_s: float
+    inside_gb_s: float = inf
     fabric: Fabric = "unknown"
     processor: Processor = "intel"
     links: Literal["nvlink", "pcie"] = "nvlink"
@@ -113,9 +115,8 @@ def channels(communicator: Communicator, algorithm: Algorithm) -> int:
 def _one_node(communicator: Communicator) -> Communicator:
     """One of its nodes alone, which the whole is never faster than: with many NICs a node is the narrower part."""
     channels, rate = RINGS_IN_NODE[communicator.generation]
-    return replace(
-        communicator, num_ranks=communicator.per_node, num_nodes=1, bus_gb_s=max(channels * rate, communicator.bus_gb_s)
-    )
+    inside = min(channels * rate, communicator.inside_gb_s)
+    return replace(communicator, num_ranks=communicator.per_node, num_nodes=1, bus_gb_s=max(inside, communicator.bus_gb_s))
 
 
 def _passes(op: str) -> int:

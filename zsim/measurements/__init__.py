@@ -13,31 +13,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from zsim.measurements import fms_fsdp, llm_foundry, megatron, nanotron, nccl_files, products, torchtitan
+from zsim.measurements import fms_fsdp, llm_foundry, megatron, nanotron, nccl_files, nccl_logs, products, torchtitan
 from zsim.measurements.nccl_rows import NcclRow
 from zsim.measurements.products import Product
-from zsim.measurements.table import MeasurementError, Record, RowError, Skipped, Step, content, read, table_of
+from zsim.measurements.table import MeasurementError, Record, RowError, Skipped, Step, content, decoded, read, table_of
 
 MAX_FILES = 1000
-SUFFIXES = (".csv", ".txt", ".log", ".out", ".json")
+SUFFIXES = (".csv", ".tsv", ".txt", ".log", ".out", ".json")
 Row = Step | NcclRow | Product
 Made = TypeVar("Made", Step, Product)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A schema of training steps: the columns that tell it, and what makes a step of a record."""
+    """A schema of training steps: the columns that tell it, of each of `one_of` at least one, and what makes a step of a record."""
 
     columns: frozenset[str]
+    one_of: tuple[frozenset[str], ...]
     step: Callable[..., Step]
+
+    def is_of(self, columns: frozenset[str]) -> bool:
+        """Whether a table with these columns is one of this source."""
+        return self.columns <= columns and all(some & columns for some in self.one_of)
 
 
 SOURCES: dict[str, Source] = {
-    "llm-foundry": Source(columns=llm_foundry.COLUMNS, step=llm_foundry.step),
-    "torchtitan": Source(columns=torchtitan.COLUMNS, step=torchtitan.step),
-    "fms-fsdp": Source(columns=fms_fsdp.COLUMNS, step=fms_fsdp.step),
-    "nanotron": Source(columns=nanotron.COLUMNS, step=nanotron.step),
-    "megatron-deepspeed": Source(columns=megatron.COLUMNS, step=megatron.step),
+    "llm-foundry": Source(columns=llm_foundry.COLUMNS, one_of=llm_foundry.ONE_OF, step=llm_foundry.step),
+    "torchtitan": Source(columns=torchtitan.COLUMNS, one_of=torchtitan.ONE_OF, step=torchtitan.step),
+    "fms-fsdp": Source(columns=fms_fsdp.COLUMNS, one_of=fms_fsdp.ONE_OF, step=fms_fsdp.step),
+    "nanotron": Source(columns=nanotron.COLUMNS, one_of=nanotron.ONE_OF, step=nanotron.step),
+    "megatron-deepspeed": Source(columns=megatron.COLUMNS, one_of=megatron.ONE_OF, step=megatron.step),
 }
 
 
@@ -86,7 +91,7 @@ def rows(path: Path, *, name: str = "", collective: str = "") -> list[Row | Skip
     ran that does not say it.
     """
     data, name = content(path), name or path.name
-    text = data.decode("utf-8-sig", errors="replace")
+    text = nccl_logs.plain(decoded(data, errors="replace"))
     if not text.strip():
         return [Skipped(source=name, line=1, reason="an empty file")]
     if re.match(r'\s*\{\s*"(run|schema_version)"', text):
@@ -136,7 +141,7 @@ def _collectives(text: str, name: str, collective: str) -> list[Row | Skipped]:
 
 def source_of(columns: tuple[str, ...]) -> str:
     """The name of the schema that these columns are, "" for none."""
-    return next((name for name, source in SOURCES.items() if source.columns <= set(columns)), "")
+    return next((name for name, source in SOURCES.items() if source.is_of(frozenset(columns))), "")
 
 
 def steps(name: str, records: list[Record], *, file: str) -> Iterator[Step | Skipped]:

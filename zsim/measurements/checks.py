@@ -7,7 +7,7 @@ itself. Nothing here looks at a prediction.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import hypot
 
@@ -37,11 +37,26 @@ DTYPES = {
     "float8": "fp8",
     "e4m3": "fp8",
 }
+RATES: Mapping[str, tuple[bool, float]] = {
+    "tokens_per_s_per_gpu": (True, 1.0),
+    "tokens_per_s": (True, 0.0),
+    "tokens_per_s_total": (True, 0.0),
+    "step_time_s": (False, 1.0),
+    "iter_time_ms": (False, 1e-3),
+    "step_time_ms": (False, 1e-3),
+    "tokens_per_s_per_gpu_derived": (True, 1.0),
+    "step_time_s_derived": (False, 1.0),
+}
+"""Columns that say how long a step took: whether as a rate, and in what: of one GPU, of all (0), or seconds of the unit."""
 UNREAD, UNSAID = 0.1, 0.05
 """How much wider a band is for a column that nobody has read, as much as a generation of software moves a step, and for a field that a row
 leaves open where other rows of its source have what is usual there."""
 PEAKS: dict[str, float] = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12}
 """Dense FLOP/s in bf16 that sources divide by for their MFU (NVIDIA's data sheets)."""
+
+
+COMPILING = 0.2
+"""How much wider it is where nobody says whether a step was compiled: torch.compile moves steps by 15 to 25 %."""
 
 
 @dataclass(slots=True)
@@ -57,6 +72,13 @@ class Assumed:
         if words not in self.words:
             self.words.append(words)
             self.widened = hypot(self.widened, widens)
+
+
+def is_compiled(record: Record, assumed: Assumed) -> bool:
+    """What `torch_compile` says, and eager where it says nothing, which is named."""
+    if not record.text("torch_compile", ""):
+        assumed.add("eager, for the row does not say whether it is compiled", widens=COMPILING)
+    return record.truth("torch_compile", False)
 
 
 def only_data_parallel(record: Record) -> None:
@@ -82,6 +104,41 @@ def not_doubted(record: Record, name: str) -> None:
     """RowError where the source itself says that the row does not fit together."""
     if not record.truth(name, True):
         raise RowError(f"{name}: {record.text(name)[:20]}, so the source itself says that its fields do not fit together")
+
+
+def seconds_of(record: Record, usual: str, *, tokens: int, ranks: int, assumed: Assumed) -> float:
+    """Seconds of a step in which each GPU has `tokens`: as the column `usual` says, or where there is none another of `RATES`.
+
+    RowError where no column says it, and where two contradict each other.
+    """
+    names = [name for name in (usual, *RATES) if record.text(name, "")]
+    if not names:
+        record.text(usual)
+    if names[0] != usual:
+        assumed.add(f"the time by {names[0]}, for there is no {usual}")
+    is_rate, unit = RATES[names[0]]
+    found = record.positive(names[0])
+    seconds = tokens * (unit or ranks) / found if is_rate else found * unit
+    for name in dict.fromkeys(names[1:]):
+        is_rate, unit = RATES[name]
+        said(record, name, tokens * (unit or ranks) / seconds if is_rate else seconds / unit)
+    return seconds
+
+
+def micro_batch(record: Record, key: str, *, total: str, steps: str, ranks: int, assumed: Assumed) -> int:
+    """Sequences of a micro-batch: the field `key`, or what `total` makes of `ranks` and of the micro-batches that `steps` says.
+
+    Without `steps` a step is one micro-batch, which is named. RowError where `total` is missing too, or no multiple.
+    """
+    if record.text(key, "") or not record.text(total, ""):
+        return record.size(key)
+    count, sequences = record.size(steps, 1), record.size(total)
+    if sequences % (count * ranks):
+        raise RowError(f"{total}: {sequences} is no multiple of {count * ranks}, which the other fields say")
+    known = bool(record.text(steps, ""))
+    found = sequences // (count * ranks)
+    assumed.add(f"micro-batches of {found}, which {total} makes" + ("" if known else " of one a step"), widens=0.0 if known else UNSAID)
+    return found
 
 
 def accumulation(record: Record, key: str, *, total: str, at_once: int) -> int:

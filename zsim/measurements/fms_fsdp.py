@@ -8,26 +8,25 @@
 
 from __future__ import annotations
 
-from zsim.measurements.checks import Assumed, accumulation, only_data_parallel, said, two_bytes, utilisation
+from zsim.measurements.checks import (
+    Assumed,
+    accumulation,
+    is_compiled,
+    micro_batch,
+    only_data_parallel,
+    seconds_of,
+    two_bytes,
+    utilisation,
+)
 from zsim.measurements.llamas import model_of, table_of
 from zsim.measurements.machines import NODE, Machine, machine
 from zsim.measurements.mapping import ScenarioText, checkpointing, num_parameters, step_of
+from zsim.measurements.resharding import of_fsdp1
 from zsim.measurements.table import Record, RowError, Step
 from zsim.models import preset
 
-COLUMNS = frozenset(
-    (
-        "model",
-        "n_gpus",
-        "gpu",
-        "seq_len",
-        "micro_batch",
-        "grad_accum",
-        "sharding",
-        "mfu_frac",
-        "tokens_per_s_per_gpu",
-    )
-)
+COLUMNS = frozenset(("model", "n_gpus", "gpu", "seq_len", "sharding"))
+ONE_OF = (frozenset(("micro_batch", "grad_accum")),)
 FIELDS = (
     "model",
     "n_gpus",
@@ -43,6 +42,7 @@ FIELDS = (
     "attention",
     "optimizer",
     "vocab_size",
+    "reshard_after_forward",
 )
 ATTENTIONS: tuple[tuple[tuple[str, ...], dict[str, str], dict[str, str]], ...] = (
     (("flash v3", "flash3", "flash-3", "flashattention 3", "flashattention-3", "fa3"), {}, {"attention_kernels": "flash3"}),
@@ -61,17 +61,16 @@ def step(record: Record, *, source: str) -> Step:
     precision = two_bytes(record, default="bf16", reduce="bf16")
     assumed = Assumed([f"{precision.reduce} reductions", "AdamW, not fused, gradients clipped"])
     place = machine(record, assumed)
-    batch, length = record.size("micro_batch"), record.size("seq_len")
+    batch = micro_batch(record, "micro_batch", total="global_batch_seqs", steps="grad_accum", ranks=place.ranks, assumed=assumed)
+    length = record.size("seq_len")
     steps = accumulation(record, "grad_accum", total="global_batch_seqs", at_once=batch * place.ranks) if _accumulates(record) else 1
     attention, kernels = _attention(record, place)
     name = model_of(record.text("model"))
     model = table_of(name, vocabulary=record.size("vocab_size") if record.text("vocab_size", "") else 0)
     model = model | attention if "preset" in model else {**model, "sizes": {**model["sizes"], **attention}}  # type: ignore[dict-item]
-    rate = record.positive("tokens_per_s_per_gpu")
-    seconds = batch * steps * length / rate
+    seconds = seconds_of(record, "tokens_per_s_per_gpu", tokens=batch * steps * length, ranks=place.ranks, assumed=assumed)
     again = checkpointing(record.text("activation_checkpointing", "none"), assumed)
-    said(record, "step_time_s_derived", seconds)
-    _consistent(record, name, length, rate, place, again=bool(again))
+    _consistent(record, name, length, batch * steps * length / seconds, place, again=bool(again))
     if not _accumulates(record):
         assumed.add("one micro-batch a step")
     text = ScenarioText(
@@ -83,7 +82,7 @@ def step(record: Record, *, source: str) -> Step:
         precision={"parameters": precision.compute, "reduce": precision.reduce},
         optimizer={"name": "adamw", "implementation": _optimizer(record), "clip_norm": 1.0},
         activation_checkpointing=again,
-        execution=({"compile": True} if record.truth("torch_compile", False) else {}) | kernels,
+        execution=({"compile": True} if is_compiled(record, assumed) else {}) | kernels,
     )
     return step_of(record, text, source=source, machine=place, seconds=seconds, names=FIELDS, assumed=assumed)
 
@@ -138,6 +137,7 @@ def _strategy(record: Record, num_gpus: int, assumed: Assumed) -> dict[str, obje
         raise RowError(f"sharding: expected {', '.join(SHARDINGS)}, DDP or NO_SHARD, found {sharding[:40]!r}")
     assumed.add("FullyShardedDataParallel (FSDP1)")
     form, hybrid = SHARDINGS[sharding]
+    form = of_fsdp1(record, sharding=sharding, form=form, assumed=assumed)
     if hybrid and num_gpus > NODE and num_gpus % NODE:
         raise RowError(f"n_gpus: expected whole nodes of {NODE} for {sharding}, found {num_gpus}")
     replicas = num_gpus // NODE if hybrid and num_gpus > NODE else 1

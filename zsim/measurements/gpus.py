@@ -26,6 +26,8 @@ class Part:
     device: str
     cluster: str
     form: str = "SXM"
+    less: str = ""
+    """What it has less of than the device that its preset is of, as words for `assumed`; "" for nothing."""
 
     @property
     def words(self) -> str:
@@ -45,6 +47,13 @@ PARTS: tuple[Part, ...] = (
     Part(model="H100", memory_gb=(96,), kinds=("HBM2E",), watts=500, device="h100-96", cluster="grand-teton-h100"),
     Part(model="H200", memory_gb=(141,), kinds=("HBM3E",), watts=700, device="h200-141", cluster="dgx-h200"),
     Part(model="B200", memory_gb=(180, 192), kinds=("HBM3E",), watts=1000, device="b200-180", cluster="dgx-b200"),
+    *(
+        Part(model=model, memory_gb=(80,), kinds=kinds, watts=watts, device=device, cluster=cluster, less=less)
+        for model, kinds, watts, device, cluster, less in (
+            ("H800", ("HBM3",), 700, "h100-80", "hgx-h800", "an H800 as an H100 with 8 of its 18 NVLinks"),
+            ("A800", ("HBM2E", "HBM2"), 400, "a100-80", "hgx-a800", "an A800 as an A100 with 8 of its 12 NVLinks"),
+        )
+    ),
     Part(model="L40S", memory_gb=(48,), kinds=("GDDR6",), watts=350, device="l40s-48", cluster="pcie-box", form="PCIE"),
 )
 """By the data sheets that the device presets name. The first of a model is the one that a name without a size means."""

@@ -7,11 +7,12 @@ refused by name; where a row of several nodes says nothing of it, the preset's i
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 
 from zsim.collectives.nccl_search import PCIE_GB_S
-from zsim.devices import load_device
 from zsim.hardware import Fabric, clusters, load_cluster
 from zsim.measurements import congestion, nccl_text
 from zsim.measurements.checks import Assumed
@@ -26,13 +27,28 @@ AS_SOLD = 0.96
 """NCCL counts 12 GB/s of a NIC of 100 Gbit/s, which is sold as 12.5."""
 ANOTHER_FABRIC, UNSAID = 0.05, 0.1
 """How much wider a band is for a network of another kind with the same rate, and for one of which the row says nothing."""
+ANOTHER_GPU = 0.3
+"""And for a GPU that nobody has published steps of: as for constants that are all assumed (`bands.COMPUTE`)."""
+SIZE_UNSAID = 0.05
+"""And for a GPU of which the row does not say which of the model's memories it has: that of A100 40 GB is a quarter slower, of a step in
+which a fifth is bound by it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """A preset, GB/s of each of its NICs where they are slower than the preset's, and the kind of network where it is another."""
+
+    preset: str
+    nic_gb_s: float = 0.0
+    fabric: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
     """The GPUs of a row: their part, the preset of their nodes, how many nodes and ranks.
 
-    `nic_gb_s` is what each NIC's link carries for this job where that is less than the preset's, else 0.
+    `nic_gb_s` is what each NIC's link carries for this job where that is less than the preset's, else 0; `fabric` the kind of network
+    where it is another, else "". `otherwise` are the machines that the row's words may mean as well.
     """
 
     part: Part
@@ -40,6 +56,8 @@ class Machine:
     nodes: int
     ranks: int
     nic_gb_s: float = 0.0
+    fabric: str = ""
+    otherwise: tuple[Machine, ...] = ()
 
     @property
     def table(self) -> dict[str, object]:
@@ -49,6 +67,8 @@ class Machine:
             rate = f"{self.nic_gb_s:.6g} GB/s"
             nics = range(load_cluster(self.preset).nics_per_node)
             found["slow_links"] = [{"node": 0, "nic": nic, "bandwidth": rate} for nic in nics]
+        if self.fabric:
+            found["fabric"] = self.fabric
         return found
 
 
@@ -57,15 +77,18 @@ def among_others(place: Machine) -> Machine:
     if place.nodes == 1:
         return place
     whole = place.nic_gb_s or load_cluster(place.preset).links.rail.bandwidth / 1e9
-    return replace(place, nic_gb_s=whole * congestion.bandwidth_left(place.nodes))
+    left, others = whole * congestion.bandwidth_left(place.nodes), tuple(map(among_others, place.otherwise))
+    return replace(place, nic_gb_s=left, otherwise=others)
 
 
 def machine(record: Record, assumed: Assumed) -> Machine:
     """What the row's columns say of its machine; RowError where no preset is like it."""
-    gpu, ranks = record.text("gpu"), record.size("n_gpus")
+    gpu, ranks = record.text("gpu"), _ranks(record, assumed)
     part = part_of(gpu)
     if not is_sized(gpu):
-        assumed.add(f"an {part.words}")
+        assumed.add(f"an {part.words}", widens=SIZE_UNSAID)
+    if part.less:
+        assumed.add(part.less, widens=ANOTHER_GPU)
     nodes = _nodes(record, ranks, assumed)
     words = "; ".join(text for text in (record.text(name, "") for name in ("interconnect", "intra_node", "inter_node")) if text)
     joined = re.search(r"NVLINK|NVSWITCH", re.sub(r"\b(NO|WITHOUT|NOT)\s+NV(LINK|SWITCH)", "", words.upper()))
@@ -74,8 +97,18 @@ def machine(record: Record, assumed: Assumed) -> Machine:
     inside = record.text("intra_node", "").upper()
     if inside and part.form == "SXM" and not re.search("NVLINK|NVSWITCH|SXM|HGX|DGX", inside):
         assumed.add("NVLink between the GPUs of a node", widens=UNSAID)
-    preset, slower = _network(record, part, words, nodes, assumed)
-    return Machine(part=part, preset=preset, nodes=nodes, ranks=ranks, nic_gb_s=slower)
+    networks = _networks_of(record, part, words, nodes, assumed)
+    main, *others = (
+        Machine(part=part, preset=one.preset, nodes=nodes, ranks=ranks, nic_gb_s=one.nic_gb_s, fabric=one.fabric) for one in networks
+    )
+    return replace(main, otherwise=tuple(others))
+
+
+def _ranks(record: Record, assumed: Assumed) -> int:
+    if record.text("n_gpus", "") or not record.text("dp", ""):
+        return record.size("n_gpus")
+    assumed.add("as many GPUs as dp says, for the row does not count them")
+    return record.size("dp")
 
 
 def _nodes(record: Record, ranks: int, assumed: Assumed) -> int:
@@ -92,48 +125,103 @@ def _nodes(record: Record, ranks: int, assumed: Assumed) -> int:
 
 
 @cache
-def _networks(device: str) -> dict[str, tuple[Fabric, float]]:
-    """Cluster presets of nodes of that device: kind of network, and GB/s of a node as NCCL counts them."""
-    found = {}
-    for name in clusters():
+def _networks(part: Part) -> dict[str, tuple[Fabric, float]]:
+    """Cluster presets of nodes of that part, the usual one first: kind of network, and GB/s of a node as NCCL counts them."""
+    usual, found = load_cluster(part.cluster), {}
+    for name in (part.cluster, *clusters()):
         cluster = load_cluster(name)
-        if cluster.nccl is not None and cluster.devices_per_node == NODE and cluster.device == load_device(device):
+        same = cluster.device == usual.device and cluster.links.fabric.bandwidth == usual.links.fabric.bandwidth
+        if cluster.nccl is not None and cluster.devices_per_node == NODE and same:
             found[name] = cluster.nccl.fabric, cluster.links.rail.bandwidth * cluster.nics_per_node / 1e9
     return found
 
 
-def _network(record: Record, part: Part, words: str, nodes: int, assumed: Assumed) -> tuple[str, float]:
-    """The preset whose network is as the row says, and GB/s of each NIC where its links are slower than the preset's, else 0.
+def _networks_of(record: Record, part: Part, words: str, nodes: int, assumed: Assumed) -> list[Network]:
+    """The network as the row says it, and behind it what its words may mean as well.
 
     The part's usual preset where the row says nothing or has a single node, which uses no network.
     """
     outside = ", ".join(text for text in re.split(r"[;,]", words) if not re.search("NVLINK|NVSWITCH|PCIE", text.upper()))
-    fabric = nccl_text.fabric(outside)
-    rate = record.positive("inter_node_gbps_per_node") / 8 if record.text("inter_node_gbps_per_node", "") else _rate(outside, part)
-    if rate is not None and nodes > 1 and not record.text("inter_node_gbps_per_node", "") and not _SAYS_WHOSE.search(outside):
-        assumed.add(f"{8 * rate:.0f} Gbit/s a node: so many NICs of what is said as it has GPUs, or one for all")
-    networks = _networks(part.device)
-    names = [part.cluster, *(name for name in networks if name != part.cluster)]
-    near = [name for name in names if rate is None or abs(_sold(networks[name][1]) / rate - 1) <= RATES_AGREE]
-    alike = [name for name in near if networks[name][0] == fabric]
+    column = record.text("inter_node_gbps_per_node", "")
+    fabrics = _fabrics(outside)
+    rates = (record.positive("inter_node_gbps_per_node") / 8,) if column else _rates(outside, part)
     if nodes == 1:
-        return (alike or near or [part.cluster])[0], 0.0
-    wider = [name for name in names if rate is not None and name not in near and _sold(networks[name][1]) > rate]
-    wider_alike = [name for name in wider if networks[name][0] == fabric]
-    chosen = next(iter((*alike, *wider_alike, *near, *wider)), "")
-    if not chosen or (fabric == "tcp" and networks[chosen][0] != fabric):
+        return [_one_node(part, fabrics[0], rates[0] if rates else None)]
+    if not rates:
+        usual = _placed(part, fabrics[0], None, assumed)
+        return [usual, *(Network(preset=name) for name in _networks(part) if name != usual.preset)]
+    readings = [(fabric, rate) for rate in rates for fabric in fabrics]
+    if len(readings) > 1:
+        others = ", or ".join(f"{8 * rate:.0f} Gbit/s of {fabric}" for fabric, rate in readings[1:])
+        assumed.add(f"{8 * rates[0]:.0f} Gbit/s a node of {fabrics[0]}; the band covers {others}, which its words may mean as well")
+    main = _placed(part, *readings[0], assumed)
+    return [main, *_also(part, readings[1:])]
+
+
+def _also(part: Part, readings: list[tuple[Fabric, float]]) -> Iterator[Network]:
+    """The networks of further readings, but not of one that no preset can be."""
+    for fabric, rate in readings:
+        with suppress(RowError):
+            yield _placed(part, fabric, rate, Assumed())
+
+
+def _fabrics(outside: str) -> tuple[Fabric, ...]:
+    """What kinds of network the words may mean, the likeliest first: Ethernet of which nobody says RDMA is TCP, or RoCE."""
+    if nccl_text.is_ethernet(outside):
+        return ("tcp", "roce")
+    return (nccl_text.fabric(outside),)
+
+
+def _rates(outside: str, part: Part) -> tuple[float, ...]:
+    """GB/s of a node that the words may mean, the likeliest first; none where they say none.
+
+    A rate that is nobody's is that of each GPU's NIC if its slot carries it, of Ethernet that of the node's only one.
+    """
+    said = _rate(outside, part)
+    if said is None:
+        return ()
+    bare = nccl_text.node_gb_s(outside, per_node=1, most=0.0)
+    if _SAYS_WHOSE.search(outside) or bare is None:
+        return (said,)
+    most = _most(part)
+    if bare > 2 * most:
+        return (said,)
+    each = NODE * min(bare, most)
+    return (bare, each) if nccl_text.is_ethernet(outside) or said == bare else (each, bare)
+
+
+def _one_node(part: Part, fabric: Fabric, rate: float | None) -> Network:
+    networks = _networks(part)
+    near = [name for name in networks if rate is None or _agrees(networks[name][1], rate)]
+    return Network(preset=([name for name in near if networks[name][0] == fabric] or near or [part.cluster])[0])
+
+
+def _agrees(carried: float, rate: float) -> bool:
+    return abs(_sold(carried) / rate - 1) <= RATES_AGREE
+
+
+def _placed(part: Part, fabric: Fabric, rate: float | None, assumed: Assumed) -> Network:
+    """The preset of the part whose network is nearest to `fabric` at `rate`, with what it has otherwise; RowError for a faster one."""
+    networks = _networks(part)
+    near = [name for name in networks if rate is None or _agrees(networks[name][1], rate)]
+    wider = [name for name in networks if rate is not None and name not in near and _sold(networks[name][1]) > rate]
+    alike = [name for name in (*near, *wider) if networks[name][0] == fabric]
+    chosen = next(iter((*alike, *near, *wider)), "")
+    if not chosen:
         have = ", ".join(dict.fromkeys(f"{8 * _sold(gb_s):.0f} Gbit/s of {kind}" for kind, gb_s in networks.values()))
-        found = f"{8 * rate:.0f} Gbit/s" if rate is not None and fabric != "tcp" else fabric
-        raise RowError(f"network: expected at most one of a preset of {part.words}, {have} a node, found {found}")
+        raise RowError(f"network: expected at most one of a preset of {part.words}, {have} a node, found {8 * (rate or 0):.0f} Gbit/s")
     kind, carried = networks[chosen]
     if rate is None:
         assumed.add(f"{8 * _sold(carried):.0f} Gbit/s of network a node, as {chosen} has", widens=UNSAID)
-    if fabric not in ("unknown", kind):
-        assumed.add(f"{fabric} as the {kind} of {chosen}", widens=ANOTHER_FABRIC)
+    if fabric == "unknown":
+        assumed.add(f"{kind}, as {chosen} has, for the row does not name its kind of network", widens=ANOTHER_FABRIC)
+    elif fabric != kind:
+        assumed.add(f"{fabric} in place of the {kind} of {chosen}", widens=ANOTHER_FABRIC)
+    foreign = "" if fabric in ("unknown", kind) else fabric
     if chosen in near or rate is None:
-        return chosen, 0.0
+        return Network(preset=chosen, fabric=foreign)
     assumed.add(f"{8 * rate:.0f} Gbit/s a node as slower links of {chosen}", widens=ANOTHER_FABRIC)
-    return chosen, AS_SOLD * rate / load_cluster(chosen).nics_per_node
+    return Network(preset=chosen, nic_gb_s=AS_SOLD * rate / load_cluster(chosen).nics_per_node, fabric=foreign)
 
 
 def _sold(gb_s: float) -> float:
@@ -141,6 +229,10 @@ def _sold(gb_s: float) -> float:
 
 
 def _rate(outside: str, part: Part) -> float | None:
+    return nccl_text.node_gb_s(outside, per_node=NODE, most=_most(part))
+
+
+def _most(part: Part) -> float:
+    """GB/s that a GPU's slot carries, as they are sold."""
     nccl = load_cluster(part.cluster).nccl
-    most = _sold(PCIE_GB_S[nccl.generation]) if nccl else 50.0
-    return nccl_text.node_gb_s(outside, per_node=NODE, most=most)
+    return _sold(PCIE_GB_S[nccl.generation]) if nccl else 50.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -15,7 +15,10 @@ from zsim.measurements.machines import Machine
 from zsim.measurements.table import Record, RowError, Step
 from zsim.models import FAMILIES, build, load_preset
 
-SAID_ELSEWHERE = ("interconnect", "inter_node_gbps_per_node", "grad_accum", "n_microbatches", "learned_pos_emb", "optimizer")
+SAID_ELSEWHERE = (
+    *("interconnect", "inter_node_gbps_per_node", "n_gpus", "micro_batch", "local_batch", "grad_accum", "n_microbatches"),
+    *("learned_pos_emb", "optimizer", "technique", "reshard_after_forward"),
+)
 """Fields that may be open: what they say is used for several nodes alone, follows from other fields, or never differs within the source."""
 MAX_LAYERS = 1000
 """No model has as many; one with a million would be built for minutes before its parameters contradict the row's."""
@@ -109,6 +112,7 @@ def step_of(
         assumed=tuple(assumed.words),
         widened=assumed.widened,
         shared=assumed.shared,
+        otherwise=tuple(str(replace(text, cluster=other.table)) for other in machine.otherwise),
     )
 
 

@@ -13,25 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from zsim.measurements.checks import Assumed, accumulation, only_data_parallel, said, two_bytes
+from zsim.measurements.checks import Assumed, accumulation, micro_batch, only_data_parallel, said, seconds_of, two_bytes
 from zsim.measurements.machines import machine
 from zsim.measurements.mapping import ScenarioText, checkpointing, num_parameters, step_of
-from zsim.measurements.table import Record, RowError, Step, same
+from zsim.measurements.table import Record, RowError, Step
 
-COLUMNS = frozenset(
-    (
-        "d_model",
-        "n_heads",
-        "n_layers",
-        "seq_len",
-        "n_gpus",
-        "dp",
-        "micro_batch",
-        "n_microbatches",
-        "iter_time_ms",
-        "framework",
-    )
-)
+COLUMNS = frozenset(("d_model", "n_heads", "n_layers", "seq_len", "gpu"))
+ONE_OF = (frozenset(("n_gpus", "dp")), frozenset(("n_microbatches", "iter_time_ms")), frozenset(("micro_batch", "n_microbatches")),)
 FIELDS = (
     "n_layers",
     "d_model",
@@ -64,14 +52,17 @@ def step(record: Record, *, source: str) -> Step:
         ]
     )
     place = machine(record, assumed)
-    same("dp", record.size("dp"), place.ranks)
-    batch, length = record.size("micro_batch"), record.size("seq_len")
+    said(record, "dp", place.ranks, within=0.0)
+    batch = micro_batch(record, "micro_batch", total="global_batch_seqs", steps="n_microbatches", ranks=place.ranks, assumed=assumed)
+    length = record.size("seq_len")
     steps = accumulation(record, "n_microbatches", total="global_batch_seqs", at_once=batch * place.ranks)
     again = _checkpointing(record, assumed)
-    if "megatron-deepspeed" not in record.text("framework").lower():
+    if not record.text("framework", ""):
+        assumed.add("Megatron-DeepSpeed, for the row names no framework", widens=ANOTHER_FRAMEWORK)
+    elif "megatron-deepspeed" not in record.text("framework").lower():
         assumed.add(f"{record.text('framework')[:40]} as Megatron-DeepSpeed", widens=ANOTHER_FRAMEWORK)
     record.text("pipeline_schedule", "")  # says nothing of one stage
-    seconds = record.positive("iter_time_ms") / 1e3
+    seconds = seconds_of(record, "iter_time_ms", tokens=batch * steps * length, ranks=place.ranks, assumed=assumed)
     model = {"family": "gpt", "sizes": _sizes(record)}
     _consistent(record, model, seconds, batch * steps * length)
     text = ScenarioText(
@@ -116,8 +107,6 @@ def _consistent(record: Record, model: Mapping[str, object], seconds: float, tok
     layers, width, length = record.size("n_layers"), record.size("d_model"), record.size("seq_len")
     parameters = num_parameters(model, length)
     flops = 72 * layers * width**2 * (1 + length / (6 * width) + VOCABULARY / (12 * layers * width))
-    said(record, "step_time_s", seconds)
-    said(record, "tokens_per_s_per_gpu_derived", tokens / seconds)
     said(record, "n_params_derived", parameters)
     said(record, "params_b_reported", parameters / 1e9, within=0.15)
     said(record, "model_tflops_per_gpu_derived_v51200", flops * tokens / seconds / 1e12, within=0.05)

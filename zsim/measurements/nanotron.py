@@ -9,28 +9,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from zsim.measurements import congestion
-from zsim.measurements.checks import Assumed, accumulation, not_doubted, only_data_parallel, said, two_bytes
+from zsim.measurements.checks import (
+    Assumed,
+    accumulation,
+    micro_batch,
+    not_doubted,
+    only_data_parallel,
+    said,
+    seconds_of,
+    two_bytes,
+)
 from zsim.measurements.machines import among_others, machine
 from zsim.measurements.mapping import ScenarioText, checkpointing, num_parameters, sizes, step_of
-from zsim.measurements.table import Record, RowError, Step, same
+from zsim.measurements.table import Record, RowError, Step
 
-COLUMNS = frozenset(
-    (
-        "model",
-        "seq_len",
-        "nodes",
-        "n_gpus",
-        "micro_batch",
-        "grad_accum",
-        "dp",
-        "zero_stage",
-        "status",
-        "tokens_per_s_per_gpu",
-    )
-)
+COLUMNS = frozenset(("seq_len", "zero_stage", "n_layers", "d_model", "n_heads", "gpu"))
+ONE_OF = (frozenset(("n_gpus", "dp")), frozenset(("micro_batch", "grad_accum")),)
 FIELDS = (
     "model",
     "n_gpus",
@@ -60,16 +58,15 @@ def step(record: Record, *, source: str) -> Step:
         place, assumed.shared = among_others(place), True
         left = 100 * congestion.bandwidth_left(place.nodes)
         assumed.add(f"others use the network too: {left:.0f} % of its bandwidth is left, the median")
-    same("dp", record.size("dp"), place.ranks)
-    batch, length = record.size("micro_batch"), record.size("seq_len")
+    said(record, "dp", place.ranks, within=0.0)
+    batch = micro_batch(record, "micro_batch", total="global_batch_seqs", steps="grad_accum", ranks=place.ranks, assumed=assumed)
+    length = record.size("seq_len")
     steps = accumulation(record, "grad_accum", total="global_batch_seqs", at_once=batch * place.ranks)
     model = {"family": "llama", "sizes": _sizes(record)}
-    rate = record.positive("tokens_per_s_per_gpu")
-    seconds = batch * steps * length / rate
-    _consistent(record, model, length, rate, place.ranks)
-    said(record, "step_time_s_derived", seconds)
+    seconds = seconds_of(record, "tokens_per_s_per_gpu", tokens=batch * steps * length, ranks=place.ranks, assumed=assumed)
+    _consistent(record, model, length, batch * steps * length / seconds)
     text = ScenarioText(
-        description=f"nanotron, {record.text('model')} on {place.ranks} GPUs",
+        description=f"nanotron, {record.text('model', 'a llama')} on {place.ranks} GPUs",
         model=model,
         batch={"micro_batch": batch, "sequence_length": length, "accumulation": steps},
         cluster=place.table,
@@ -95,18 +92,18 @@ def _sizes(record: Record) -> dict[str, object]:
     }
 
 
-def _consistent(record: Record, model: Mapping[str, object], length: int, rate: float, ranks: int) -> None:
+def _consistent(record: Record, model: Mapping[str, object], length: int, rate: float) -> None:
     """RowError where the row's other figures do not follow from its sizes and its rate."""
     parameters = num_parameters(model, length)
     said(record, "n_params", parameters)
-    said(record, "tokens_per_s_total", rate * ranks)
     flops = 6 * parameters + 12 * record.size("n_layers") * record.size("d_model") * length
     for name in ("mfu_pct", "mfu_pct_recomputed"):
         said(record, name, 100 * flops * rate / PEAK, within=0.1, rounding=0.1)
 
 
 def _strategy(stage: str, num_gpus: int) -> dict[str, object]:
-    number = stage.removesuffix(".0")
+    found = re.fullmatch(r"(?:zero)?[-_ ]*(?:stage)?[-_ ]*([0-3])(?:\.0)?", stage.strip().lower())
+    number = found[1] if found else "0" if stage.lower() in ("none", "off", "ddp", "no") else ""
     if number == "0":
         return {"name": "ddp", "dp_replicate": num_gpus, "sync": "last", "gradient_as_bucket_view": True}
     if number in ("1", "2", "3"):

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from zsim.measurements.checks import OUTCOMES
 from zsim.measurements.nccl_checks import RefusedError, Rows, Skipped, Timed, checked, collect, inferred, number, whole
-from zsim.measurements.nccl_logs import read_json, read_text
+from zsim.measurements.nccl_logs import plain, read_json, read_text
 from zsim.measurements.nccl_rows import NcclRow
+from zsim.measurements.table import column, decoded, separator
 
 CSV_NEEDS: tuple[str, ...] = ("collective", "gpu", "n_ranks", "n_nodes", "size_bytes")
 CSV_TIMES: tuple[str, ...] = ("time_us_oop", "time_us")
@@ -23,12 +24,14 @@ CSV_KNOWN = frozenset(
     (*CSV_NEEDS, *CSV_TIMES, *CSV_BUS, *CSV_ALGORITHM, "time_us_ip", "busbw_gb_s_ip", "algbw_gb_s_ip", "n_ranks_inferred", "intra_node")
 ) | {"inter_node", "nccl_version", "dtype"}
 """A dtype changes nothing of a message whose bytes are known."""
+NODE = 8
+"""As many GPUs as fit one node, where a table does not count nodes."""
 IN_PLACE: tuple[str, ...] = ("time_us_ip", "busbw_gb_s_ip", "algbw_gb_s_ip")
 
 
 def read(path: Path) -> Rows:
     """The rows of `path`, by its first characters: JSON, a CSV with a header, or nccl-tests' text. OSError if it cannot be read."""
-    return read_any(path.read_text(encoding="utf-8-sig", errors="replace"), source=path.name)
+    return read_any(plain(decoded(path.read_bytes(), errors="replace")), source=path.name)
 
 
 def read_any(text: str, *, source: str, collective: str = "") -> Rows:
@@ -40,8 +43,8 @@ def read_any(text: str, *, source: str, collective: str = "") -> Rows:
 
 def is_csv(text: str) -> bool:
     """Whether the first line is the header of a CSV of nccl rows, whatever else it has."""
-    header = text.partition("\n")[0].strip().split(",")
-    return {"collective", "size_bytes"} <= {name.strip() for name in header}
+    header = text.partition("\n")[0].strip().split(separator(text))
+    return {"collective", "size_bytes"} <= {column(name.strip('"')) for name in header}
 
 
 def read_csv(text: str, *, source: str) -> Rows:
@@ -53,9 +56,10 @@ def read_csv(text: str, *, source: str) -> Rows:
 
 
 def _read_csv(text: str, source: str) -> Rows:
-    reader = csv.DictReader(io.StringIO(text))
-    header = set(reader.fieldnames or ())
-    lacking = [name for name in CSV_NEEDS if name not in header]
+    reader = csv.DictReader(io.StringIO(text), delimiter=separator(text))
+    header = set(names := list(map(column, reader.fieldnames or ())))
+    reader.fieldnames = names
+    lacking = [name for name in CSV_NEEDS if name not in header and name != "n_nodes"]
     if not header & {*CSV_TIMES, *CSV_BUS, *CSV_ALGORITHM, *IN_PLACE}:
         lacking.append(" or ".join(CSV_TIMES))
     if lacking:
@@ -69,8 +73,11 @@ def _csv_row(table: dict[str, str | None], source: str, line: int) -> Callable[[
         if None in table or any(value is None for value in table.values()):
             raise RefusedError("more or fewer fields than the header")
         said = {key: (value or "").strip() for key, value in table.items()}
-        ranks, nodes, size = (whole(said, name) for name in ("n_ranks", "n_nodes", "size_bytes"))
+        ranks, size = (whole(said, name) for name in ("n_ranks", "size_bytes"))
         timed, assumed = _timed(said)
+        if ranks <= NODE and "n_nodes" not in said:
+            said["n_nodes"], assumed = "1", (*assumed, "ranks of one node")
+        nodes = whole(said, "n_nodes")
         unread = [name for name, value in said.items() if value and not _known(name)]
         assumed += tuple(f"{name} = {said[name][:40]!r} changes nothing: the column is not known" for name in unread)
         inferred(said.get("n_ranks_inferred", ""), ranks)

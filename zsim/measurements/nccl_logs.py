@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,14 @@ WRONG = 8
 """The column of how many results of an out-of-place run are wrong, where a table has it."""
 STARTS = ("# nccl-tests version", "# Collective test starting", "# nThread")
 """What the lines begin with that a run begins with."""
+PREFIX = re.compile(
+    r"^(?:[ \t]*(?:\[\d+,\d+\]<std(?:out|err|diag)>:|\[[A-Za-z_-]*\d+\]:|\[[\w.-]+:\d+\]|\d{4}-\d\d-\d\dT[\d:.]+Z?(?=[ \t])"
+    r"|\d{1,6}:(?!\d)))+[ \t]?",
+    re.MULTILINE,
+)
+"""What launchers put before a line: `mpirun --tag-output`, torchrun's [default0]:, [host:process], times, `srun -l`'s task."""
+REDUCES: dict[str, bool] = {"all_reduce": True, "reduce_scatter": True, "all_gather": False, "broadcast": False}
+"""Whether a collective has an operation, which nccl-tests prints as `redop`, and "none" of those that have not."""
 UNNAMED = "no collective named: `--collective` says it, or the file's name, as all_gather.txt"
 
 
@@ -23,13 +31,18 @@ def read_text(
 ) -> Rows:
     """What nccl-tests printed, run by run, with out-of-place times. What the text does not say can be given.
 
-    A collective that neither says is looked for in the file's name, but not where a file has several runs. A run without its closing
-    summary was cut, and its last row may be too: none of it is used.
+    A collective that neither says is looked for in the file's name: rows of another contradict its bandwidths or their operation. A run
+    without its closing summary was cut, and its last row may be too: none of it is used.
     """
-    parts = list(_runs(text.splitlines()))
-    guess = collective or (collective_of(source) if len(parts) == 1 else "")
+    parts = list(_runs(plain(text).splitlines()))
+    guess = collective or collective_of(source)
     read = [_read_run(lines, first, source, guess, gpu, inter_node, notes) for first, lines in parts]
     return Rows(rows=tuple(row for one in read for row in one.rows), skipped=tuple(skip for one in read for skip in one.skipped))
+
+
+def plain(text: str) -> str:
+    """The text without what launchers put before each line."""
+    return PREFIX.sub("", text)
 
 
 def _runs(lines: list[str]) -> Iterator[tuple[int, list[str]]]:
@@ -55,7 +68,7 @@ def _read_run(lines: list[str], first: int, source: str, collective: str, gpu: s
     about = _about(text)
     words = next((line for line in lines if line.startswith("#") and "(GB/s)" in line), "")
     has_wrong = any(line.startswith("#") and "#wrong" in line for line in lines)
-    problem, name = "", collective or about.collective
+    problem, name, guessed = "", about.collective or collective, not about.collective
     if not any(line.startswith("# Avg bus bandwidth") for line in lines):
         problem = "log cut: no closing summary"
     elif "(us)" not in words:
@@ -64,6 +77,8 @@ def _read_run(lines: list[str], first: int, source: str, collective: str, gpu: s
         problem = UNNAMED
     elif not about.ranks:
         problem = "no devices listed"
+    elif about.mixed and not gpu:
+        problem = about.mixed
     if problem or not table:
         reason = problem or "no rows"
         return Rows(rows=(), skipped=(Skipped(source=source, line=first + len(lines), reason=reason, count=max(1, len(table))),))
@@ -74,6 +89,8 @@ def _read_run(lines: list[str], first: int, source: str, collective: str, gpu: s
                 raise RefusedError("fewer fields than the table has")
             if has_wrong and len(cells) > WRONG and cells[WRONG].isdigit() and int(cells[WRONG]):
                 raise RefusedError("wrong results")
+            if guessed and name in REDUCES and REDUCES[name] == (cells[3] == "none"):
+                raise RefusedError(f"its operation is {cells[3][:20]}, which contradicts {name}")
             timed = Timed(microseconds=number(cells[5], "time"), algorithm=number(cells[6], "algbw"), bus=number(cells[7], "busbw"))
             return checked(
                 NcclRow(
@@ -103,6 +120,8 @@ class _About:
     ranks: int
     nodes: int
     version: str
+    mixed: str
+    """What is wrong with its GPUs, "" for nothing."""
 
 
 def _about(text: str) -> _About:
@@ -116,7 +135,14 @@ def _about(text: str) -> _About:
         ranks=len(devices),
         nodes=len({host for host, _ in devices}),
         version=version[1] if version else _version(int(code[1])) if code else "",
+        mixed=_mixed(name.strip() for _, name in devices),
     )
+
+
+def _mixed(gpus: Iterable[str]) -> str:
+    """Why devices are no one kind of GPU, "" where they are: a ring is as fast as the slowest, and nobody knows which the row is of."""
+    kinds = sorted(set(gpus))
+    return f"GPUs contradict each other: {', '.join(kinds)[:100]}" if len(kinds) > 1 else ""
 
 
 def _version(code: int) -> str:
@@ -138,6 +164,8 @@ def read_json(text: str, *, source: str, collective: str = "", inter_node: str =
     devices = whole.get("config", {}).get("devices") if isinstance(whole.get("config"), dict) else None
     if not isinstance(devices, list) or not devices or not all(isinstance(one, dict) for one in devices):
         return Rows(rows=(), skipped=(Skipped(source=source, line=1, reason="no devices listed", count=max(1, len(results))),))
+    if mixed := _mixed(str(one.get("device_info", "")) for one in devices):
+        return Rows(rows=(), skipped=(Skipped(source=source, line=1, reason=mixed, count=max(1, len(results))),))
 
     def make(result: Any) -> Callable[[], NcclRow]:
         def row() -> NcclRow:
@@ -146,7 +174,7 @@ def read_json(text: str, *, source: str, collective: str = "", inter_node: str =
             if isinstance(wrong := result["out_of_place"].get("nwrong"), int | float) and wrong > 0:
                 raise RefusedError("wrong results")
             timed, name = result["out_of_place"], str(result.get("experiment_name") or "")
-            found = collective or collective_of(name) or collective_of(text[:4096]) or collective_of(source)
+            found = collective_of(name) or collective_of(text[:4096]) or collective or collective_of(source)
             if not found:
                 raise RefusedError(UNNAMED)
             if not isinstance(result.get("size"), int):

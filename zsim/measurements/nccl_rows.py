@@ -11,6 +11,7 @@ from typing import Literal
 from zsim.collectives.nccl import Communicator, estimate
 from zsim.collectives.nccl_curves import CURVES, TORCH_US, CurveProvenance, Curves
 from zsim.collectives.nccl_search import PCIE_GB_S, Rails, between_nodes, in_node
+from zsim.hardware import Fabric
 from zsim.measurements import congestion, nccl_text
 
 PCIE_RING_GB_S = 20.0
@@ -123,7 +124,7 @@ def mapped(row: NcclRow) -> Mapped:
         num_ranks=row.n_ranks,
         num_nodes=nodes,
         bus_gb_s=bus,
-        fabric=nccl_text.fabric(row.inter_node) if nodes > 1 else "unknown",
+        fabric=_fabric(row, assumed) if nodes > 1 else "unknown",
         processor="amd" if part.generation == "ampere" else "intel",
         links=links,
         nvls=nccl_text.has_nvls(f"{row.notes} {row.tool}", row.nccl_version),
@@ -142,6 +143,13 @@ def _inside(part: nccl_text.Part, per_node: int, assumed: list[str]) -> float:
         return PCIE_RING_GB_S
     ring = in_node(part.generation, per_node)
     return ring.channels * ring.intra * part.nvlink_share
+
+
+def _fabric(row: NcclRow, assumed: list[str]) -> Fabric:
+    if not nccl_text.is_ethernet(row.inter_node):
+        return nccl_text.fabric(row.inter_node)
+    assumed.append("Ethernet as TCP, for the row does not say RDMA")
+    return "tcp"
 
 
 def _between(row: NcclRow, part: nccl_text.Part, nodes: int, assumed: list[str]) -> float:

@@ -46,6 +46,8 @@ _CABLE = (
     r"(EDR|HDR|NDR|XDR)(?:\s*\d+)?(?:\s*x\s*(\d{1,2})\b)?"
 )
 """How many cables, before or behind their name, and the name."""
+_KINDS = r"(?:ethernet|infiniband|ib|roce|rdma|efa|tcp|network|bandwidth)(?:[ ,]+(?:ethernet|rdma|network|bandwidth))*"
+"""Words that may stand between a rate and whose it is."""
 _RATE = r"(\d+(?:\.\d+)?)\s*(G|T)(B/s|b/s|bps|bit/s|bE|)(?![A-Za-z])"
 
 
@@ -88,7 +90,15 @@ def fabric(inter: str) -> Fabric:
     ):
         if any(word in lower for word in words):
             return kind  # type: ignore[return-value]
+    if "rdma" in lower and re.search(r"ethernet|gbe\b", lower):
+        return "roce"
     return "ib" if re.search(r"\bib\b", lower) else "unknown"
+
+
+def is_ethernet(inter: str) -> bool:
+    """Whether the words say Ethernet, and not whether it is RoCE or TCP."""
+    said = re.search(r"ethernet|gb[eE]\b|\b\d+\s*gige?\b", inter.lower())
+    return said is not None and fabric(inter) == "unknown" and "rdma" not in inter.lower()
 
 
 def node_gb_s(inter: str, *, per_node: int, most: float = 50.0) -> float | None:
@@ -108,7 +118,7 @@ def node_gb_s(inter: str, *, per_node: int, most: float = 50.0) -> float | None:
     named = re.search(_CABLE, text, re.IGNORECASE)
     if named:
         return int(named[1] or named[2] or named[4] or per_node) * CABLES[named[3].upper()]
-    one = re.search(rf"{_RATE}\s*(?:/|per)?\s*(node|GPU|NIC|card|device|host|server|instance)?", text, re.IGNORECASE)
+    one = re.search(rf"{_RATE}\s*(?:{_KINDS})?\s*(?:/|per)?\s*(node|GPU|NIC|card|device|host|server|instance)?", text, re.IGNORECASE)
     if one is None:
         return None
     rate, per = _gb_s(one[1], one[2], one[3]), (one[4] or "").lower()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
@@ -18,6 +19,10 @@ from zsim.errors import ZsimError
 MAX_FILE_BYTES = 32 * 1024**2
 MAX_ROWS = 200_000
 MAX_FIELD = 20_000
+SEPARATORS = ",;\t"
+"""Between the fields of a table; the one that its first line has most of."""
+_THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+TRUE, FALSE = ("true", "t", "yes", "y", "on", "1", "1.0", "enabled"), ("false", "f", "no", "n", "off", "0", "0.0", "disabled", "none")
 
 
 class MeasurementError(ZsimError):
@@ -34,7 +39,8 @@ class Step:
 
     `fields` are what was run, by the source's own names: two rows that differ in one of them are a pair. `tokens` are those of one
     GPU's step. `assumed` says in words what the row left open and the mapping decided, and `widened` by how much that widens the band.
-    `shared` is true where others used its network meanwhile.
+    `shared` is true where others used its network meanwhile, and `otherwise` are the scenarios that the row's words may mean as well: the
+    band covers their predictions too.
     """
 
     source: str
@@ -48,6 +54,7 @@ class Step:
     assumed: tuple[str, ...]
     widened: float = 0.0
     shared: bool = False
+    otherwise: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +94,7 @@ class Record:
         """A whole number of at least 1."""
         value = self.text(name, None if default is None else str(default))
         try:
-            number = float(value)
+            number = _number(value)
         except ValueError:
             raise RowError(f"{name}: expected a whole number, found {value[:40]!r}") from None
         if not isfinite(number) or number != int(number) or not 1 <= number <= 1e15:
@@ -98,7 +105,7 @@ class Record:
         """A number, also one that is not finite."""
         value = self.text(name)
         try:
-            return float(value)
+            return _number(value)
         except ValueError:
             raise RowError(f"{name}: expected a number, found {value[:40]!r}") from None
 
@@ -110,11 +117,11 @@ class Record:
         return number
 
     def truth(self, name: str, default: bool | None = None) -> bool:
-        """Whether the field says so: True, yes, 1, or False, no, 0."""
+        """Whether the field says so: True, yes, on, 1, or False, no, off, 0."""
         value = self.text(name, None if default is None else str(default)).lower()
-        if value in ("true", "yes", "1"):
+        if value in TRUE:
             return True
-        if value in ("false", "no", "0"):
+        if value in FALSE:
             return False
         raise RowError(f"{name}: expected True or False, found {value[:40]!r}")
 
@@ -124,6 +131,11 @@ class Record:
         if value not in words:
             raise RowError(f"{name}: expected one of {', '.join(words)}, found {value[:40]!r}")
         return words[value]
+
+
+def _number(value: str) -> float:
+    """5762, 5.762e3, and 5,762, whose comma groups thousands; ValueError for a comma that does not."""
+    return float(value.replace(",", "") if _THOUSANDS.fullmatch(value) else value)
 
 
 def same(name: str, found: float, expected: float, *, within: float = 0.02) -> None:
@@ -153,19 +165,36 @@ def read(path: Path) -> tuple[tuple[str, ...], list[Record]]:
     return table_of(content(path), where=str(path))
 
 
+def decoded(data: bytes, *, errors: str = "strict") -> str:
+    """The text of a file in UTF-8, or in UTF-16 where its first bytes say so; UnicodeDecodeError for neither unless `errors` says else."""
+    return data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig", errors=errors)
+
+
+def separator(text: str) -> str:
+    """What the fields of a table are between, by its first line."""
+    first = text.lstrip("\r\n").partition("\n")[0]
+    return max(SEPARATORS, key=first.count)
+
+
+def column(name: str) -> str:
+    """A column's name as everything here asks for it: in lower case, its words joined by underscores."""
+    return re.sub(r"[\s\-]+", "_", name.strip().lower())
+
+
 def table_of(data: bytes, *, where: str) -> tuple[tuple[str, ...], list[Record]]:
-    """The columns and the rows of a CSV table in UTF-8; MeasurementError, naming `where`, for anything else."""
+    """The columns and the rows of a table between commas, semicolons or tabs; MeasurementError, naming `where`, for anything else."""
     try:
-        text = data.decode("utf-8-sig")
-        reader = csv.DictReader(io.StringIO(text, newline=""), strict=True, restkey="", restval="")
-        columns = tuple(name.strip() for name in reader.fieldnames or ())
+        text = decoded(data)
+        lines = io.StringIO(text, newline="")
+        reader = csv.DictReader(lines, strict=True, restkey="", restval="", delimiter=separator(text))
+        columns = tuple(map(column, reader.fieldnames or ()))
         twice = next((name for name in columns if name and columns.count(name) > 1), "")
         if twice:
             raise csv.Error(f"two columns {twice[:40]!r}")
         reader.fieldnames = columns
         rows = list(_records(reader))
     except (UnicodeDecodeError, csv.Error) as error:
-        raise MeasurementError(where=where, expected="a CSV table in UTF-8", found=str(error)[:200]) from None
+        raise MeasurementError(where=where, expected="a CSV table in UTF-8 or UTF-16", found=str(error)[:200]) from None
     return columns, rows
 
 

@@ -10,27 +10,31 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from zsim.measurements.checks import Assumed, accumulation, only_data_parallel, said, two_bytes, utilisation
+from zsim.measurements.checks import (
+    UNSAID,
+    Assumed,
+    accumulation,
+    is_compiled,
+    micro_batch,
+    only_data_parallel,
+    said,
+    seconds_of,
+    two_bytes,
+    utilisation,
+)
 from zsim.measurements.llamas import model_of
 from zsim.measurements.machines import NODE, Machine, machine
 from zsim.measurements.mapping import ScenarioText, checkpointing, num_parameters, step_of
-from zsim.measurements.table import Record, RowError, Step
+from zsim.measurements.resharding import resharding, said_in
+from zsim.measurements.table import FALSE, Record, RowError, Step
 from zsim.models import preset
 
-COLUMNS = frozenset(
-    (
-        "model",
-        "n_gpus",
-        "seq_len",
-        "local_batch",
-        "dp_shard",
-        "torch_compile",
-        "technique",
-        "gpu",
-        "tokens_per_s_per_gpu",
-    )
-)
+COLUMNS = frozenset(("model", "n_gpus", "seq_len", "gpu"))
+ONE_OF = (frozenset(("local_batch", "global_batch")),)
 FIELDS = (
     "model",
     "n_gpus",
@@ -46,8 +50,19 @@ FIELDS = (
 )
 
 
+OTHER_AXES = {"tp", "pp", "cp", "ep", "sp", "tensor", "pipeline", "context", "expert", "sequence", "async", "asynctp", "loss", "ulysses"}
+FILLERS = {
+    *("1d", "data", "parallel", "parallelism", "dp", "full", "fully", "sharded", "sharding", "shard", "hybrid", "replicate", "only"),
+    *("with", "and", "in", "using", "torch", "pytorch", "torchtitan", "v1", "v2", "default", "compile", "compiled", "float8", "fp8"),
+    *("tensorwise", "rowwise", "mixed", "precision", "bf16", "per", "parameter", "parameters", "none", "after", "forward"),
+}
+"""Words of a technique that change nothing by themselves, or that are read one by one."""
 ANOTHER_FRAMEWORK = 0.15
 """How much wider the band is for other software: as a step's with published constants alone."""
+EAGER_CASTS = 0.15
+"""And for casts that no row has been measured with."""
+MX = ("B200",)
+"""Models with products of blocks that have a scale each."""
 ANOTHER_RECIPE = 0.05
 """And for scales of rows or blocks, which are more to compute than one of a whole tensor."""
 
@@ -57,13 +72,14 @@ def step(record: Record, *, source: str) -> Step:
     only_data_parallel(record)
     assumed = Assumed(["fused AdamW with clipping"])
     place = machine(record, assumed)
-    strategy = _strategy(record, place, assumed)
-    batch, length = record.size("local_batch"), record.size("seq_len")
+    asked = technique(record)
+    strategy = _strategy(record, place, asked, assumed)
+    batch = micro_batch(record, "local_batch", total="global_batch", steps="grad_accum", ranks=place.ranks, assumed=assumed)
+    length = record.size("seq_len")
     steps = accumulation(record, "grad_accum", total="global_batch", at_once=batch * place.ranks) if _accumulates(record) else 1
     name = model_of(record.text("model"))
-    rate = record.positive("tokens_per_s_per_gpu")
-    said(record, "step_time_s_derived", batch * steps * length / rate)
-    _consistent(record, name, length, rate, place)
+    seconds = seconds_of(record, "tokens_per_s_per_gpu", tokens=batch * steps * length, ranks=place.ranks, assumed=assumed)
+    _consistent(record, name, length, batch * steps * length / seconds, place)
     if "torchtitan" not in record.text("framework", "torchtitan").lower():
         assumed.add(f"{record.text('framework')[:40]} as torchtitan", widens=ANOTHER_FRAMEWORK)
     if not _accumulates(record):
@@ -80,13 +96,24 @@ def step(record: Record, *, source: str) -> Step:
         precision={"parameters": precision.compute, "reduce": precision.reduce},
         optimizer={"name": "adamw", "implementation": "fused", "clip_norm": 1.0},
         activation_checkpointing=checkpointing(record.text("activation_checkpointing", "none"), assumed),
-        execution=_execution(record, place, assumed, narrow=precision.eight_bits),
+        execution=_execution(record, place, assumed, narrow=precision.eight_bits, asked=asked),
     )
     record.text("async_tp", "")  # changes nothing without tensor parallelism
-    shards = "all" if strategy.get("dp_shard") == place.ranks else str(strategy.get("dp_shard", 1))
-    also = {"dp_shard": shards, "accumulation": str(steps)}
-    seconds = batch * steps * length / rate
+    also = _told_apart(strategy, text.execution, place, steps)
     return step_of(record, text, source=source, machine=place, seconds=seconds, assumed=assumed, names=FIELDS, also=also)
+
+
+def _told_apart(strategy: Mapping[str, Any], execution: Mapping[str, Any], place: Machine, steps: int) -> dict[str, str]:
+    """What is read out of several columns: pairs of rows differ in what ran, however their words do."""
+    shards, kind = strategy.get("dp_shard", place.ranks), {"hsdp": "fsdp2"}.get(strategy["name"], strategy["name"])
+    reshards = strategy.get("reshard_after_forward", strategy.get("sharding") != "grad_op")
+    return {
+        "technique": kind,
+        "dp_shard": "all" if shards == place.ranks else str(shards),
+        "accumulation": str(steps),
+        "reshard_after_forward": str(reshards),
+        "torch_compile": str(bool(execution.get("compile"))),
+    }
 
 
 def _consistent(record: Record, name: str, length: int, rate: float, place: Machine) -> None:
@@ -102,46 +129,93 @@ def _accumulates(record: Record) -> bool:
     return bool(record.text("global_batch", "") or record.text("grad_accum", ""))
 
 
-def _strategy(record: Record, place: Machine, assumed: Assumed) -> dict[str, object]:
-    """FSDP2, HSDP where it shards over fewer GPUs than there are, or ddp, as `technique` and `dp_shard` say together."""
-    words = record.text("technique", "FSDP")
-    tokens = set(re.findall(r"[a-z]+\d?", words.lower()))
-    if tokens & {"tp", "pp", "cp", "ep", "tensor", "pipeline", "context", "expert", "async"} or re.search(r"\b[234]-?d\b", words.lower()):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Technique:
+    """What words of a technique say: the kind of data parallelism ("" where only other things are named), whether parameters are freed
+    after forward, and whether compile or float8 is named."""
+
+    kind: str
+    reshards: bool | int | None
+    compiled: bool
+    narrow: bool
+
+
+def technique(record: Record) -> Technique:
+    """The row's technique, every part of which is understood; RowError where one is not, for then nobody knows what ran."""
+    words = record.text("technique", "")
+    said_so, rest = said_in(words)
+    tokens = set(re.findall(r"[a-z0-9]+", rest.replace("torch.compile", "compile")))
+    if tokens & OTHER_AXES or re.search(r"\b[234]-?d\b", rest):
         raise RowError(f"technique = {words[:40]}: only data parallelism is simulated")
     if tokens & {"offload", "cpu"}:
         raise RowError(f"technique = {words[:40]}: offload is not mapped")
-    ranks = place.ranks
+    kinds = {"fsdp" if token == "fsdp2" else token for token in tokens & {"ddp", "fsdp", "fsdp1", "fsdp2", "hsdp"}} or (
+        {"fsdp"} if said_so is not None or {"fully", "full"} & tokens else set()
+    )
+    kinds -= {"fsdp"} if kinds & {"hsdp", "fsdp1"} else set()
+    unknown = sorted(tokens - FILLERS - {"ddp", "fsdp", "fsdp1", "fsdp2", "hsdp"})
+    if len(kinds) > 1 or unknown or (words and not kinds and not tokens & FILLERS):
+        found = f"{words[:60]!r}" + (f", of which {', '.join(unknown)[:40]} is not understood" if unknown else "")
+        known = "FSDP, FSDP1, HSDP or DDP, perhaps with reshard_after_forward, compile or float8"
+        raise RowError(f"technique: expected {known}, found {found}")
+    return Technique(
+        kind=next(iter(kinds), "hsdp" if "hybrid" in tokens else ""),
+        reshards=resharding(record, words),
+        compiled="compile" in tokens or "compiled" in tokens,
+        narrow=bool(tokens & {"float8", "fp8"}),
+    )
+
+
+def _strategy(record: Record, place: Machine, asked: Technique, assumed: Assumed) -> dict[str, object]:
+    """FSDP2, HSDP where it shards over fewer GPUs than there are, FSDP1, or ddp, as `technique` and `dp_shard` say together."""
+    words, ranks = record.text("technique", "FSDP"), place.ranks
     given = record.text("dp_shard", "").removesuffix(".0")
-    if "ddp" in tokens:
+    if asked.kind == "ddp":
         if given not in ("", "1"):
             raise RowError(f"dp_shard: {given[:20]} contradicts technique = {words[:40]}")
+        if asked.reshards is not None:
+            raise RowError(f"reshard_after_forward: {asked.reshards} contradicts technique = {words[:40]}")
         return {"name": "ddp", "dp_replicate": ranks}
-    if not tokens & {"fsdp", "fsdp1", "fsdp2", "hsdp"} or "fsdp1" in tokens:
-        raise RowError(f"technique: expected FSDP, HSDP or DDP, found {words[:40]!r}")
+    if not asked.kind:
+        assumed.add("FSDP2, which is torchtitan's own", widens=UNSAID)
     if given in ("", "-1"):
-        shard = min(NODE, ranks) if "hsdp" in tokens else ranks
+        shard = min(NODE, ranks) if asked.kind == "hsdp" else ranks
         assumed.add(f"shards over {shard} GPUs")
     else:
         shard = record.size("dp_shard")
     if ranks % shard:
         raise RowError(f"dp_shard: {shard} does not divide n_gpus = {ranks}")
-    kept: dict[str, object] = {"reshard_after_forward": False} if re.search(r"no[- ]reshard|zero-?2|never|grad_op", words.lower()) else {}
-    if shard < ranks and given not in ("", "-1") and "hsdp" not in tokens:
+    if shard < ranks and given not in ("", "-1") and asked.kind != "hsdp":
         assumed.add(f"{ranks // shard} replicas of {shard} shards, which dp_shard makes")
-    if shard < ranks:
-        return {"name": "hsdp", "dp_replicate": ranks // shard, "dp_shard": shard, **kept}
-    return {"name": "fsdp2", "dp_shard": shard, **kept}
+    replicas = {"dp_replicate": ranks // shard} if shard < ranks else {}
+    if asked.kind == "fsdp1":
+        if not isinstance(asked.reshards, bool | None):
+            raise RowError(f"reshard_after_forward: expected True or False of FSDP1, found {asked.reshards}")
+        return {"name": "fsdp1", **replicas, "dp_shard": shard, "sharding": "grad_op" if asked.reshards is False else "full"}
+    kept = {} if asked.reshards is None else {"reshard_after_forward": asked.reshards}
+    return {"name": "hsdp" if replicas else "fsdp2", **replicas, "dp_shard": shard, **kept}
 
 
-def _execution(record: Record, place: Machine, assumed: Assumed, *, narrow: bool) -> dict[str, object]:
-    """Compiled, and in 8 bits, as `narrow` or float8 says, where the device has such products."""
-    recipe = record.text("float8", "none").lower()
-    narrow = narrow or recipe not in ("none", "false", "no", "off", "0")
+def _execution(record: Record, place: Machine, assumed: Assumed, *, narrow: bool, asked: Technique) -> dict[str, object]:
+    """Compiled, and in 8 bits, as `narrow`, float8 or the technique says, where the device has such products."""
+    recipe = record.text("float8", "").lower()
+    if asked.narrow and recipe in FALSE:
+        raise RowError(f"float8: {recipe} contradicts technique = {record.text('technique')[:40]}")
+    narrow = narrow or asked.narrow or recipe not in ("", *FALSE)
+    if narrow and re.search(r"\bmx|mxfp|nvfp|fp4", recipe) and place.part.model not in MX:
+        raise RowError(f"float8: {place.part.words} has no products of scaled blocks, which {recipe[:20]} is")
     if narrow and not place.part.float8:
         raise RowError(f"float8: {place.part.words} has no products of 8 bits")
     if narrow:
         assumed.add("linears in float8, everything else in bf16")
-    if narrow and re.search(r"row|axis|block|group|mx|nv", recipe):
+    if re.search(r"nvfp|fp4", recipe):
+        raise RowError(f"float8: expected products of 8 bits, found {recipe[:20]}")
+    if narrow and re.search(r"row|axis|block|group|mx", recipe):
         assumed.add(f"float8 {recipe[:20]} takes the time of tensorwise", widens=ANOTHER_RECIPE)
-    compiled = record.truth("torch_compile", False)
-    return {**({"compile": True} if compiled else {}), **({"float8": True} if narrow else {})}
+    compiled = asked.compiled or is_compiled(record, assumed)
+    if asked.compiled and not record.truth("torch_compile", True):
+        raise RowError(f"torch_compile: False contradicts technique = {record.text('technique')[:40]}")
+    if narrow and not compiled:
+        assumed.add("casts to float8 in kernels of their own, as torchao's are without torch.compile", widens=EAGER_CASTS)
+    casts = {"float8_casts": "eager"} if narrow and not compiled else {}
+    return {**({"compile": True} if compiled else {}), **({"float8": True} if narrow else {}), **casts}
