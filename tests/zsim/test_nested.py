@@ -96,7 +96,7 @@ def test_a_block_that_forward_passes_by_is_wrapped_anew_too() -> None:
 @pytest.mark.parametrize(
     ("wrapping", "more", "complaint"),
     [
-        ('nested = ["ff"]', {}, "wrapping.nested: blocks.0 has no module 'ff' with parameters; it has ln_1, attn, ln_2, mlp"),
+        ('nested = ["ff"]', {}, "wrapping.nested: blocks.0 has no module \"ff\" with parameters; it has ln_1, attn, ln_2, mlp"),
         (
             'nested = ["attn", "attn.q"]',
             {},
