@@ -86,7 +86,7 @@ def _padded(op: Operator, sizes: Sizes) -> Iterator[Call]:
     column = sizes.nbytes * sizes.tokens
     views = dict(zip(op.inputs, _views(op), strict=True))
     for source in (*op.inputs[1:], op.inputs[0]) if op.fused_inputs else op.inputs:
-        if source not in op.by_head:
+        if source != views[source]:
             heads = op.num_heads if source == op.inputs[0] else op.num_kv_heads
             yield view(source, views[source], column * heads * op.head_dim, copies_gradient=long and heads > 1)
     padded = tuple(f"{name}.{part}.wide" for part in ("query", "key", "value"))
@@ -110,8 +110,8 @@ def _padded(op: Operator, sizes: Sizes) -> Iterator[Call]:
 
 def _views(op: Operator) -> tuple[str, ...]:
     """Queries, keys and values by head: what the operator reads where that lies so already, else views of it."""
-    parts = zip(op.inputs, ("query", "key", "value"), strict=True)
-    return tuple(source if source in op.by_head else f"{op.output}.{part}" for source, part in parts)
+    parts = tuple(f"{op.output}.{part}" for part in ("query", "key", "value"))
+    return (*op.inputs[: op.num_by_head], *parts[op.num_by_head :])
 
 
 def _fused(op: Operator, sizes: Sizes) -> Call:
@@ -186,7 +186,7 @@ def math(op: Operator, sizes: Sizes) -> Iterator[Call]:
         queries = part == "query"
         turns = part == "key" and not grouped  # its gradient comes as that of what was transposed
         turned = (source,) if turns and long and sequences > 1 else ()
-        copied = long and (op.num_heads if queries else op.num_kv_heads) > 1 and not turns
+        copied = long and (op.num_heads if queries else op.num_kv_heads) > 1 and not turns and source in op.inputs[op.num_by_head :]
         yield view(source, own, given if queries else shared, copies_gradient=copied, turns=turned)
     if casts:
         for part, own in heads.items():

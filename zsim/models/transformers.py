@@ -158,7 +158,7 @@ def _llama_block(sizes: LlamaSizes, fqn: str, head_dim: int) -> Module:
         kind="attention",
         name=attention,
         inputs=("turned.query", "turned", "v"),
-        by_head=("turned.query", "turned"),
+        num_by_head=2,
         output="mixed",
         implementation=sizes.attention,
     )
