@@ -2,8 +2,8 @@
 
 A module is traced on fake tensors of a CPU, since a torch without CUDA makes no others that record gradients. Inside KernelChoices the
 calls that choose by device get CUDA's operators, whose shapes torch knows for any device. Read from torch 2.13's sources
-(transformers/attention.cpp, cuda/sdp_utils.cpp, flash_attn/flash_api.cpp, Dropout.cpp, layer_norm.cpp), not confirmed on a GPU. Not here: cuDNN's and
-cuBLAS's workspaces, and the scratch of an embedding's backward.
+(transformers/attention.cpp, transformers/cuda/sdp_utils.cpp, flash_attn/flash_api.cpp, Dropout.cpp, layer_norm.cpp), not confirmed on a
+GPU. Not here: cuDNN's and cuBLAS's workspaces, and the scratch of an embedding's backward.
 """
 
 from __future__ import annotations
@@ -20,7 +20,15 @@ from torch.overrides import TorchFunctionMode
 
 from zreal import torch_private
 from zreal.untraceable import UntraceableError
-from zsim.eager_sdpa import EFFICIENT_ROWS, FLASH_ROWS, FLASH_WIDTHS, MAX_FLASH_HEAD, efficient_takes, flash_columns, rounded_up
+from zsim.eager_sdpa import (
+    EFFICIENT_ROWS,
+    FLASH_ROWS,
+    FLASH_WIDTHS,
+    MAX_FLASH_HEAD,
+    efficient_takes,
+    flash_columns,
+    rounded_up,
+)
 from zsim.training import Device
 
 aten = torch.ops.aten

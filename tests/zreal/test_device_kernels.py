@@ -52,7 +52,7 @@ Change = tuple[bool, int]
 
 
 def changes(lowered: tuple[LoweredModule, ...]) -> tuple[list[list[list[Change]]], list[Counter[Change]]]:
-    """Of each forward in order, but for what goes together; of each backward counted, as one node makes its gradients and scratch together."""
+    """Of each forward in order, but for what goes together; of each backward counted, as a node makes gradients and scratch together."""
     passes = [side.memory for module in lowered for side in (module.forward, module.backward)]
     nbytes = {event.buffer: event.nbytes for memory in passes for event in memory if isinstance(event, Alloc)}
     seen = [
