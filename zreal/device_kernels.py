@@ -2,8 +2,8 @@
 
 A module is traced on fake tensors of a CPU, since a torch without CUDA makes no others that record gradients. Inside KernelChoices the
 calls that choose by device get CUDA's operators, whose shapes torch knows for any device. Read from torch 2.13's sources
-(transformers/cuda/sdp_utils.cpp, flash_attn/flash_api.cpp, Dropout.cpp, layer_norm.cpp), not confirmed on a GPU. Not here: cuDNN's and
-cuBLAS's workspaces, and the scratch of an embedding's backward.
+(transformers/attention.cpp, transformers/cuda/sdp_utils.cpp, flash_attn/flash_api.cpp, Dropout.cpp, layer_norm.cpp), not confirmed on a
+GPU. Not here: cuDNN's and cuBLAS's workspaces, and the scratch of an embedding's backward.
 """
 
 from __future__ import annotations
@@ -20,7 +20,15 @@ from torch.overrides import TorchFunctionMode
 
 from zreal import torch_private
 from zreal.untraceable import UntraceableError
-from zsim.eager_sdpa import EFFICIENT_ROWS, FLASH_ROWS, MAX_FLASH_HEAD, flash_columns, rounded_up
+from zsim.eager_sdpa import (
+    EFFICIENT_ROWS,
+    FLASH_ROWS,
+    FLASH_WIDTHS,
+    MAX_FLASH_HEAD,
+    efficient_takes,
+    flash_columns,
+    rounded_up,
+)
 from zsim.training import Device
 
 aten = torch.ops.aten
@@ -81,25 +89,32 @@ def _attention(
     two_bytes = query.dtype in (torch.bfloat16, torch.float16)
     given = {"dropout_p": dropout_p, "is_causal": is_causal}
     scaled = scale if scale is not None else 1 / math.sqrt(query.shape[-1])  # of the width before it is padded
-    if plain and two_bytes and attn_mask is None and not wide and query.shape[-1] <= MAX_FLASH_HEAD:
-        width = query.shape[-1]
-        padded = [functional.pad(t, (0, -width % 8)) if width % 8 else t for t in (query, key, value)]
+    mask = None if attn_mask is None else _added(attn_mask, query)
+    if plain and two_bytes and mask is None and not wide and query.shape[-1] <= MAX_FLASH_HEAD:
+        width, padding = query.shape[-1], -query.shape[-1] % FLASH_WIDTHS
+        padded = [functional.pad(t, (0, padding)) if padding else t for t in (query, key, value)]
         output: Tensor = aten._scaled_dot_product_flash_attention(*padded, **given, scale=scaled)[0]
-        return output[..., :width] if width % 8 else output
-    if plain and not grouped:
-        bias = None if attn_mask is None else _bias(attn_mask, query, key)
+        return output[..., :width] if padding else output
+    fits = query.element_size() <= 4 and all(efficient_takes(t.shape[-1], nbytes=t.element_size()) for t in (query, value))
+    if plain and fits and not grouped:
+        bias = None if mask is None else _bias(mask, query, key)
         keeps = any(t.requires_grad for t in (query, key, value))
         attend = aten._scaled_dot_product_efficient_attention
         return attend(query, key, value, bias, keeps and torch.is_grad_enabled(), **given, scale=scale)[0]
     composite = aten._scaled_dot_product_attention_math
-    return composite(query, key, value, attn_mask, **given, scale=scale, enable_gqa=enable_gqa)[0]
+    return composite(query, key, value, mask, **given, scale=scale, enable_gqa=enable_gqa)[0]
+
+
+def _added(mask: Tensor, query: Tensor) -> Tensor:
+    """A mask that is added to the scores, as every kernel gets it."""
+    if mask.dtype != torch.bool:
+        return mask
+    seen, unseen = (torch.scalar_tensor(value, dtype=query.dtype, device=mask.device) for value in (0.0, -math.inf))
+    return torch.where(mask, seen, unseen)
 
 
 def _bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """A mask as memory-efficient attention takes it: added, of every head, and with rows whose length is a multiple of 16 in memory."""
-    if mask.dtype == torch.bool:
-        zeros = torch.zeros_like(mask, dtype=query.dtype)
-        mask = zeros.masked_fill_(mask.logical_not(), -math.inf)
+    """A mask as memory-efficient attention takes it: of every head, and with rows whose length is a multiple of 16 in memory."""
     length = mask.shape[-1]
     if length % 16:
         mask = functional.pad(mask, (0, -length % 16))[..., :length]

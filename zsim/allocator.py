@@ -9,7 +9,7 @@ no strategy and no time; the rules of the allocator are in zsim.caching.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from zsim.caching import Block, CachingAllocator, DeviceFullError
 from zsim.errors import ProgramError
@@ -31,6 +31,8 @@ class AllocatorRecord:
     """Reserved but in no live block, when active bytes are at their peak for the first time."""
     rounding_bytes: int
     """In live blocks but not asked for, at that moment."""
+    workspace_bytes: int
+    """Of cuBLAS's workspaces, at that moment."""
     num_segments: int
     """Contiguous pieces of reserved memory at the end of the phase."""
     num_releases: int
@@ -69,6 +71,11 @@ class Heap:
             self.allocator.free(block)
         return block
 
+    @property
+    def workspaces_bytes(self) -> int:
+        """What cuBLAS has taken so far."""
+        return len(self._threads) * self.workspace_bytes
+
     def workspace(self, op: Op) -> Alloc | None:
         """What cuBLAS takes for good, of `workspace_bytes`, when `op` is the first of its host thread with products.
 
@@ -80,6 +87,22 @@ class Heap:
             return None
         self._threads.add(thread)
         return Alloc(f"cuBLAS workspace, {thread} thread", "temporaries", self.workspace_bytes)
+
+
+def built_elsewhere(program: RankProgram) -> RankProgram:
+    """`program` with its model built on the meta device or in host memory: on the device is only what construction leaves there."""
+    live: dict[str, Alloc] = {}
+    for op in program.construction:
+        for event in op.memory:
+            if isinstance(event, Alloc):
+                live[event.buffer] = event
+            else:
+                live.pop(event.buffer, None)
+    left = [
+        replace(op, memory=tuple(event for event in op.memory if isinstance(event, Alloc) and live.get(event.buffer) is event))
+        for op in program.construction
+    ]
+    return replace(program, construction=tuple(left))
 
 
 def replay(
@@ -113,12 +136,15 @@ class _Peak:
     active: int
     reserved: int
     allocated: int
+    workspaces: int
     most_reserved: int
 
-    def see(self, allocator: CachingAllocator) -> None:
+    def see(self, heap: Heap) -> None:
         """Note the state after an allocation."""
+        allocator = heap.allocator
         if allocator.active > self.active:
             self.active, self.reserved, self.allocated = allocator.active, allocator.reserved, allocator.allocated
+            self.workspaces = heap.workspaces_bytes
         if allocator.reserved > self.most_reserved:
             self.most_reserved = allocator.reserved
 
@@ -126,7 +152,7 @@ class _Peak:
 def _phase(heap: Heap, ops: tuple[Op, ...], phase: PhaseName) -> AllocatorRecord:
     allocator = heap.allocator
     start, releases = allocator.reserved, allocator.num_releases
-    peak = _Peak(allocator.active, start, allocator.allocated, start)
+    peak = _Peak(allocator.active, start, allocator.allocated, heap.workspaces_bytes, start)
     for op in ops:
         try:
             _apply(heap, op, peak)
@@ -140,6 +166,7 @@ def _phase(heap: Heap, ops: tuple[Op, ...], phase: PhaseName) -> AllocatorRecord
         peak_active_bytes=peak.active,
         fragmentation_bytes=peak.reserved - peak.active,
         rounding_bytes=peak.active - peak.allocated,
+        workspace_bytes=peak.workspaces,
         num_segments=sum(1 for _ in allocator.segments()),
         num_releases=allocator.num_releases - releases,
         reserved_by_pool={
@@ -153,6 +180,6 @@ def _apply(heap: Heap, op: Op, peak: _Peak) -> None:
     for event in op.memory if extra is None else (extra, *op.memory):
         if isinstance(event, Alloc):
             heap.allocate(event, stream=op.stream)
-            peak.see(heap.allocator)
+            peak.see(heap)
         else:
             heap.free(event.buffer)

@@ -55,12 +55,14 @@ class Answer:
     holdings: tuple[Holding, ...]
     """Largest first."""
     rounding_bytes: int
+    workspace_bytes: int
+    """What cuBLAS has of what is reserved."""
     cached_bytes: int
     """Reserved and in no live block: fragmentation, and blocks kept for reuse."""
     reserved_bytes: int
     outside: tuple[Outside, ...]
     construction_bytes: int
-    """Allocated bytes while model and optimizer are built on the device."""
+    """Allocated bytes while model and optimizer are built, were it on the device."""
     needed: Band
     capacity: Band
     expandable_segments: bool
@@ -71,6 +73,11 @@ class Answer:
         if self.needed.high <= self.capacity.low:
             return "FITS"
         return "OOM" if self.needed.low > self.capacity.high else "TIGHT"
+
+    @property
+    def built_on_device(self) -> bool:
+        """Whether the model is taken to be built on the device, whose cache is emptied afterwards; else where there is room for it."""
+        return self.construction_bytes <= self.capacity.nbytes
 
     @property
     def margin_bytes(self) -> int:
@@ -93,8 +100,10 @@ def answer(
     allocated = highest.peak_bytes
     live = live_at_peak(one, phase)
     items = (*besides, *outside(program, cluster, rank=rank))
-    reserved, active, rounding = _reserved(one, cluster, allocated, expandable_segments=expandable_segments)
-    beyond = total(items)
+    capacity, built = _capacity(cluster), records[kind]["construction"].peak_bytes
+    here = one if built <= capacity.nbytes else allocator.built_elsewhere(one)
+    reserved, active, workspaces = _reserved(here, cluster, allocated, expandable_segments=expandable_segments)
+    beyond, rounding = total(items), active - allocated - workspaces
     return Answer(
         rank=rank,
         phase=phase,
@@ -104,12 +113,13 @@ def answer(
         by_part=highest.highest_by_part,
         holdings=_holdings(live),
         rounding_bytes=rounding,
-        cached_bytes=reserved - allocated - rounding,
+        workspace_bytes=workspaces,
+        cached_bytes=reserved - active,
         reserved_bytes=reserved,
         outside=items,
-        construction_bytes=records[kind]["construction"].peak_bytes,
+        construction_bytes=built,
         needed=Band(nbytes=reserved + beyond.nbytes, low=active + beyond.low, high=reserved + beyond.high),
-        capacity=_capacity(cluster),
+        capacity=capacity,
         expandable_segments=expandable_segments,
     )
 
@@ -146,7 +156,7 @@ def _holdings(live: tuple[tuple[Alloc, str], ...]) -> tuple[Holding, ...]:
 def _reserved(
     program: RankProgram, cluster: ClusterSpec, allocated: int, *, expandable_segments: bool
 ) -> tuple[int, int, int]:
-    """Reserved bytes, the most in live blocks, and what rounding adds there; on a CPU nothing is reserved ahead."""
+    """Reserved bytes, the most in live blocks, and what cuBLAS has there; on a CPU nothing is reserved ahead."""
     if cluster.kind != "cuda":
         return allocated, allocated, 0
     records = allocator.replay(
@@ -157,7 +167,8 @@ def _reserved(
     )
     reserved = max(records[phase].peak_reserved_bytes for phase in STEPS)
     highest = max((records[phase] for phase in STEPS), key=lambda record: record.peak_active_bytes)
-    return reserved, highest.peak_active_bytes, highest.peak_active_bytes - allocated
+    beyond = highest.peak_active_bytes - allocated  # at another moment than the ledger's peak it may hold more than is rounded
+    return reserved, highest.peak_active_bytes, min(highest.workspace_bytes, beyond)
 
 
 def _capacity(cluster: ClusterSpec) -> Band:

@@ -142,17 +142,20 @@ class CachingAllocator:
         block.requested = 0
         self._settle(block)
 
-    def release(self) -> None:
+    def release(self) -> tuple[tuple[int, int, Pool], ...]:
         """Give back what no live block needs, as torch.cuda.empty_cache does: segments that are free as a whole, and whole
-        free pages of expandable ones."""
+        free pages of expandable ones. Returns (address, bytes, pool) of each piece."""
+        given: list[tuple[int, int, Pool]] = []
         for pool in self.pools.values():
             for _, _, block in tuple(pool.free):
                 if self.expandable_segments:
-                    self._unmap(block)
+                    given += self._unmap(block)
                 elif block.previous is None and block.next is None:
                     pool.take(block)
                     del self.heads[block.address]
                     self._count(pool, -block.size)
+                    given.append((block.address, block.size, pool))
+        return tuple(given)
 
     def segments(self) -> Iterator[tuple[Block, ...]]:
         """The blocks of each contiguous piece of reserved memory, by address; together they are `reserved` bytes."""
@@ -226,13 +229,13 @@ class CachingAllocator:
         self._taken(space, nbytes)
         return self._settle(space)
 
-    def _unmap(self, block: Block) -> None:
-        """Give back the whole pages of a free block; what is left of it at both ends stays free."""
+    def _unmap(self, block: Block) -> list[tuple[int, int, Pool]]:
+        """Give back the whole pages of a free block, if there are any; what is left of it at both ends stays free."""
         pool, page = block.pool, block.pool.page
         begin = -(-block.address // page) * page
         end = (block.address + block.size) // page * page
         if begin >= end:
-            return
+            return []
         pool.take(block)
         middle = block if begin == block.address else _cut(block, begin - block.address)
         if middle is not block:
@@ -242,6 +245,7 @@ class CachingAllocator:
         middle.mapped = False
         self._count(pool, begin - end)
         self._settle(middle)
+        return [(begin, end - begin, pool)]
 
     def _settle(self, block: Block) -> Block:
         """Put `block`, which is not live, into its pool, one with neighbours of its kind; what it has become."""

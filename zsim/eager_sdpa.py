@@ -16,19 +16,32 @@ from zsim.training import DTYPE_NBYTES, Device, Precision
 FLASH_ROWS, EFFICIENT_ROWS = 128, 32
 """What backward of CUDA's fused kernels rounds the number of queries up to, in its scratch."""
 MAX_FLASH_HEAD = 256
+FLASH_WIDTHS = 8
+"""Flash attention on CUDA takes heads of a multiple of so many features; torch pads others, and cuts the output
+(aten/src/ATen/native/transformers/attention.cpp: pad_last_dim<8, false>, post_process_flash_output)."""
+LOADED_NBYTES = 16
+"""Memory-efficient attention reads heads in pieces of so many bytes from compute capability 8.0 on, and takes no head that is no multiple
+of one: 4 features in float32, 8 in two bytes (cuda/sdp_utils.cpp: check_head_dim_size_mem_efficient, minimum_gemm_alignment)."""
+
+
+def efficient_takes(width: int, *, nbytes: int) -> bool:
+    """Whether memory-efficient attention has a kernel for heads of `width` features of `nbytes` each."""
+    return width * nbytes % LOADED_NBYTES == 0
 
 
 def sdpa_kernel(op: Operator, sizes: Sizes) -> str:
     """Which of its kernels scaled_dot_product_attention takes: "flash", "efficient" or "math"; "explicit" where it is not asked.
 
     On a CPU flash takes everything but dropout. On CUDA it takes two bytes and heads of at most 256, and memory-efficient attention
-    the rest unless heads are grouped (torch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp). cuDNN's keeps as much as flash.
+    the rest that it has a kernel for, unless heads are grouped (torch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp).
+    cuDNN's keeps as much as flash.
     """
     if op.implementation != "sdpa" or sizes.device == "cpu":
         return op.implementation if op.implementation != "sdpa" else "math" if op.dropout else "flash"
     if sizes.nbytes == 2 and op.head_dim <= MAX_FLASH_HEAD:
         return "flash"
-    return "efficient" if op.num_heads == op.num_kv_heads else "math"
+    fits = op.num_heads == op.num_kv_heads and efficient_takes(op.head_dim, nbytes=sizes.nbytes)
+    return "efficient" if fits else "math"
 
 
 def without_kernel(op: Operator, *, device: Device, nbytes: int) -> str:
@@ -38,6 +51,8 @@ def without_kernel(op: Operator, *, device: Device, nbytes: int) -> str:
         return "memory-efficient attention has no kernel on a CPU"
     if asked == "efficient" and op.num_heads != op.num_kv_heads:
         return "memory-efficient attention has no kernel for grouped keys and values"
+    if asked == "efficient" and not efficient_takes(op.head_dim, nbytes=nbytes):
+        return f"memory-efficient attention has no kernel for heads of {op.head_dim}, which is no multiple of {LOADED_NBYTES // nbytes}"
     if asked == "flash" and device == "cuda" and nbytes == 4:
         return "flash attention has no kernel for float32 on CUDA"
     if asked == "flash" and device == "cuda" and op.head_dim > MAX_FLASH_HEAD:
@@ -54,11 +69,56 @@ def kernel_problem(model: ModelSpec, precision: Precision, *, device: Device) ->
 
 
 def fused(op: Operator, sizes: Sizes) -> Iterator[Call]:
-    """One call, which keeps the logarithm of each row's sum instead of the probabilities."""
+    """One call, which keeps the logarithm of each row's sum instead of the probabilities; more where heads are padded for it."""
+    if sizes.device == "cuda" and sdpa_kernel(op, sizes) == "flash" and op.head_dim % FLASH_WIDTHS:
+        yield from _padded(op, sizes)
+    else:
+        yield _fused(op, sizes)
+
+
+def _padded(op: Operator, sizes: Sizes) -> Iterator[Call]:
+    """Flash attention of copies with zeros beside each head. It keeps these and its wide output, of which the operator's is a part.
+
+    A padded copy lies by head, and so do the kernel's output and gradients; made flat again these are copied once more.
+    """
+    name, long = op.output, sizes.batch.sequence_length > 1
+    wide = replace(op, head_dim=rounded_up(op.head_dim, FLASH_WIDTHS), output=f"{name}.wide")
+    column = sizes.nbytes * sizes.tokens
+    views = dict(zip(op.inputs, _views(op), strict=True))
+    for source in (*op.inputs[1:], op.inputs[0]) if op.fused_inputs else op.inputs:
+        if source != views[source]:
+            heads = op.num_heads if source == op.inputs[0] else op.num_kv_heads
+            yield view(source, views[source], column * heads * op.head_dim, copies_gradient=long and heads > 1)
+    padded = tuple(f"{name}.{part}.wide" for part in ("query", "key", "value"))
+    for source, copy in zip(op.inputs, padded, strict=True):
+        heads = op.num_heads if source == op.inputs[0] else op.num_kv_heads
+        moved = column * heads * (op.head_dim + wide.head_dim)
+        yield Call(
+            operator="pad",
+            inputs=(views[source],),
+            output=copy,
+            nbytes=column * heads * wide.head_dim,
+            gradients=(views[source],),
+            moved=moved,
+            backward_moved=moved,
+        )
+    yield _fused(replace(wide, inputs=padded), sizes)
+    given, cut = column * op.num_heads * op.head_dim, f"{name}.cut"
+    yield view(wide.output, cut, given, copies_gradient=True, drops=padded[::-1])
+    yield clone(cut, name, given, copies=op.num_heads > 1, drops=(wide.output,))
+
+
+def _views(op: Operator) -> tuple[str, ...]:
+    """Queries, keys and values by head: what the operator reads where that lies so already, else views of it."""
+    parts = tuple(f"{op.output}.{part}" for part in ("query", "key", "value"))
+    return (*op.inputs[: op.num_by_head], *parts[op.num_by_head :])
+
+
+def _fused(op: Operator, sizes: Sizes) -> Call:
     nbytes, flops = sizes.nbytes * sizes.tokens * op.num_heads * op.head_dim, attention_flops(op, sizes)
     keeps, scratch = _kept_and_scratch(op, sizes)
     query, key, value = op.inputs
-    yield Call(
+    return Call(
         operator="attention",
         inputs=op.inputs,
         output=op.output,
@@ -126,7 +186,7 @@ def math(op: Operator, sizes: Sizes) -> Iterator[Call]:
         queries = part == "query"
         turns = part == "key" and not grouped  # its gradient comes as that of what was transposed
         turned = (source,) if turns and long and sequences > 1 else ()
-        copied = long and (op.num_heads if queries else op.num_kv_heads) > 1 and not turns
+        copied = long and (op.num_heads if queries else op.num_kv_heads) > 1 and not turns and source in op.inputs[op.num_by_head :]
         yield view(source, own, given if queries else shared, copies_gradient=copied, turns=turned)
     if casts:
         for part, own in heads.items():

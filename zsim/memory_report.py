@@ -18,6 +18,8 @@ from zsim.units import format_bytes, format_time
 from zsim.waterfall import Stage
 
 MOST_HOLDINGS = 12
+MOST_POINTS = 48
+"""Lines of the timeline. Of a longer step each stands for several computations; `--json` has all of them."""
 WIDTH = 40
 
 
@@ -35,6 +37,7 @@ def answer_object(found: Answer, stages: Sequence[Stage], ridge: Sequence[tuple[
         "reserved_bytes": found.reserved_bytes,
         "expandable_segments": found.expandable_segments,
         "construction_bytes": found.construction_bytes,
+        "built_on_device": found.built_on_device,
         "live_at_peak": [asdict(holding) for holding in found.holdings],
         "outside": [asdict(item) for item in found.outside],
         "waterfall": [asdict(stage) for stage in stages],
@@ -44,8 +47,11 @@ def answer_object(found: Answer, stages: Sequence[Stage], ridge: Sequence[tuple[
 
 def print_answer(found: Answer, stages: Sequence[Stage], ridge: Sequence[tuple[str, int]]) -> None:
     """The timeline, the waterfall and the verdict of one scenario."""
-    say(f"allocated bytes of rank {found.rank}'s {found.phase} step, the highest during each computation")
-    for place, (label, nbytes) in enumerate(ridge):
+    size = -(-len(ridge) // MOST_POINTS)
+    each = "each computation" if size <= 1 else f"each {size} computations"
+    say(f"allocated bytes of rank {found.rank}'s {found.phase} step, the highest during {each}")
+    for place in range(0, len(ridge), size or 1):
+        label, nbytes = max(ridge[place : place + size], key=lambda point: point[1])
         say(f"{place:5} {label:28} {nbytes:>18,} B  {_bars(nbytes, found.allocated_bytes)}")
     say("what lives at the peak")
     for holding in found.holdings[:MOST_HOLDINGS]:
@@ -69,7 +75,7 @@ def verdict_words(found: Answer) -> str:
     margin = f"{format_bytes(abs(found.margin_bytes))} {'to spare' if found.margin_bytes >= 0 else 'short'}"
     unsure = f" ({_band(needed)})" if needed.low != needed.high else ""
     built = ""
-    if found.construction_bytes > capacity.nbytes:
+    if not found.built_on_device:
         built = f"; building the model on the device takes {format_bytes(found.construction_bytes)}: build it on the meta device"
     return f"needs {format_bytes(needed.nbytes)}{unsure} of {format_bytes(capacity.nbytes)}, {margin}{built}"
 

@@ -225,7 +225,8 @@ def _cut_regions(block: tuple[_Part, ...], checkpointing: Checkpointing) -> None
     for operators in checkpointing.regions(tuple(by_operator)):
         kept = checkpointing.kept(operators)
         for operator in operators:
-            by_operator[operator].cached = operator in kept
+            step = by_operator[operator]  # a policy knows attention's kernels, and none of the calls of the composite
+            step.cached = operator in kept and any(call.operator == operator.kind for call in step.calls)
         stretch = [by_operator[operator] for operator in operators]
         if any(packs_something(call) for step in stretch for call in step.calls):
             reads = tuple(value for operator in operators for value in operator.reads)

@@ -76,6 +76,8 @@ class Operator:
     dropout: Final[bool] = False
     fused_inputs: Final[bool] = False
     """Queries, keys and values are parts of one tensor; their views are made keys first, as GPT-2 of transformers does."""
+    num_by_head: Final[int] = 0
+    """How many of attention's inputs, the first ones, lie by head already, as what has been turned does; the others lie by token."""
     reads: Final[tuple[str, ...]] = ()
     drops: Final[tuple[str, ...]] = ()
     dtype: Final[str] = ""

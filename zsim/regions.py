@@ -20,9 +20,14 @@ class Step:
     inside: str = ""
     entry: str = ""
 
+    @property
+    def kept(self) -> Call:
+        """The call whose output is kept where the step is `cached`: attention's kernel, which a copy may follow, else the last one."""
+        return next((call for call in self.calls if call.operator == "attention"), self.calls[-1])
+
     def keeps(self, call: Call) -> bool:
         """Whether the output of `call` is kept rather than computed again."""
-        return self.cached and call is self.calls[-1]
+        return self.cached and call is self.kept
 
 
 @dataclass(slots=True, eq=False)
@@ -42,7 +47,7 @@ class Region:
         made |= {name for step in steps for call in step.calls for name, _ in call.keeps}
         read = (value for step in steps for call in step.calls for value in (*call.inputs, *call.saves))
         inputs = tuple(dict.fromkeys([*(value for value in read if value not in made), *reads]))
-        kept = {step.calls[-1].output for step in steps if step.cached}
+        kept = {step.kept.output for step in steps if step.cached}
         kept |= {name for step in steps if step.cached for call in step.calls for name, _ in call.keeps}
         again = [
             Step(
@@ -84,7 +89,7 @@ class Region:
         if not self.stops_early:
             return ()
         calls = [call for step in self.again for call in step.calls]
-        outputs = {step.calls[-1].output for step in self.again if step.cached}
+        outputs = {step.kept.output for step in self.again if step.cached}
         stop = calls.index(self.last) + packs_its_output(self.last)
         return tuple(call.output for call in calls[stop:] if call.output in outputs)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from zsim import (
     advice,
+    allocator,
     answer,
     backends,
     fit,
@@ -42,11 +43,13 @@ def show(options: argparse.Namespace) -> int:
     if options.snapshot:
         taken = read([options.scenario], scenario)
         places.require(Path(options.snapshot), option="--snapshot", apart_from=taken, kind="a snapshot")
+        rank = program.of_rank(found.rank)
         snapshot.write_snapshot(
-            program.of_rank(found.rank),
+            rank if found.built_on_device else allocator.built_elsewhere(rank),
             Path(options.snapshot),
             expandable_segments=scenario.expandable_segments,
             workspace_bytes=_workspace(scenario),
+            empty_cache=True,
         )
     if options.json:
         more: dict[str, object] = {"program": str(program).splitlines()} if options.program else {}

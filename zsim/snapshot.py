@@ -34,10 +34,12 @@ def snapshot(
     since: PhaseName = "construction",
     expandable_segments: bool = False,
     workspace_bytes: int = 0,
+    empty_cache: bool = False,
 ) -> Entry:
     """The end of `program` as torch.cuda.memory._snapshot would return it on device 0, with the trace from `since` on.
 
-    Every allocation and free has its kind of memory as `category`, by which the visualiser colours the timeline.
+    `empty_cache`: torch.cuda.empty_cache is called after construction. Every allocation and free has its kind of memory as
+    `category`, by which the visualiser colours the timeline.
     """
     recorder = _Recorder(Heap(CachingAllocator(expandable_segments=expandable_segments), workspace_bytes))
     for phase in PHASES:
@@ -45,6 +47,8 @@ def snapshot(
             recorder.begin()
         for op in program.phase(phase):
             recorder.record(op, phase)
+        if empty_cache and phase == "construction":
+            recorder.empty_cache()
     return {
         "segments": list(recorder.segments()),
         "device_traces": [recorder.trace],
@@ -60,9 +64,16 @@ def write_snapshot(
     since: PhaseName = "construction",
     expandable_segments: bool = False,
     workspace_bytes: int = 0,
+    empty_cache: bool = False,
 ) -> None:
     """`snapshot` as a file."""
-    content = snapshot(program, since=since, expandable_segments=expandable_segments, workspace_bytes=workspace_bytes)
+    content = snapshot(
+        program,
+        since=since,
+        expandable_segments=expandable_segments,
+        workspace_bytes=workspace_bytes,
+        empty_cache=empty_cache,
+    )
     places.write(path, pickle.dumps(content, protocol=PICKLE_PROTOCOL))
 
 
@@ -90,6 +101,13 @@ class _Recorder:
                 self._allocate(event, op, frame)
             else:
                 self._free(event.buffer)
+
+    def empty_cache(self) -> None:
+        """What no live block needs goes back to the device."""
+        action = "segment_unmap" if self.heap.allocator.expandable_segments else "segment_free"
+        frame = _frame("torch.cuda.empty_cache", "construction")
+        for address, nbytes, pool in self.heap.allocator.release():
+            self._add(action, address, nbytes, _stream(pool), [frame], category=UNKNOWN)
 
     def segments(self) -> Iterator[Entry]:
         """Each segment with its blocks."""

@@ -98,7 +98,7 @@ class Tape:
                 self._make(call, saving=step.region is None, keeping=step.cached)
                 self._drop(call)
             if step.cached:
-                self._hold((step.calls[-1].output,))
+                self._hold((step.kept.output,))
             dropped = {value for call in step.calls for value in call.drops}
             inner = [value for call in step.calls[:-1] if not call.cached for value in (call.output, *call.also)]
             inner += step.calls[-1].also
@@ -109,8 +109,8 @@ class Tape:
                     self.storages.release(value)
         for step in over:
             if step.cached and step.region is None:  # nothing of it will be recomputed: kept until the stretch is over
-                self.storages.release(step.calls[-1].output)
-                for name, _ in step.calls[-1].keeps:
+                self.storages.release(step.kept.output)
+                for name, _ in step.kept.keeps:
                     self.storages.release(name)
         if entry in self.nbytes and entry not in later and entry not in self.framed:
             self.storages.release(entry)

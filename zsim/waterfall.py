@@ -27,6 +27,13 @@ WORDS: dict[str, str] = {
 }
 
 
+BUILT = {
+    True: "assumes torch.cuda.empty_cache() once the model is built on the device",
+    False: "assumes that the model is built elsewhere, on the meta device or in host memory",
+}
+"""What is assumed of construction, by whether the device has room for it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """One step of the waterfall: what is added (or, negative, not there at the peak), and why. A `total` repeats the sum so far."""
@@ -122,9 +129,12 @@ def _stages(scenario: Scenario, found: Answer) -> Iterator[Stage]:
     peak = f"the peak, in {found.peak_at} of the {found.phase} step"
     yield Stage(name="allocated", nbytes=found.allocated_bytes, reason=peak, total=True)
     if found.reserved_bytes != found.allocated_bytes:
-        yield Stage(name="rounding", nbytes=found.rounding_bytes, reason="blocks of 512 B, and cuBLAS's workspaces")
+        if found.workspace_bytes:
+            yield Stage(name="cuBLAS workspaces", nbytes=found.workspace_bytes, reason="one each for forward's thread and backward's")
+        yield Stage(name="rounding", nbytes=found.rounding_bytes, reason="blocks of 512 B, and remainders that are not split off")
         yield Stage(name="cached", nbytes=found.cached_bytes, reason=_cached_reason(found))
-        yield Stage(name="reserved", nbytes=found.reserved_bytes, reason="torch's caching allocator", total=True)
+        reason = f"torch's caching allocator; {BUILT[found.built_on_device]}"
+        yield Stage(name="reserved", nbytes=found.reserved_bytes, reason=reason, total=True)
     for item in found.outside:
         if not item.inside_reserved and item.nbytes:
             yield Stage(name=item.name, nbytes=item.nbytes, reason=item.source)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.scenarios import WHOLE, scenarios
 from zsim import memory
-from zsim.allocator import AllocatorRecord, replay
+from zsim.allocator import AllocatorRecord, built_elsewhere, replay
 from zsim.caching import DeviceFullError
 from zsim.errors import ProgramError
 from zsim.ops import Alloc, Free, Kernel, MemoryEvent, Op, OpKind, Stream
@@ -46,6 +46,7 @@ def test_a_record_says_what_is_reserved_what_lives_what_rounding_costs_and_what_
         peak_active_bytes=512,
         fragmentation_bytes=2 * MIB - 512,
         rounding_bytes=412,
+        workspace_bytes=0,
         num_segments=1,
         num_releases=0,
         reserved_by_pool={"compute small": 2 * MIB},
@@ -57,6 +58,7 @@ def test_a_record_says_what_is_reserved_what_lives_what_rounding_costs_and_what_
         peak_active_bytes=12 * MIB + 1024,
         fragmentation_bytes=10 * MIB - 1024,
         rounding_bytes=412 + 507,
+        workspace_bytes=0,
         num_segments=2,
         num_releases=0,
         reserved_by_pool={"compute small": 2 * MIB, "compute large": 20 * MIB},
@@ -101,6 +103,36 @@ def test_cublas_takes_a_workspace_at_the_first_products_of_the_forward_and_of_th
     assert [
         (records[phase].peak_active_bytes, records[phase].peak_reserved_bytes) for phase in ("first", "steady")
     ] == [(64 * MIB, 64 * MIB)] * 2
+
+
+def test_what_is_recomputed_runs_in_autograds_thread_whose_workspace_it_takes_when_it_is_the_first_there():
+    records = replay(program(op(0, flops=9), op(1, kind="recompute", flops=9)), workspace_bytes=32 * MIB)
+    assert (records["steady"].peak_active_bytes, records["steady"].workspace_bytes) == (64 * MIB, 64 * MIB)
+
+
+def test_workspaces_are_counted_when_active_bytes_are_at_their_peak():
+    rank = program(op(0, activations("x", 80 * MIB), flops=9), op(1, Free("x")), op(2, kind="backward", flops=9))
+    assert replay(rank, workspace_bytes=32 * MIB)["steady"].workspace_bytes == 32 * MIB
+
+
+def test_fragmentation_is_what_lies_idle_when_most_lives_and_not_when_most_is_reserved():
+    rank = program(
+        op(0, activations("x", 30 * MIB)), op(1, Free("x")), op(2, activations("y", 10 * MIB), stream="all_gather"), op(3, Free("y"))
+    )
+    steady = replay(rank)["steady"]
+    assert (steady.peak_active_bytes, steady.peak_reserved_bytes, steady.fragmentation_bytes) == (30 * MIB, 40 * MIB, 0)
+
+
+def test_a_model_that_is_built_elsewhere_leaves_on_the_device_what_outlives_construction():
+    made = (
+        op(0, Alloc("whole", "parameters", 400), Alloc("p", "parameters", 100), stream="host", kind="alloc"),
+        op(1, Free("whole"), Alloc("whole", "parameters", 50)),
+        op(2, Alloc("moment", "temporaries", 7), Free("moment")),
+    )
+    rank = program(op(0, Free("p")), construction=made)
+    found = built_elsewhere(rank)
+    assert [made.memory for made in found.construction] == [(Alloc("p", "parameters", 100),), (Alloc("whole", "parameters", 50),), ()]
+    assert (found.first, found.steady) == (rank.first, rank.steady)
 
 
 def test_an_emptied_cache_does_not_carry_what_construction_needed_into_the_steps():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -11,16 +12,21 @@ import pytest
 from hypothesis import given
 
 from tests.scenarios import WHOLE, scenarios
+from zsim import allocator, closed_forms, plan
 from zsim import answer as answers
-from zsim import closed_forms, plan
 from zsim.advice import advice
 from zsim.answer import Answer, Band, answer, live_at_peak, ridges
 from zsim.belongings import belongings
 from zsim.changes import changes
 from zsim.cli import main
 from zsim.fit import Candidate, fit, recommend
+from zsim.hardware import load_cluster
 from zsim.memory import replay
 from zsim.memory_report import finding
+from zsim.mesh import Mesh
+from zsim.ops import Alloc, Free, Op
+from zsim.outside import total
+from zsim.program import Program, RankProgram
 from zsim.scenario import Scenario, load, parse
 from zsim.waterfall import formula_bytes, formula_text, waterfall
 
@@ -65,7 +71,7 @@ def test_every_answer_adds_up(found: Scenario) -> None:
     one = of(found)
     assert sum(holding.nbytes for holding in one.holdings) == sum(one.by_kind.values()) == one.allocated_bytes
     assert one.allocated_bytes <= one.reserved_bytes
-    assert one.allocated_bytes + one.rounding_bytes + one.cached_bytes == one.reserved_bytes
+    assert one.allocated_bytes + one.workspace_bytes + one.rounding_bytes + one.cached_bytes == one.reserved_bytes
     assert one.needed.low <= one.needed.nbytes <= one.needed.high
     assert one.capacity.low <= one.capacity.nbytes <= one.capacity.high
     so_far = 0
@@ -107,6 +113,95 @@ def test_a_verdict_is_sure_only_where_the_bands_do_not_meet(needed: tuple[int, i
     nbytes, low, high = needed
     one = replace(of(scenario()), needed=Band(nbytes=nbytes, low=low, high=high), capacity=Band(nbytes=100, low=95, high=105))
     assert (one.verdict, one.margin_bytes) == (verdict, 100 - nbytes)
+
+
+def test_the_least_that_is_needed_is_what_lives_without_what_is_cached_and_the_most_is_all_that_is_reserved() -> None:
+    """The allocator gives back what is cached before it says that the device is full."""
+    one = of(scenario())
+    beyond = total(one.outside)
+    assert one.cached_bytes > 0
+    assert one.needed == Band(
+        nbytes=one.reserved_bytes + beyond.nbytes,
+        low=one.reserved_bytes - one.cached_bytes + beyond.low,
+        high=one.reserved_bytes + beyond.high,
+    )
+
+
+def test_construction_is_that_of_the_rank_that_needs_most() -> None:
+    def rank(built: int, peak: int) -> RankProgram:
+        made = Op(index=0, kind="alloc", unit="root", stream="host", memory=(Alloc("p", "parameters", built),))
+        ran = Op(index=0, kind="forward", unit="root", stream="compute", memory=(Alloc("x", "activations", peak), Free("x")))
+        return RankProgram(construction=(made,), first=(ran,), steady=(ran,))
+
+    program = Program(mesh=Mesh(dp_replicate=3), ranks=(rank(900, 10), rank(300, 5000)), assignment=(0, 1, 1))
+    one = answer(program, load_cluster("cpu-gloo", ranks=3))
+    assert (one.rank, one.construction_bytes, one.allocated_bytes) == (1, 300, 5300)
+
+
+HUGE = """
+model = { preset = "llama-3-70b", num_layers = 26 }
+batch = { micro_batch = 1, sequence_length = 1024, accumulation = 2 }
+activation_checkpointing = { mode = "full" }
+cluster = { preset = "dgx-h100", nodes = 8 }
+strategy = { name = "fsdp2", dp_shard = 64 }
+precision = { parameters = "bf16", reduce = "fp32" }
+"""
+"""83 GiB in float32 where it is built, which an H100 has no room for."""
+
+
+@pytest.mark.parametrize(("layers", "on_device"), [(26, False), (12, True)])
+@pytest.mark.parametrize("expandable", [False, True])
+def test_the_snapshot_shows_what_the_verdict_assumes(layers: int, on_device: bool, expandable: bool, tmp_path: Path) -> None:
+    """Played from its beginning, its steps reserve and allocate what `--memory` says; it never holds more than the device has."""
+    (tmp_path / "huge.toml").write_text(HUGE.replace("26", str(layers)))
+    file = tmp_path / "huge.pickle"
+    more = ["--expandable-segments"] if expandable else []
+    assert main(["show", str(tmp_path / "huge.toml"), "--snapshot", str(file), *more]) == 0
+    one = of(replace(load(tmp_path / "huge.toml"), expandable_segments=expandable))
+    assert one.built_on_device is on_device
+    reserved = allocated = built = 0
+    peaks = {"reserved": 0, "allocated": 0}
+    for event in pickle.loads(file.read_bytes())["device_traces"][0]:
+        sign = {"alloc": 1, "segment_alloc": 1, "segment_map": 1, "free_completed": -1, "segment_free": -1, "segment_unmap": -1}
+        change = sign.get(event["action"], 0) * event["size"]
+        reserved += change if event["action"].startswith("segment") else 0
+        allocated += 0 if event["action"].startswith("segment") else change
+        if any(frame["filename"] == "construction" for frame in event["frames"]):
+            built = max(built, allocated)
+        else:
+            peaks = {"reserved": max(peaks["reserved"], reserved), "allocated": max(peaks["allocated"], allocated)}
+        assert reserved <= one.capacity.nbytes
+    assert peaks["reserved"] == one.reserved_bytes
+    assert peaks["allocated"] == one.reserved_bytes - one.cached_bytes - one.rounding_bytes
+    assert (built == one.construction_bytes) is on_device
+
+
+def test_what_is_assumed_of_construction_is_said_beside_what_is_reserved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for layers, words in ((26, "built elsewhere, on the meta device"), (12, "torch.cuda.empty_cache() once the model is built")):
+        (tmp_path / "huge.toml").write_text(HUGE.replace("26", str(layers)))
+        assert main(["show", str(tmp_path / "huge.toml"), "--memory"]) == 0
+        (line,) = (line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("= reserved"))
+        assert f"torch's caching allocator; assumes {'that the model is ' * (layers == 26)}{words}" in line
+
+
+def test_workspaces_of_cublas_are_a_step_of_the_waterfall_by_themselves() -> None:
+    case = scenario()
+    stages = {stage.name: stage.nbytes for stage in waterfall(case, of(case))}
+    assert stages["cuBLAS workspaces"] == 64 * 2**20
+    lives = allocator.replay(plan.plan(case, device="cuda").ranks[0], workspace_bytes=32 * 2**20, empty_cache=True)
+    most = max(lives[phase].peak_active_bytes for phase in answers.STEPS)
+    assert stages["allocated"] + stages["cuBLAS workspaces"] + stages["rounding"] == most
+
+
+def test_a_long_timeline_is_printed_in_few_lines_with_its_highest_points(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "huge.toml").write_text(HUGE)
+    assert main(["show", str(tmp_path / "huge.toml"), "--memory"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    title = next(place for place, line in enumerate(lines) if "the highest during each 4 computations" in line)
+    points = lines[title + 1 : lines.index("what lives at the peak")]
+    one = of(load(tmp_path / "huge.toml"))
+    assert len(points) <= 48
+    assert max(int(line.split(" B ")[0].split()[-1].replace(",", "")) for line in points) == one.allocated_bytes
 
 
 # -- the formula

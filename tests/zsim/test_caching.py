@@ -139,6 +139,25 @@ def test_an_expandable_segment_grows_by_pages_and_blocks_reach_across_them():
     assert allocator.reserved == 42 * MIB
 
 
+def test_an_expandable_segment_is_mapped_only_as_far_as_the_free_block_before_its_space_does_not_reach():
+    allocator = CachingAllocator(expandable_segments=True, capacity=40 * MIB)
+    allocator.allocate(12 * MIB, stream="compute")
+    allocator.allocate(24 * MIB, stream="compute")  # 8 MiB of the first page are free, so that one more page does
+    assert pieces(allocator) == [[(12 * MIB, True), (24 * MIB, True), (4 * MIB, False)]]
+    assert allocator.reserved == 40 * MIB
+
+
+def test_what_releasing_gives_back_is_told_piece_by_piece():
+    allocator = CachingAllocator()
+    small, large = allocator.allocate(1, stream="compute"), allocator.allocate(30 * MIB, stream="all_gather")
+    allocator.allocate(2 * MIB, stream="compute")
+    allocator.free(small)
+    allocator.free(large)
+    given = [(address, nbytes, pool.stream) for address, nbytes, pool in allocator.release()]
+    assert given == [(small.address, 2 * MIB, "compute"), (large.address, 30 * MIB, "all_gather")]
+    assert allocator.release() == ()
+
+
 def test_in_an_expandable_segment_a_remainder_of_512_bytes_is_split_off_a_large_block():
     allocator = CachingAllocator(expandable_segments=True)
     allocator.allocate(20 * MIB - 512, stream="compute")

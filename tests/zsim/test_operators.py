@@ -117,6 +117,15 @@ def test_on_cuda_flash_and_memory_efficient_attention_round_rows_up_and_keep_the
     assert efficient.keeps == (("mixed.logsumexp", 4 * 2 * 4 * 128), ("mixed.seed", 8), ("mixed.offset", 8))
     assert efficient.backward_scratch == (4 * 2 * 4 * 128,)
     assert len(calls(_attention("sdpa", shared=2), batch=batch, dtype="float32", device="cuda")) > 10, "the composite"
+    assert len(calls(_attention("sdpa", head_dim=42), batch=batch, dtype="float32", device="cuda")) > 10, "the composite"
+
+
+@pytest.mark.parametrize(("width", "columns"), [(16, 32), (96, 96), (104, 128), (128, 128), (136, 192), (160, 192), (200, 256)])
+def test_scratch_of_flash_attention_rounds_heads_to_32_up_to_128_and_to_64_above(width: int, columns: int) -> None:
+    """flash_api.cpp, mha_bwd: round_multiple(head_size, head_size <= 128 ? 32 : 64)."""
+    batch = Batch(micro_batch=2, sequence_length=100)
+    (call,) = calls(_attention("sdpa", head_dim=width), batch=batch, dtype="bfloat16", device="cuda")
+    assert call.backward_scratch[1] == 4 * 2 * 4 * 128 * columns
 
 
 @pytest.mark.parametrize(
@@ -124,6 +133,7 @@ def test_on_cuda_flash_and_memory_efficient_attention_round_rows_up_and_keep_the
     [
         ("efficient", 4, "float32", "cpu", "memory-efficient attention has no kernel on a CPU"),
         ("efficient", 2, "bfloat16", "cuda", "memory-efficient attention has no kernel for grouped keys and values"),
+        ("efficient", 4, "float32", "cuda", ""),
         ("flash", 4, "float32", "cuda", "flash attention has no kernel for float32 on CUDA"),
         ("flash", 4, "float32", "cpu", ""),
         ("math", 2, "float32", "cuda", ""),
@@ -134,6 +144,13 @@ def test_a_kernel_that_torch_does_not_have_is_named(
 ) -> None:
     nbytes = 4 if dtype == "float32" else 2
     assert without_kernel(_attention(attention, shared=shared), device=device, nbytes=nbytes) == words
+
+
+@pytest.mark.parametrize(("width", "dtype", "multiple"), [(10, "float32", 4), (12, "float32", 0), (12, "bfloat16", 8), (24, "bfloat16", 0)])
+def test_memory_efficient_attention_that_is_asked_for_wants_heads_that_it_has_a_kernel_for(width: int, dtype: Dtype, multiple: int) -> None:
+    words = f"memory-efficient attention has no kernel for heads of {width}, which is no multiple of {multiple}" if multiple else ""
+    nbytes = 4 if dtype == "float32" else 2
+    assert without_kernel(_attention("efficient", head_dim=width), device="cuda", nbytes=nbytes) == words
 
 
 def test_a_forward_of_a_gpt_is_two_flops_per_token_and_matmul_weight_plus_attention() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 
@@ -104,6 +106,16 @@ def test_all_reduce_brings_nvls_on_hopper_and_trees_on_ampere():
     assert names["dgx-h100"]["NCCL NVLS, dp_replicate"] == 256 * MIB
     assert "NCCL trees, dp_replicate" not in names["dgx-h100"]
     assert "NCCL NVLS, dp_replicate" not in names["dgx-a100"]
+
+
+def test_only_ampere_with_a_fabric_faster_than_pcie_reads_its_peers_memory():
+    """NCCL p2p.cc: reads are for compute capability 8.0 over NVLink; whose buffers a chain takes depends on it."""
+    cluster = load_cluster("dgx-a100")
+    slow = replace(cluster, links=replace(cluster.links, fabric=cluster.links.pcie))
+    program = ddp.plan(small_training(), mesh=Mesh(dp_replicate=8), options=ddp.Options())
+    found = [{item.name: item.nbytes for item in outside(program, each)}["NCCL trees, dp_replicate"] for each in (cluster, slow)]
+    assert found == [in_a_node("dgx-a100", 8, reads=reads).chain_bytes() for reads in (True, False)]
+    assert found[0] != found[1]
 
 
 def test_what_torch_does_not_reserve_on_two_a100_is_within_the_band():

@@ -148,17 +148,27 @@ def test_a_program_that_frees_what_does_not_live_is_refused():
         snapshot(RankProgram(construction=(), first=(), steady=(op,)))
 
 
+@pytest.mark.parametrize(("expandable", "action"), [(False, "segment_free"), (True, "segment_unmap")])
+def test_emptying_the_cache_after_construction_is_in_the_trace(expandable, action):
+    whole = (Alloc("whole", "parameters", 40 * MIB), Free("whole"), Alloc("p", "parameters", 100))
+    built = Op(index=0, kind="alloc", unit="root", stream="host", memory=whole)
+    made = snapshot(RankProgram(construction=(built,), first=(), steady=()), expandable_segments=expandable, empty_cache=True)
+    frame = {"name": "torch.cuda.empty_cache", "filename": "construction", "line": 0}
+    assert made["device_traces"][0][-1] == entry(action, BASE, 40 * MIB, 0, 7, [frame], "unknown")
+    assert [segment["total_size"] for segment in made["segments"]] == [2 * MIB]
+
+
 @WHOLE
-@given(scenarios(), st.booleans())
+@given(scenarios(), st.booleans(), st.booleans())
 def test_the_trace_adds_up_to_the_ledger_and_played_backwards_from_the_segments_ends_at_an_empty_device(
-    found, expandable
+    found, expandable, emptied
 ):
     program = plan(found, device="cuda").ranks[0]
-    made = snapshot(program, expandable_segments=expandable)
+    made = snapshot(program, expandable_segments=expandable, empty_cache=emptied)
     (trace,) = made["device_traces"]
     assert {event["category"] for event in trace} <= {*MEMORY_KINDS, "unknown"}
     assert sum(segment["total_size"] for segment in made["segments"]) == (
-        replay(program, expandable_segments=expandable)["steady"].end_reserved_bytes
+        replay(program, expandable_segments=expandable, empty_cache=emptied)["steady"].end_reserved_bytes
     )
     live = {
         block["address"]: block["requested_size"]
@@ -175,6 +185,7 @@ def test_the_trace_adds_up_to_the_ledger_and_played_backwards_from_the_segments_
             assert any(begin <= event["addr"] < end for begin, end in ranges)
         total += {"alloc": 1, "free_completed": -1}.get(event["action"], 0) * event["size"]
         reserved += event["size"] if event["action"] in ("segment_alloc", "segment_map") else 0
+        reserved -= event["size"] if event["action"] in ("segment_free", "segment_unmap") else 0
         peak = max(peak, total)
     ledger = memory.replay(program, timeline=False)
     assert (total, peak) == (ledger["steady"].end_bytes, max(ledger[phase].peak_bytes for phase in PHASES))

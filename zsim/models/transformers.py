@@ -158,6 +158,7 @@ def _llama_block(sizes: LlamaSizes, fqn: str, head_dim: int) -> Module:
         kind="attention",
         name=attention,
         inputs=("turned.query", "turned", "v"),
+        num_by_head=2,
         output="mixed",
         implementation=sizes.attention,
     )
