@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 from zsim.mesh import Mesh
 from zsim.model import ModelSpec, Module, Parameter, ParamGroup
@@ -99,8 +100,9 @@ def until_recomputed(tape: Iterable[BackwardEvent]) -> tuple[list[MemoryEvent], 
 def recomputed_in_turn(tape: Iterable[BackwardEvent], kernels: tuple[Kernel, ...]) -> tuple[list[Again], list[MemoryEvent]]:
     """As `until_recomputed`, with what a recomputation of these `kernels` does between calls of units in the block."""
     events, again, after = list(tape), list[Again](), list[MemoryEvent]()
-    if InnerCall not in (kinds := set(map(type, events))):
-        before, after = until_recomputed(events) if Recomputed in kinds else ([], storage_events(events))
+    kinds = set(map(type, events))
+    if InnerCall not in kinds:
+        before, after = until_recomputed(events) if Recomputed in kinds else ([], cast(list[MemoryEvent], events))
         return [Again("", kernels, before)] if before or kernels else [], after
     inside, start = "", 0
     for event in events:
