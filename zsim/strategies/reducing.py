@@ -1,0 +1,226 @@
+"""What becomes of gradients, as torch's FSDPParamGroup has it: kept unsharded for later, or reduced over shards and replicas, and added."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from zsim.ops import Kernel, MemoryEvent
+from zsim.strategies.building import add_kernel, copy_kernel
+from zsim.strategies.passes import ORIGINAL
+from zsim.strategies.sharded_groups import Group
+from zsim.strategies.unsharding import UnshardingStep
+
+
+@dataclass(slots=True, kw_only=True)
+class ReducingStep(UnshardingStep):
+    """What a step of one rank has reduced, and what it waits for."""
+
+    on_host: set[str] = field(default_factory=set)
+    """The groups whose gradients this step has brought to the host."""
+    over_replicas: bool = True
+    """Whether this micro-batch's reductions go on over replicas, or are kept for a later one to add."""
+    reduce_input: tuple[str, int] | None = None
+    """The input of the last reduce-scatter, which lives until the next one is copied in, and that reduction."""
+    reduces: list[int] = field(default_factory=list)
+    """All reductions of the step, which the optimizer waits for."""
+    unfinished: list[int] = field(default_factory=list)
+    """Reductions that the compute stream has not waited for yet."""
+    post_reduces: dict[str, int] = field(default_factory=dict)
+    """The reduction of each group in this backward; a second one of the same group waits for it."""
+
+    def accumulate_without_sync(self, group: Group) -> None:
+        """Keep the unsharded gradients for a later micro-batch, in the reduce dtype if that is another one."""
+        precision = self.training.precision
+        if precision.reduce == precision.parameters:
+            return
+        memory: list[MemoryEvent] = []
+        kernel = add_kernel(group.reduces["numel"], of=precision.parameters, to=precision.reduce)
+        for parameter in group.trained:
+            accumulated = f"{parameter.fqn}.accumulated_gradient"
+            if accumulated not in self.live and f"{parameter.fqn}.unsharded_gradient" in self.live:
+                nbytes = self.nbytes(parameter.numel, precision.reduce)
+                memory += self.alloc(accumulated, "unsharded_gradients", nbytes)
+                kernel = copy_kernel(group.reduces["numel"], source=precision.parameters, target=precision.reduce)
+            memory += self.drop(f"{parameter.fqn}.unsharded_gradient")
+        if not self.has_gradients(group):
+            return
+        self.issue("copy", group.fqn, micro_batch=self.micro_batch, kernels=(kernel,), memory=memory)
+
+    def add_accumulated(self, group: Group) -> None:
+        """Add this micro-batch's gradients to those accumulated in the reduce dtype."""
+        live = self.live
+        accumulated = [p.fqn for p in group.trained if f"{p.fqn}.accumulated_gradient" in live]
+        memory = self.drop_each([f"{fqn}.unsharded_gradient" for fqn in accumulated])
+        if memory:
+            precision = self.training.precision
+            kernel = add_kernel(group.reduces["numel"], of=precision.parameters, to=precision.reduce)
+            self.issue("copy", group.fqn, micro_batch=self.micro_batch, kernels=(kernel,), memory=memory)
+
+    def _gradient_buffers(self, group: Group) -> list[str]:
+        live, fqns = self.live, [parameter.fqn for parameter in group.trained]
+        return [a if (a := f"{fqn}.accumulated_gradient") in live else f"{fqn}.unsharded_gradient" for fqn in fqns]
+
+    def has_gradients(self, group: Group) -> bool:
+        """Whether there is an unsharded gradient of `group`, of this micro-batch or earlier ones."""
+        return not self.live.isdisjoint(self._gradient_buffers(group))
+
+    def drop_reduce_input(self, group: Group) -> None:
+        """Wait for the last reduce-scatter and let its input go, as before a reduction, where `group` has nothing to reduce."""
+        if self.reduce_input is not None:
+            (buffer, event), self.reduce_input = self.reduce_input, None
+            memory = self.drop(buffer)
+            self.issue("free", group.fqn, stream="compute", waits=(event,), micro_batch=self.micro_batch, memory=memory)
+
+    def reduce(self, group: Group) -> None:
+        """foreach_reduce: copy in, reduce-scatter, over replicas all-reduce, cast to the original dtype, accumulate."""
+        dtype = self.training.precision.reduce
+        waits: list[int] = []
+        memory: list[MemoryEvent] = []
+        if self.reduce_input is not None:
+            buffer, event = self.reduce_input
+            memory += self.drop(buffer)
+            waits.append(event)
+        if group.fqn in self.post_reduces:  # the group's second reduction in this backward
+            waits.append(self.post_reduces[group.fqn])
+            memory += self.drop(f"{group.fqn}.reduced")
+        fresh = f"{group.fqn}.gradient" not in self.live and group.fqn not in self.on_host
+        output = self._reduced_into(group, fresh=fresh)
+        source = f"{group.fqn}.reduce_input"
+        gradients = self._gradient_buffers(group)
+        held = gradients[-1:] if self.mesh.dp_shard > 1 else []  # by torch's loop over shards, until it returns
+        memory += self.alloc(source, "communication", self.nbytes(group.reduces["padded"], dtype))
+        memory += self.drop_each([name for name in gradients if name not in held])
+        made = self.alloc(output, "gradients", self.nbytes(group.reduces["shard"], dtype))  # on the reduction's stream
+        copy = self.issue(
+            "copy",
+            group.fqn,
+            waits=waits,
+            micro_batch=self.micro_batch,
+            kernels=(copy_kernel(group.reduces["padded"], source=self.training.precision.parameters, target=dtype),),
+            memory=memory,
+        )
+        done = self._reduce_over_shards(group, after=copy, memory=made)
+        self.reduce_input = (source, done)
+        if self.over_replicas:
+            if self.mesh.dp_replicate > 1:
+                done = self._reduce_over_replicas(group, after=self._add_partial(group, after=done))
+            done = self._post_reduce(group, output, done, held, fresh=fresh)
+            done = self._add_on_host(group, done) if self.elsewhere and not fresh else done
+        else:
+            done = self._keep_partial(group, output, done, held)
+        self.unfinished = [done]  # one stream: the last covers all
+        self.post_reduces[group.fqn] = done
+        self.reduces += self.unfinished
+        self.on_host |= {group.fqn} if self.elsewhere and self.over_replicas else set()
+
+    def _reduce_over_shards(self, group: Group, *, after: int, memory: list[MemoryEvent]) -> int:
+        """The reduce-scatter; torch copies the one shard where there is only one."""
+        dtype = self.training.precision.reduce
+        if self.mesh.dp_shard == 1:
+            return self.issue(
+                "copy",
+                group.fqn,
+                stream="reduce_scatter",
+                waits=(after,),
+                micro_batch=self.micro_batch,
+                kernels=(copy_kernel(group.reduces["shard"], source=dtype, target=dtype),),
+                memory=memory,
+            )
+        return self.issue(
+            "reduce_scatter",
+            group.fqn,
+            stream="reduce_scatter",
+            waits=(after,),
+            group="dp_shard",
+            nbytes=self.nbytes(group.reduces["padded"], dtype),
+            dtype=dtype,
+            micro_batch=self.micro_batch,
+            memory=memory,
+        )
+
+    def _reduce_over_replicas(self, group: Group, *, after: int) -> int:
+        dtype = self.training.precision.reduce
+        return self.issue(
+            "all_reduce",
+            group.fqn,
+            stream="all_reduce",
+            waits=(after,),
+            group="dp_replicate",
+            nbytes=self.nbytes(group.reduces["shard"], dtype),
+            dtype=dtype,
+            micro_batch=self.micro_batch,
+        )
+
+    def _reduced_into(self, group: Group, *, fresh: bool) -> str:
+        """The buffer that the shards' reduction makes: one that stays, or one that is cast or added to what is there."""
+        if not self.over_replicas:
+            partial = f"{group.fqn}.partial_gradient"
+            return f"{group.fqn}.reduced" if partial in self.live else partial
+        stays = fresh and not self.elsewhere and self.training.precision.reduce == ORIGINAL
+        return f"{group.fqn}.gradient" if stays else f"{group.fqn}.reduced"
+
+    def _add_kernel(self, group: Group, dtype: str) -> Kernel:
+        shard = group.reduces["shard"]
+        return Kernel("add", shard, 3 * self.nbytes(shard, dtype), dtype)
+
+    def _keep_partial(self, group: Group, output: str, done: int, last: list[str]) -> int:
+        """Without an all-reduce: keep the reduced shard, or add it to the one that is kept, on the reduction's stream."""
+        again = output == f"{group.fqn}.reduced"
+        return self.issue(
+            "copy",
+            group.fqn,
+            stream="reduce_scatter",
+            waits=(done,),
+            micro_batch=self.micro_batch,
+            kernels=(self._add_kernel(group, self.training.precision.reduce),) if again else (),
+            memory=[event for name in ([output] if again else []) + last for event in self.drop(name)],
+        )
+
+    def _add_partial(self, group: Group, *, after: int) -> int:
+        """Add the partial gradient of earlier micro-batches, if there is one, before the all-reduce. Returns what to wait for."""
+        if f"{group.fqn}.partial_gradient" not in self.live:
+            return after
+        return self.issue(
+            "copy",
+            group.fqn,
+            stream="reduce_scatter",
+            waits=(after,),
+            micro_batch=self.micro_batch,
+            kernels=(self._add_kernel(group, self.training.precision.reduce),),
+        )
+
+    def _post_reduce(self, group: Group, output: str, done: int, last: list[str], *, fresh: bool) -> int:
+        """Cast, and add to the sharded gradient of earlier micro-batches; the last unsharded gradient goes only now.
+
+        Offloaded, the gradient goes to the host instead, and what the device has of it goes too.
+        """
+        dtype, shard = self.training.precision.reduce, group.reduces["shard"]
+        held = self.mesh.dp_replicate > 1  # torch holds the all-reduce's buffer until the end of backward
+        memory: list[MemoryEvent] = []
+        kernels: tuple[Kernel, ...] = ()
+        result = output
+        if dtype != ORIGINAL:
+            result = f"{group.fqn}.gradient" if fresh and not self.elsewhere else f"{group.fqn}.cast_gradient"
+            memory += self.alloc(result, "gradients", self.nbytes(shard, ORIGINAL))
+            kernels += (copy_kernel(shard, source=dtype, target=ORIGINAL),)
+            memory += [] if held else self.drop(output)
+        if not fresh or self.elsewhere:
+            kernels += self._transfer("to_host", group.reduces["shard"]) or (self._add_kernel(group, ORIGINAL),)
+            memory += [] if held and result == output else self.drop(result)
+        memory += [event for name in (*last, f"{group.fqn}.partial_gradient") for event in self.drop(name)]
+        return self.issue(
+            "copy",
+            group.fqn,
+            stream="all_reduce" if held else "reduce_scatter",
+            waits=(done,),
+            micro_batch=self.micro_batch,
+            kernels=kernels,
+            memory=memory,
+        )
+
+    def _add_on_host(self, group: Group, done: int) -> int:
+        """Add what has come from the device to the gradient of earlier micro-batches: torch's copy blocks for it."""
+        kernel = replace(self._add_kernel(group, ORIGINAL), place="host")
+        return self.issue(
+            "copy", group.fqn, stream="host", waits=(done,), micro_batch=self.micro_batch, kernels=(kernel,)
+        )
