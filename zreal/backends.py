@@ -116,6 +116,7 @@ class GlooBackend:
                 remedy="use --backend fake, or torchrun -m zreal.worker on a cluster",
             )
         from zreal import launch, room, worker
+        from zreal.launch_errors import LaunchError
 
         interpreter = worker.interpreter_of(scenario, options.interpreter)
         _require_transformers(scenario, self.name)
@@ -129,12 +130,12 @@ class GlooBackend:
             "interpreter": interpreter,
             "timeout_s": options.timeout_s,
         }
-        failure: launch.LaunchError | None = None
+        failure: LaunchError | None = None
         try:
             tables = launch.launch(
                 "zreal.worker:gloo_rank", job, world_size=scenario.world_size, timeout_s=options.timeout_s
             )
-        except launch.LaunchError as error:
+        except LaunchError as error:
             failure, tables = error, [table for _, table in sorted(error.results.items())]
         run = Run(
             scenario=scenario.name,

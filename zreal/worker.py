@@ -21,9 +21,9 @@ from torch.distributed.tensor import DTensor
 
 from zreal import numerics, torch_private
 from zreal.executor import RANKS, execute
-from zreal.launch import REFERENCE
 from zreal.observer import observe
 from zreal.optimizers import largest_difference
+from zreal.ranks import REFERENCE
 from zreal.subjects import Subject
 from zreal.subjects.table import SUBJECTS
 from zsim import places, saved

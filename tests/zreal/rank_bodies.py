@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 from zreal import flat, torch_private, worker
-from zreal.launch import REFERENCE
 from zreal.meters import MemoryMeter
+from zreal.ranks import REFERENCE
 from zreal.replicated import ReplicatedRank
 from zsim.ops import Op
 from zsim.training import Optimizer

@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 
+from zreal import fork_server
 from zreal import launch as launching
-from zreal.launch import LaunchError, launch
+from zreal.launch import launch
+from zreal.launch_errors import LaunchError
 
 pytestmark = pytest.mark.gloo
 
@@ -114,12 +116,12 @@ def test_a_killed_fork_server_is_what_is_named_and_the_next_launch_starts_anothe
 SEGFAULT = """
 import os, signal, threading, time
 from multiprocessing import forkserver
-from zreal import launch
+from zreal import fork_server, launch
 
 def end_the_server():
-    while launch._server_pid() is None:
+    while fork_server.server_pid() is None:
         time.sleep(0.001)
-    os.kill(launch._server_pid(), signal.SIGSEGV)
+    os.kill(fork_server.server_pid(), signal.SIGSEGV)
 
 if __name__ == "__main__":
     threading.Thread(target=end_the_server).start()
@@ -151,7 +153,7 @@ def test_a_fork_server_that_ends_between_two_ranks_is_named_though_python_starts
     def start_and_end_the_server(*arguments: Any, rank: int, **more: Any) -> Any:
         started = start(*arguments, rank=rank, **more)
         if rank == 0:
-            server = launching._server_pid()
+            server = fork_server.server_pid()
             assert server is not None
             os.kill(server, signal.SIGKILL)
             os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
