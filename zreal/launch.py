@@ -20,7 +20,7 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from zreal.fork_server import server_end, server_pid
-from zreal.launch_errors import not_started, server_ended, verdict
+from zreal.launch_errors import not_started, server_ended, unguarded, verdict
 from zreal.rank_process import PROGRESS_BYTES, rank_main
 from zreal.ranks import Rank
 
@@ -65,6 +65,10 @@ def launch(
                 raise server_ended("it ended", ranks, f"before rank {rank} of {world_size} was started")
             server = server_pid()
         _supervise(ranks, deadline=time.monotonic() + timeout_s, timeout_s=timeout_s)
+    except RuntimeError as error:
+        if "freeze_support" not in str(error):  # multiprocessing's words for a script that would start itself again
+            raise
+        raise unguarded() from error
     except (OSError, EOFError) as error:
         if end := server_end(patience_s=CLOSING_S if isinstance(error, EOFError | ConnectionError) else 0.0):
             raise server_ended(end, ranks, f"before rank {len(ranks)} of {world_size} was started") from error

@@ -32,6 +32,17 @@ def not_started(error: Exception) -> LaunchError:
     )
 
 
+def unguarded() -> LaunchError:
+    """A script has called us while a process that it started was reading it again."""
+    return LaunchError(
+        where="launch",
+        expected='a script that starts ranks below `if __name__ == "__main__":`',
+        found="one that starts them wherever it is read, and each rank's process reads it again",
+        remedy="move the call below that line",
+        results={},
+    )
+
+
 def verdict(ranks: list[Rank], bad: list[Rank], timeout_s: float) -> LaunchError:
     """The first to die of its own is the headline; a lost connection to it is a consequence."""
     died = [rank for rank in bad if rank.ended_at and not rank.error]

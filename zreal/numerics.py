@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -59,29 +61,71 @@ def reference(scenario: Scenario, *, steps: int, stepped_in: torch.dtype = torch
     )
 
 
-def gradients_at(scenario: Scenario, parameters: Mapping[str, Tensor], *, step: int) -> dict[str, Tensor]:
-    """What an optimizer of one process is handed in `step` if every parameter of the model is as given; those without one are left out."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gradients:
+    """What an optimizer of one process is handed, by parameter, and by how much rounding may have moved each.
+
+    A gradient is the sum of what ranks and micro-batches make of it, each of which is rounded by itself: where they nearly cancel, what
+    rounding leaves is as large as the sum. `rounding` is the share by which the dtype of compute rounds, of the sizes of all parts.
+    """
+
+    whole: Mapping[str, Tensor]
+    rounding: Mapping[str, float]
+
+
+def gradients_at(scenario: Scenario, parameters: Mapping[str, Tensor], *, step: int) -> Gradients:
+    """The gradients of one process in `step` if every parameter of the model is as given; those without one are left out."""
     model = modules.build(scenario.model, seed=scenario.seed).to(next(iter(parameters.values())).dtype)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(parameters[name].reshape(parameter.shape))
-    _backward(scenario, model, step=step)
-    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    parts: dict[str, float] = {}
+    _backward(scenario, model, step=step, parts=parts)
+    share = torch.finfo(modules.DTYPES[scenario.precision.narrowest]).eps / 2
+    return Gradients(
+        whole={name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None},
+        rounding={name: share * size for name, size in parts.items()},
+    )
 
 
-def _backward(scenario: Scenario, master: modules.Model, *, step: int, noise: _Noise | None = None) -> float:
-    """Leave in `master` the gradients of one step of all ranks, clipped if the scenario says so; returns the sum of the losses."""
+def _backward(
+    scenario: Scenario, master: modules.Model, *, step: int, noise: _Noise | None = None, parts: dict[str, float] | None = None
+) -> float:
+    """Leave in `master` the gradients of one step of all ranks, clipped if the scenario says so; returns the sum of the losses.
+
+    `parts` learns of the sizes of what they are sums of, clipped alike.
+    """
     dtype = scenario.precision.parameters
     compute = master if modules.DTYPES[dtype] == next(master.parameters()).dtype else _rounded(scenario, master, dtype)
-    total = _accumulate(scenario, compute, step=step, dtype=dtype)
+    with _sizes(compute, parts):
+        total = _accumulate(scenario, compute, step=step, dtype=dtype)
     if noise is not None and (step == 0 or dtype != "float32"):
         noise.look(compute, step=step)
     if compute is not master:
         for mine, theirs in zip(master.parameters(), compute.parameters(), strict=True):
             mine.grad = None if theirs.grad is None else theirs.grad.float()
     if scenario.optimizer.clip_norm:
-        clip_grad_norm_(master.parameters(), scenario.optimizer.clip_norm)
+        whole = float(clip_grad_norm_(master.parameters(), scenario.optimizer.clip_norm))
+        for name in parts or ():
+            parts[name] *= min(1.0, scenario.optimizer.clip_norm / (whole or 1.0))  # type: ignore[index]
     return total
+
+
+@contextmanager
+def _sizes(model: modules.Model, parts: dict[str, float] | None) -> Iterator[None]:
+    """Adds the size of each gradient that a backward inside makes to that of its parameter."""
+
+    def add(name: str, gradient: Tensor) -> None:
+        assert parts is not None
+        parts[name] = parts.get(name, 0.0) + float(gradient.detach().double().norm())
+
+    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad] if parts is not None else []
+    handles = [parameter.register_hook(partial(add, name)) for name, parameter in named]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _accumulate(scenario: Scenario, model: modules.Model, *, step: int, dtype: str) -> float:
@@ -134,8 +178,14 @@ def _rounded(scenario: Scenario, master: modules.Model, dtype: str) -> modules.M
     return copy
 
 
-def largest_relative_difference(found: Mapping[str, Tensor], reference: Reference) -> float:
-    """The largest over parameters of ‖found − reference‖ relative to how far training moved the reference.
+def largest(differences: Mapping[str, float]) -> tuple[float, str]:
+    """The largest difference and whose it is; 0 and nobody's where there are none."""
+    name = max(differences, key=lambda one: (differences[one], one), default="")
+    return differences.get(name, 0.0), name
+
+
+def relative_differences(found: Mapping[str, Tensor], reference: Reference) -> dict[str, float]:
+    """By parameter ‖found − reference‖ relative to how far training moved the reference.
 
     An untrained parameter is thus 1 away. One that the reference hardly moves is measured by what an average element of the model
     moves instead, and one that moves by less than its dtype rounds, as with small steps without a master copy, by that rounding. A
@@ -144,16 +194,17 @@ def largest_relative_difference(found: Mapping[str, Tensor], reference: Referenc
     is a parameter that is missing or not finite, or an untrained one that is not bit by bit what it was.
     """
     expected, untrained = reference.parameters, reference.untrained
-    if set(found) != {*expected, *untrained}:
-        return math.inf
-    if not all(
-        torch.equal(found[name].cpu().reshape(was.shape), was.to(found[name].dtype)) for name, was in untrained.items()
-    ):
-        return math.inf
+    if other := set(found) ^ {*expected, *untrained}:
+        return dict.fromkeys(other, math.inf)
+    changed = [
+        name for name, was in untrained.items() if not torch.equal(found[name].cpu().reshape(was.shape), was.to(found[name].dtype))
+    ]
+    if changed:
+        return dict.fromkeys(changed, math.inf)
     moved = {name: float((want - reference.initial[name]).norm()) for name, want in expected.items()}
     average = math.sqrt(sum(one**2 for one in moved.values()) / sum(want.numel() for want in expected.values()))
     farthest = max(float((want - reference.initial[name]).abs().max()) for name, want in expected.items())
-    largest = 0.0
+    differences = {}
     for name, want in expected.items():
         difference = found[name].detach().float().cpu().reshape(want.shape) - want
         random = reference.directionless.get(name)
@@ -164,27 +215,28 @@ def largest_relative_difference(found: Mapping[str, Tensor], reference: Referenc
         if scale:
             scale = max(scale, reference.rounding * float(want.norm()))
         relative = apart / scale if scale else math.inf if apart else 0.0
-        largest = max(largest, relative) if math.isfinite(relative) else math.inf
-    return largest
+        differences[name] = relative if math.isfinite(relative) else math.inf
+    return differences
 
 
-def largest_gradient_difference(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
-    """The largest over parameters of ‖found − expected‖ relative to ‖expected‖; where there is no gradient, it is zero.
+def gradient_differences(found: Mapping[str, Tensor], expected: Gradients) -> dict[str, float]:
+    """By parameter ‖found − expected‖, less what rounding may do, relative to ‖expected‖; where there is no gradient, it is zero.
 
     A gradient smaller than that of an average element of the model, as the bias of keys has, is measured by that average.
     """
-    norms = {name: float(want.double().norm()) for name, want in expected.items()}
-    numel = sum(want.numel() for want in expected.values())
+    norms = {name: float(want.double().norm()) for name, want in expected.whole.items()}
+    numel = sum(want.numel() for want in expected.whole.values())
     average = math.sqrt(sum(norm**2 for norm in norms.values()) / numel) if numel else 0.0
-    largest = 0.0
-    for name in found.keys() | expected.keys():
-        mine, want = found.get(name), expected.get(name)
+    differences = {}
+    for name in found.keys() | expected.whole.keys():
+        mine, want = found.get(name), expected.whole.get(name)
         known = mine if mine is not None else want
         assert known is not None
         zero = torch.zeros(known.numel(), dtype=torch.float64)
         mine, want = (zero if one is None else one.detach().cpu().double().flatten() for one in (mine, want))
-        apart = float((mine - want).norm())
+        apart = float((mine - want).norm()) - expected.rounding.get(name, 0.0)
+        apart = max(0.0, apart) if math.isfinite(apart) else math.inf
         scale = max(norms.get(name, 0.0), average * math.sqrt(known.numel()))
         relative = apart / scale if scale else math.inf if apart else 0.0
-        largest = max(largest, relative) if math.isfinite(relative) else math.inf
-    return largest
+        differences[name] = relative if math.isfinite(relative) else math.inf
+    return differences

@@ -114,13 +114,15 @@ def run_rank(
         return run
     progress(REFERENCE)
     reference = numerics.reference(scenario, steps=steps, stepped_in=next(iter(parameters.values())).dtype)
-    difference = numerics.largest_relative_difference(parameters, reference)
+    difference, furthest = numerics.largest(numerics.relative_differences(parameters, reference))
+    expected = numerics.gradients_at(scenario, parameters, step=steps)
+    gradient, of = numerics.largest(numerics.gradient_differences(gradients, expected))
     numbers = Numerics(
         losses=tuple(losses),
         largest_relative_difference=difference,
-        largest_gradient_difference=numerics.largest_gradient_difference(
-            gradients, numerics.gradients_at(scenario, parameters, step=steps)
-        ),
+        largest_gradient_difference=gradient,
+        furthest_parameter=furthest,
+        furthest_gradient=of,
         steps=steps,
         dtype=scenario.precision.narrowest,
         reference_losses=reference.losses,

@@ -35,10 +35,13 @@ class _Parser(argparse.ArgumentParser):
         """The word that is nearest to the first one that `message` does not know, or the commands that know it."""
         from difflib import get_close_matches  # only where something is wrong: --help is to be quick
 
-        unknown = re.search(r"unrecognized arguments: ([^\s=]+)|invalid choice: '([^']*)'", message)
+        unknown = re.search(r"unrecognized arguments: ([^\s=]+)|invalid choice: '([^']*)' \(choose from (.*)\)", message)
         if unknown is None:
             return ""
-        word = unknown[1] or unknown[2]
+        if unknown[3]:
+            near = get_close_matches(unknown[2], [choice.strip("' ") for choice in unknown[3].split(",")], n=1)
+            return f"; did you mean {near[0]}?" if near else ""
+        word = unknown[1]
         owners = [name for name, command in self._commands().items() if word in command._option_string_actions]
         if owners:
             return f"; it is an option of {', '.join(owners)}"

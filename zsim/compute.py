@@ -78,7 +78,7 @@ def _arithmetic_s(kernel: Kernel, device: Device, execution: Execution) -> float
         return _attention_s(kernel, device, execution.attention_kernels)
     if kernel.shape:
         return product_s(kernel.shape, device, "float8" if _in_eight_bits(kernel, execution) else kernel.dtype)
-    return kernel.flops / _rate(device, kernel.dtype)
+    return kernel.flops / _rate(device, kernel.dtype) if kernel.flops else 0.0  # dtypes without a rate, as integers, have none
 
 
 def _in_eight_bits(kernel: Kernel, execution: Execution) -> bool:

@@ -69,7 +69,7 @@ class Course:
         self.steps: list[Step] = []
         self.arrivals: dict[int, Arrival] = {}
         self._standings: dict[tuple[int, ...], Standing] = {}
-        self._add_ops(_awaited_by_host(ops, launch_queue))
+        self._add_ops(awaited_by_host(ops, launch_queue))
 
     @property
     def num_moments(self) -> int:
@@ -171,7 +171,7 @@ class Course:
         return True
 
 
-def _awaited_by_host(ops: tuple[Op, ...], launch_queue: int) -> list[tuple[int, ...]]:
+def awaited_by_host(ops: Sequence[Op], launch_queue: int) -> list[tuple[int, ...]]:
     """By op: those whose end the host awaits before it issues this one: a host op with waits before it, and a full launch queue."""
     found: list[tuple[int, ...]] = []
     waits: tuple[int, ...] = ()

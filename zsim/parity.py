@@ -54,6 +54,7 @@ def numerics(predicted: Run, measured: Run) -> Check:
     gradients = _worst(numerics.largest_gradient_difference for numerics in found)
     gradients_bound = min(GRADIENT_BOUND.get(numerics.dtype, 0.0) for numerics in found)
     unequal, cut = _unequal(found), _cut(seeing, found)
+    ranked = [(rank.rank, rank.numerics) for run in seeing for rank in run.ranks if rank.numerics is not None]
     close = worst <= bound and gradients <= gradients_bound and losses <= LOSS_SHARE * bound
     good = finite and close and not unequal and not cut
     steps = found[0].steps
@@ -61,12 +62,27 @@ def numerics(predicted: Run, measured: Run) -> Check:
         f"parameters after {steps} steps: {worst:.2g} of their way apart from the reference, at most {bound:g} allowed"
         f"; gradients {gradients:.2g} of their size, at most {gradients_bound:g}"
     )
+    if worst > bound or gradients > gradients_bound:
+        detail += _furthest(ranked, of_gradients=gradients > gradients_bound)
     detail += "" if finite else "; a loss is not finite"
     detail += "".join(f"; {words}" for words in (unequal, cut) if words)
     detail += f"; losses {losses:.1g} apart, at most {LOSS_SHARE * bound:g}" if losses > LOSS_SHARE * bound else ""
     if worst > bound and gradients <= gradients_bound:
         detail += "; gradients agree, so look at the optimizer, or at a learning rate that makes rounding grow from step to step"
     return Check(name="numerics", status="ok" if good else "failed", measured=worst, detail=detail)
+
+
+def _furthest(ranked: list[tuple[int, Numerics]], *, of_gradients: bool) -> str:
+    """Which parameter it is, and on which rank, where a rank says so."""
+    if of_gradients:
+        rank, numbers = max(ranked, key=lambda one: _ordered(one[1].largest_gradient_difference))
+        return f"; the gradient of {numbers.furthest_gradient} on rank {rank}" if numbers.furthest_gradient else ""
+    rank, numbers = max(ranked, key=lambda one: _ordered(one[1].largest_relative_difference))
+    return f"; {numbers.furthest_parameter} on rank {rank}" if numbers.furthest_parameter else ""
+
+
+def _ordered(difference: float) -> float:
+    return math.inf if math.isnan(difference) else difference
 
 
 def _unequal(found: list[Numerics]) -> str:
@@ -90,7 +106,7 @@ def _cut(runs: list[Run], found: list[Numerics]) -> str:
 
 
 def _worst(differences: Iterable[float]) -> float:
-    return max(differences, key=lambda value: math.inf if math.isnan(value) else value)
+    return max(differences, key=_ordered)
 
 
 def _silence(run: Run) -> str:

@@ -103,6 +103,9 @@ class Numerics:
     """The reference's, which are means over ranks."""
     initial_difference: float | None = None
     """How far any element of what the optimizer steps was from the model's own before the first step; None where nobody looked."""
+    furthest_parameter: str = ""
+    """Whose largest relative difference it is, and below whose gradient's; "" where nobody says."""
+    furthest_gradient: str = ""
     step_difference: float | None = None
     """How far one more step took any element from where a new optimizer takes it from the same state and gradients; None likewise."""
 

@@ -21,7 +21,7 @@ MOST = 12
 def why(scenario: Scenario, program: Program) -> Why:
     """Why the scenario's steady step takes as long as it does. Where host and device are one thread, neither waits for the other."""
     costs = Costs(cluster=scenario.cluster, execution=scenario.executed)
-    found = explain(program, simulate_step(program, costs=costs))
+    found = explain(program, simulate_step(program, costs=costs), launch_queue=costs.launch_queue)
     return replace(found, host_bound_ns=0) if scenario.executed.synchronous else found
 
 
@@ -99,7 +99,8 @@ def lines(found: Why, helps: Hiding, *, slower_ns: int, synchronous: bool = Fals
         yield f"    {name(one.op):<32} {format_time(one.exposed_ns):>10} of {format_time(one.duration_ns):<10} {one.reason}{after}{others}"
     if len(found.exposed) > MOST:
         yield f"    … and {len(found.exposed) - MOST} more"
-    yield f"critical path, {len(found.critical_path)} ops, the longest of them:"
+    ops = "1 op" if len(found.critical_path) == 1 else f"{len(found.critical_path)} ops"
+    yield f"critical path, {ops}, the longest of them:"
     longest = sorted(found.critical_path, key=lambda link: link.start_ns - link.end_ns)[:MOST]
     for link in sorted(longest, key=lambda link: link.start_ns):
         yield f"    {name(link.op):<32} {format_time(link.end_ns - link.start_ns):>10}  {link.then}"

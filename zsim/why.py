@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
+from zsim.course import awaited_by_host
 from zsim.ops import COLLECTIVES, Op
 from zsim.program import Program
 from zsim.room import Room
@@ -114,8 +115,8 @@ def name(op: Op) -> str:
     return f"{op.kind} {op.unit}"
 
 
-def explain(program: Program, timeline: Timeline, *, rank: int | None = None) -> Why:
-    """Why the steady step takes what it takes on `rank`, by default the one that ends last."""
+def explain(program: Program, timeline: Timeline, *, rank: int | None = None, launch_queue: int = 0) -> Why:
+    """Why the steady step takes what it takes on `rank`, by default the one that ends last; `launch_queue` as the costs have it."""
     chosen = max(timeline.ranks, key=lambda r: (max(timeline.ranks[r].ends, default=0), -r)) if rank is None else timeline.stand_ins[rank]
     ops, times = program.of_rank(chosen).steady, timeline.ranks[chosen]
     befores = _befores(ops)
@@ -127,7 +128,7 @@ def explain(program: Program, timeline: Timeline, *, rank: int | None = None) ->
         rank=chosen,
         step_ns=timeline.step_time_ns,
         exposed=tuple(sorted(exposed, key=lambda one: (-one.exposed_ns, one.op.index))),
-        critical_path=tuple(_path(ops, times, befores)),
+        critical_path=tuple(_path(ops, times, befores, _blockers(ops, times, launch_queue))),
         host_bound_ns=_waits_for_host(ops, times),
     )
 
@@ -257,8 +258,21 @@ def _exposed(op: Op, ops: Sequence[Op], times: Times, befores: Sequence[dict[Kin
     )
 
 
-def _path(ops: Sequence[Op], times: Times, befores: Sequence[dict[Kind, int]]) -> list[Link]:
-    """From the first op to the last that ends."""
+def _blockers(ops: Sequence[Op], times: Times, launch_queue: int) -> list[int | None]:
+    """By op: the last one whose end the host has awaited, and been held up by, before it issued this one."""
+    found: list[int | None] = []
+    last, before = None, 0
+    for op, awaited in zip(ops, awaited_by_host(ops, launch_queue), strict=True):
+        ended = max(awaited, key=lambda index: (times.ends[index], index), default=None)
+        if ended is not None and times.ends[ended] > before:
+            last = ended
+        found.append(last)
+        before = times.issued[op.index]
+    return found
+
+
+def _path(ops: Sequence[Op], times: Times, befores: Sequence[dict[Kind, int]], blockers: Sequence[int | None]) -> list[Link]:
+    """From the first op to the last that ends; through the host where that was held up by the device."""
     if not ops:
         return []
     at: int | None = max(range(len(ops)), key=lambda index: (times.ends[index], index))
@@ -267,6 +281,6 @@ def _path(ops: Sequence[Op], times: Times, befores: Sequence[dict[Kind, int]]) -
         op = ops[at]
         _, kind, before = _held(op, ops, times, befores)[0]
         found.append(Link(op=op, start_ns=times.starts[at], end_ns=times.ends[at], then=then))
-        then = f"{name(op)} waits for " + {"issued": "the host", "peer": "another rank"}.get(kind, "it")
-        at = before
+        then = f"{name(op)} waits for " + {"issued": "the host, which awaited it", "peer": "another rank"}.get(kind, "it")
+        at = blockers[at] if kind == "issued" else before
     return found[::-1]

@@ -61,7 +61,8 @@ def problems(asked: Wrapping, model: ModelSpec) -> Iterator[str]:
     for fqn, groups in readers.items():
         if len(groups) > 1:
             yield (
-                f"wrapping.ends: expected every parameter in one group, found {fqn} in {' and '.join(groups)}; torch refuses it: "
+                f"wrapping.ends: expected every parameter in one group, found {fqn} in {' and '.join(groups)}; of FSDP's units torch "
+                "refuses it, and those of all strategies are alike: "
                 f'the parameter "is {SHARED}"; '
                 'use ends = "root", which holds them together, or untie the weight'
             )

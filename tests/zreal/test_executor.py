@@ -96,7 +96,10 @@ def test_two_ranks_do_what_the_program_says_and_train_as_one_process(strategy: s
 @pytest.mark.gloo
 @pytest.mark.parametrize(
     ("strategy", "accumulation"),
-    one_in(3, itertools.product(('"ddp"', '"zero1", form = "all_reduce"', '"zero1"', '"zero2"', '"zero3"'), ACCUMULATIONS)),
+    [
+        ('"zero1"', (3, "every")),
+        *one_in(3, itertools.product(('"ddp"', '"zero1", form = "all_reduce"', '"zero1"', '"zero2"', '"zero3"'), ACCUMULATIONS)),
+    ],
 )
 def test_accumulated_gradients_train_as_one_process(strategy: str, accumulation: tuple[int, str]) -> None:
     case = scenario(strategy, accumulation=accumulation)

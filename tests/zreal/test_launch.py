@@ -263,6 +263,15 @@ def test_a_rank_killed_by_any_signal_is_named_with_it(number: int, name: str) ->
         launch(f"{BODIES}:killed_by", {"number": number}, world_size=1, timeout_s=30)
 
 
+def test_a_script_that_starts_ranks_wherever_it_is_read_is_told_where_to(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"from zreal.launch import launch\nlaunch('{BODIES}:fine', {{'given': 0}}, world_size=1, timeout_s=20)\n")
+    paths = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, env=paths)
+    assert "launch: expected a script that starts ranks below `if __name__ == \"__main__\":`" in done.stderr
+    assert "move the call below that line" in done.stderr
+
+
 def test_a_rank_that_stops_in_the_middle_of_its_result_is_a_hang_and_not_waited_for() -> None:
     launch(f"{BODIES}:fine", {"given": 0}, world_size=1, timeout_s=60)
     began = time.monotonic()

@@ -145,6 +145,8 @@ def test_a_backend_that_cannot_see_memory_says_unsupported():
         ({"largest_relative_difference": float("nan")}, "nan of their way apart"),
         ({"largest_gradient_difference": 0.5}, "gradients 0.5 of their size"),
         ({"largest_gradient_difference": float("nan")}, "gradients nan of their size"),
+        ({"largest_relative_difference": 0.5, "furthest_parameter": "head.bias"}, "; head.bias on rank 0"),
+        ({"largest_gradient_difference": 0.5, "furthest_gradient": "head.weight"}, "; the gradient of head.weight on rank 0"),
         ({"losses": (1.0, float("nan"))}, "a loss is not finite"),
         ({"losses": (1.0, 0.6)}, "losses 0.2 apart"),
     ],

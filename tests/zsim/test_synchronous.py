@@ -61,3 +61,14 @@ def test_a_gpu_is_never_synchronous_and_the_report_says_why_a_cpu_is() -> None:
     found = time_report.why(case, plan(case, device="cpu"))
     assert not found.host_bound
     assert sum(one.exposed_ns for one in found.exposed) == sum(one.duration_ns for one in found.exposed)
+
+
+@pytest.mark.parametrize("strategy", ['name = "fsdp2"', *(f'name = "{name}", dp_replicate = 2, dp_shard = 2' for name in ("hsdp", "fsdp1"))])
+def test_where_one_thing_comes_after_another_all_of_them_are_the_critical_path(strategy: str) -> None:
+    case = parsed(strategy)
+    program = plan(case, device="cpu")
+    found = time_report.why(case, program)
+    run = SimBackend().run(case, options=RunOptions())
+    took = {index for index, span in enumerate(run.ranks[0].spans) if span.end_ns > span.start_ns}
+    assert took <= {link.op.index for link in found.critical_path}
+    assert any(link.then.endswith("waits for the host, which awaited it") for link in found.critical_path)
