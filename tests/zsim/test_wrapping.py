@@ -146,8 +146,9 @@ def test_a_unit_is_gathered_before_its_first_module_and_reduced_after_its_first_
         (
             'ends = "apart"',
             'preset = "gpt-tiny"',
-            "wrapping.ends: expected every parameter in one group, found wte.weight in wte..wpe and ln_f..lm_head; torch refuses "
-            f'it: the parameter "is {SHARED}"; use ends = "root", which holds them together, or untie the weight',
+            "wrapping.ends: expected every parameter in one group, found wte.weight in wte..wpe and ln_f..lm_head; of "
+            "FSDP's units torch refuses it, and those of all strategies are alike: "
+            f'the parameter "is {SHARED}"; use ends = "root", which holds them together, or untie the weight',
         ),
         (
             'every = "all", ends = "apart"',
