@@ -13,12 +13,12 @@ from math import ceil
 
 from zsim.devices import Device
 from zsim.execution import EAGER, Execution
-from zsim.ops import ACCUMULATE, LINEARS, Kernel, is_attention
+from zsim.ops import ACCUMULATE, LINEARS, NORM_STEP, Kernel, is_attention
 
 TILES = ((128, 256, 1.0), (256, 128, 1.0), (128, 128, 0.95), (64, 128, 0.8), (64, 64, 0.6))
 """Rows and columns of a tile, and its rate relative to the best: smaller ones read more for each product. CUTLASS's usual tiles."""
 
-STREAMS = frozenset({"copy", "cast", "add", ACCUMULATE, "norm", "scale", "adamw", "sgd"})
+STREAMS = frozenset({"copy", "cast", "add", ACCUMULATE, NORM_STEP, "norm", "scale", "adamw", "sgd"})
 """Operators that read and write plain contiguous memory: copies, and what optimizers do."""
 
 
@@ -34,6 +34,12 @@ EAGER_CAST_NBYTES, EAGER_CAST_KERNELS = 33, 11
 """Of one cast of torchao without torch.compile (torchao.float8, tensorwise, dynamic): |x| (4), its largest (2), x in float32 (6), times the
 scale (8), clamped (8), in 8 bits (5), and five kernels more for the scale. Each product casts both of its factors anew."""
 
+
+NORM = "rms_norm"
+COMPOSITE_NORM, COMPOSITE_NORM_KERNELS = 58 / 7, 12
+"""Of the bytes that one kernel for an RMSNorm moves, and how many kernels there are, where it is made of single calls in float32. In
+tensors of two bytes, forward: cast 3, square 4, mean 2, two on single numbers, product 4, cast 3, weight 2, where one kernel has 2.
+Backward: weight 6, casts 6, product 12, mean and square 16, where it has 5. The calls read and write plain contiguous memory."""
 
 WIDTH = 128
 """The width of heads that rates of attention are for."""
@@ -57,7 +63,17 @@ def kernel_ns(kernel: Kernel, device: Device, execution: Execution = EAGER) -> i
     work = max(_arithmetic_s(kernel, device, execution), _memory_s(kernel, device, execution))
     if _in_eight_bits(kernel, execution):
         work += _casts_s(kernel, device, execution)
-    return max(1, ceil(work * 1e9) + device.kernel * (1 + cast_kernels(kernel, execution)))
+    return max(1, ceil(work * 1e9) + device.kernel * (1 + more_kernels(kernel, execution)))
+
+
+def is_composite_norm(kernel: Kernel, execution: Execution) -> bool:
+    """Whether `kernel` stands for an RMSNorm that is made of single calls."""
+    return kernel.operator == NORM and execution.norms == "composite" and not execution.compile
+
+
+def more_kernels(kernel: Kernel, execution: Execution) -> int:
+    """How many kernels there are besides the one that stands for them."""
+    return cast_kernels(kernel, execution) + (COMPOSITE_NORM_KERNELS - 1 if is_composite_norm(kernel, execution) else 0)
 
 
 def cast_kernels(kernel: Kernel, execution: Execution) -> int:
@@ -66,6 +82,10 @@ def cast_kernels(kernel: Kernel, execution: Execution) -> int:
 
 
 def _memory_s(kernel: Kernel, device: Device, execution: Execution) -> float:
+    if kernel.operator == NORM_STEP and execution.compile:
+        return kernel.nbytes * COMPILED_SHARE / COMPOSITE_NORM / (device.memory_bandwidth * device.memory_efficiency)
+    if is_composite_norm(kernel, execution):
+        return kernel.nbytes * COMPOSITE_NORM / (device.memory_bandwidth * device.memory_efficiency)
     plain = kernel.shape or kernel.operator in STREAMS
     if not plain and execution.compile:
         return kernel.nbytes * COMPILED_SHARE / (device.memory_bandwidth * device.memory_efficiency)

@@ -150,7 +150,8 @@ class Costs:
         return (overheads.issue_kernel if own is None else own) * self._launched(op)
 
     def _launched(self, op: Op) -> int:
-        """Kernels of an op, with the casts that are kernels of their own, without those whose work another does."""
-        if self.execution.float8_casts == "fused" and not self.execution.fused_accumulation:
+        """Kernels of an op, with those that are more than the one which stands for them, without those whose work another does."""
+        asked = self.execution
+        if asked.float8_casts == "fused" and asked.norms == "fused" and not asked.fused_accumulation:
             return len(op.kernels)
-        return sum(1 + compute.cast_kernels(kernel, self.execution) for kernel in op.kernels if not self._is_fused(kernel))
+        return sum(1 + compute.more_kernels(kernel, asked) for kernel in op.kernels if not self._is_fused(kernel))

@@ -15,6 +15,7 @@ from zsim import eager_gpt2, eager_transformers
 from zsim.aten_call import Call, Sizes
 from zsim.eager_attention import attention, rotary
 from zsim.operators import Operator, OperatorKind
+from zsim.ops import NORM_STEP
 from zsim.training import DTYPE_NBYTES, Batch, Device
 
 __all__ = ["Call", "calls"]
@@ -178,29 +179,46 @@ def _composite_rms_norm(op: Operator, sizes: Sizes, *, nbytes: int, wide: int) -
     if casts:
         yield _cast(x, source, nbytes=nbytes, wide=wide, into=wide)
 
-    def call(inputs: tuple[str, ...], output: str, size: int, gradients: tuple[str, ...], **more: Any) -> Call:
-        moved = 2 * max(size, wide)
-        return Call(
-            operator="rms_norm",
-            inputs=inputs,
-            output=output,
-            nbytes=size,
-            gradients=gradients,
-            moved=moved,
-            backward_moved=2 * moved,
-            **more,
-        )
+    def call(
+        inputs: tuple[str, ...], output: str, size: int, gradients: tuple[str, ...], *, moved: int, backward_moved: int, **more: Any
+    ) -> Call:
+        how = {"moved": moved, "backward_moved": backward_moved, **more}
+        return Call(operator=NORM_STEP, inputs=inputs, output=output, nbytes=size, gradients=gradients, **how)
 
-    yield call((source,), square, wide, (source,), saves=(source,), backward_scratch=(wide, wide))
-    yield call((square,), mean, rows, (square,))
-    yield call((mean,), rstd, rows, (mean,), saves=(rstd,), backward_scratch=(rows, rows), drops=(mean, square))
-    yield call((source, rstd), normalised, wide, (source, rstd), saves=(source, rstd), summed=((rstd, (wide,)),))
+    # What is read and written of each, in forward; in backward a square is a power, a product with two, and one with the gradient.
+    yield call(
+        (source,), square, wide, (source,), moved=2 * wide, backward_moved=7 * wide, saves=(source,), backward_scratch=(wide, wide)
+    )
+    yield call((square,), mean, rows, (square,), moved=wide + rows, backward_moved=wide + rows)
+    yield call(
+        (mean,),
+        rstd,
+        rows,
+        (mean,),
+        moved=2 * rows,
+        backward_moved=8 * rows,
+        saves=(rstd,),
+        backward_scratch=(rows, rows),
+        drops=(mean, square),
+    )
+    yield call(
+        (source, rstd),
+        normalised,
+        wide,
+        (source, rstd),
+        moved=2 * wide + rows,
+        backward_moved=6 * wide + 2 * rows,
+        saves=(source, rstd),
+        summed=((rstd, (wide,)),),
+    )
     weight_sum = (wide, 4 * op.out_features) if casts else (wide,)
     yield call(
         (normalised,),
         product,
         wide,
         (normalised, op.weight),
+        moved=2 * wide,
+        backward_moved=6 * wide,
         saves=(normalised,),
         summed=((op.weight, weight_sum),),
         parameters=(op.weight,),

@@ -12,6 +12,7 @@ from typing import Any
 from zsim.aten_call import Call, Sizes
 from zsim.aten_forms import constant, view
 from zsim.operators import Operator
+from zsim.ops import NORM_STEP
 from zsim.training import DTYPE_NBYTES
 
 WIDE_NBYTES = DTYPE_NBYTES["float32"]
@@ -26,34 +27,36 @@ def upcast_norm(op: Operator, sizes: Sizes) -> Iterator[Call]:
     source = f"{name}.float" if casts else x
     square, mean, shifted, rstd, normalised = (f"{name}.{part}" for part in ("square", "mean", "shifted", "rstd", "normalised"))
 
-    def call(inputs: tuple[str, ...], output: str, size: int, **more: Any) -> Call:
-        moved = 2 * max(size, wide)
+    def call(inputs: tuple[str, ...], output: str, size: int, moved: int, backward_moved: int, **more: Any) -> Call:
         way: dict[str, Any] = {} if "passes" in more else {"gradients": inputs}
-        return Call(
-            operator="rms_norm", inputs=inputs, output=output, nbytes=size, moved=moved, backward_moved=2 * moved, **(way | more)
-        )
+        how = {"moved": moved, "backward_moved": backward_moved}
+        return Call(operator=NORM_STEP, inputs=inputs, output=output, nbytes=size, **(how | way | more))
 
     if casts:
-        yield call((x,), source, wide)
-    yield call((source,), square, wide, saves=(source,), backward_scratch=(wide, wide))
-    yield call((square,), mean, rows, drops=(square,))
-    yield call((mean,), shifted, rows, passes=(mean,))
-    yield call((shifted,), rstd, rows, saves=(rstd,), backward_scratch=(rows, rows), drops=(shifted,))
+        yield call((x,), source, wide, nbytes + wide, nbytes + wide)
+    yield call((source,), square, wide, 2 * wide, 7 * wide, saves=(source,), backward_scratch=(wide, wide))
+    yield call((square,), mean, rows, wide + rows, wide + rows, drops=(square,))
+    yield call((mean,), shifted, rows, 2 * rows, 0, passes=(mean,))
+    yield call((shifted,), rstd, rows, 2 * rows, 8 * rows, saves=(rstd,), backward_scratch=(rows, rows), drops=(shifted,))
     yield call(
         (source, rstd),
         normalised,
         wide,
+        2 * wide + rows,
+        6 * wide + 2 * rows,
         saves=(source, rstd),
         summed=((rstd, (wide,)),),
         drops=(rstd, source) if casts else (rstd,),
     )
     factor = f"{name}.factor" if casts else normalised
     if casts:
-        yield call((normalised,), factor, nbytes)
+        yield call((normalised,), factor, nbytes, wide + nbytes, wide + nbytes)
     yield call(
         (factor,),
         name,
         nbytes,
+        2 * nbytes,
+        6 * nbytes,
         saves=(factor,),
         gradients=(op.weight, factor),
         summed=((op.weight, (nbytes,)),),

@@ -8,6 +8,7 @@ from typing import Literal
 AttentionKernels = Literal["flash2", "flash3", "triton"]
 
 Casts = Literal["fused", "eager"]
+Norms = Literal["fused", "composite"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +17,9 @@ class Execution:
 
     `compile`: torch.compile fuses chains of element-wise kernels. `float8`: linears multiply in 8 bits, and cast for it; `float8_casts`: in
     one kernel for each factor, "fused", as Transformer Engine and torch.compile do, or "eager" as torchao does without it.
-    `fused_accumulation`: products add what they make to the gradients that are there, as apex's kernels in Megatron do.
+    `norms`: RMSNorms are one kernel, or "composite" of single calls in float32, as torch had them before 2.9 and models still have their
+    own; torch.compile fuses both. `fused_accumulation`: products add what they make to the gradients that are there, as apex's kernels in
+    Megatron do.
     `interference`: collectives slow down the kernels that they overlap. `step_overhead_ns` and `micro_batch_overhead_ns` are pauses of the
     trainer around a step and around each micro-batch, in which the device does nothing. `issue_kernel_ns`: what the host spends on
     each kernel, where it is not as the cluster's preset says. What follows from strategy and cluster: with `hooks` those of
@@ -27,6 +30,7 @@ class Execution:
     float8: bool = False
     float8_casts: Casts = "fused"
     attention_kernels: AttentionKernels = "flash2"
+    norms: Norms = "fused"
     fused_accumulation: bool = False
     interference: bool = True
     step_overhead_ns: int = 0

@@ -83,6 +83,8 @@ class Kernel:
     shape: Final[tuple[int, ...]] = ()
 
 
+NORM_STEP = "norm_step"
+"""One of the calls that an RMSNorm in float32 is made of."""
 ACCUMULATE = "accumulate"
 """What adds a gradient to the one that is there."""
 ATTENTION_BACKWARD = "attention_backward"

@@ -225,6 +225,7 @@ def _execution(table: ExecutionTable) -> Execution:
         float8=table.float8,
         float8_casts=table.float8_casts,
         attention_kernels=table.attention_kernels,
+        norms=table.norms,
         fused_accumulation=table.fused_accumulation,
         interference=table.interference,
         step_overhead_ns=parse_time(table.step_overhead),

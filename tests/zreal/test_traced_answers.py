@@ -20,11 +20,12 @@ strategy = {{ name = "fsdp2" }}
 precision = {{ parameters = "bf16", reduce = "fp32" }}
 """
 CLUSTERS: dict[Device, str] = {"cpu": 'preset = "cpu-gloo", ranks = 2', "cuda": 'preset = "dgx-h100"'}
+QUICK = ("llama", "gpt2")
 NAMES = [name for name, case in CASES.items() if "bfloat16" in case.dtypes]
 
 
 @pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.slow), "cuda"])
-@pytest.mark.parametrize("name", ["llama", "gpt2", *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES if name not in ("llama", "gpt2"))])
+@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NAMES])
 def test_whatever_was_traced_is_simulated_explained_and_fitted(name: str, device: Device, tmp_path: Path, capsys: object) -> None:
     """Operators on integers, booleans and complex numbers among them, for which devices have no rate."""
     case = CASES[name]

@@ -22,6 +22,7 @@ from zsim.measurements.llamas import model_of, table_of
 from zsim.measurements.machines import NODE, Machine, machine
 from zsim.measurements.mapping import ScenarioText, checkpointing, num_parameters, step_of
 from zsim.measurements.resharding import of_fsdp1
+from zsim.measurements.software import norms
 from zsim.measurements.table import Record, RowError, Step
 from zsim.models import preset
 
@@ -82,7 +83,7 @@ def step(record: Record, *, source: str) -> Step:
         precision={"parameters": precision.compute, "reduce": precision.reduce},
         optimizer={"name": "adamw", "implementation": _optimizer(record), "clip_norm": 1.0},
         activation_checkpointing=again,
-        execution=({"compile": True} if is_compiled(record, assumed) else {}) | kernels,
+        execution=({"compile": True} if is_compiled(record, assumed) else norms(record, assumed)) | kernels,
     )
     return step_of(record, text, source=source, machine=place, seconds=seconds, names=FIELDS, assumed=assumed)
 

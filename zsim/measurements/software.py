@@ -19,6 +19,8 @@ REVISIONS = {"c6cfb4284": "2023-07", "5e85bd62d": "2024-01"}
 """Of llm-foundry's README, and when they are of."""
 EARLY_STOP = 0.07
 """How much longer a step is where recomputation does not stop early: by this simulator 1 to 8 % of llm-foundry's steps, most 5 to 7.5."""
+FUSED_NORMS = (2, 9)
+"""The torch that has one kernel for an RMSNorm."""
 VERSIONS = ("torch_version", "pytorch_version", "torch", "pytorch")
 _MONTH = re.compile(r"\b(20\d\d)[-/.](\d\d)\b")
 
@@ -42,6 +44,16 @@ def stops_early(record: Record, model: str, assumed: Assumed) -> bool:
     if latest > SINCE:
         return _said(assumed, True, by=f"the date {latest}", surely=not old_gpu)
     return _said(assumed, not old_gpu, by=f"the GPU{f' and the date {latest}' if latest else ''}", surely=bool(latest) and not old_gpu)
+
+
+def norms(record: Record, assumed: Assumed) -> dict[str, str]:
+    """How a trainer's RMSNorms run that are torch's own or written in single calls: those, unless the row says a torch that fuses them."""
+    for name in VERSIONS:
+        version = re.match(r"v?(\d+)\.(\d+)", record.text(name, ""))
+        if version and (int(version[1]), int(version[2])) >= FUSED_NORMS:
+            return {}
+    assumed.add("RMSNorms of single calls, where they are not compiled")
+    return {"norms": "composite"}
 
 
 def _said(assumed: Assumed, early: bool, *, by: str, surely: bool) -> bool:

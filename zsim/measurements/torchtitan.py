@@ -30,6 +30,7 @@ from zsim.measurements.llamas import model_of
 from zsim.measurements.machines import NODE, Machine, machine
 from zsim.measurements.mapping import ScenarioText, checkpointing, num_parameters, step_of
 from zsim.measurements.resharding import resharding, said_in
+from zsim.measurements.software import norms
 from zsim.measurements.table import FALSE, Record, RowError, Step
 from zsim.models import preset
 
@@ -218,4 +219,5 @@ def _execution(record: Record, place: Machine, assumed: Assumed, *, narrow: bool
     if narrow and not compiled:
         assumed.add("casts to float8 in kernels of their own, as torchao's are without torch.compile", widens=EAGER_CASTS)
     casts = {"float8_casts": "eager"} if narrow and not compiled else {}
-    return {**({"compile": True} if compiled else {}), **({"float8": True} if narrow else {}), **casts}
+    own = {} if compiled else norms(record, assumed)
+    return {**own, **({"compile": True} if compiled else {}), **({"float8": True} if narrow else {}), **casts}
