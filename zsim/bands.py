@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import hypot
 
+from zsim import compute
 from zsim.collectives import estimated
 from zsim.compute import STREAMS
 from zsim.costs import Costs
@@ -139,6 +140,8 @@ def calibration(cluster: ClusterSpec) -> str:
     return "calibrated" if known else "assumed"
 
 
+MISALIGNED = "products of odd sizes"
+"""No constant of a device: what they lose is assumed."""
 DECIDING = ("device.matmul_efficiency", "device.elementwise_efficiency", "device.memory_efficiency")
 
 
@@ -190,6 +193,8 @@ def _decides(kernel: Kernel, costs: Costs) -> str:
         return "links.host.bandwidth"
     if is_attention(kernel.operator) and kernel.shape and costs.cluster.device.attention:
         return f"device.attention.{costs.execution.attention_kernels}.rate"
+    if kernel.shape and compute.is_misaligned(kernel.shape, kernel.dtype):
+        return MISALIGNED
     if kernel.shape:
         return "device.float8_efficiency" if costs.execution.float8 else "device.matmul_efficiency"
     return "device.memory_efficiency" if kernel.operator in STREAMS else "device.elementwise_efficiency"

@@ -22,6 +22,12 @@ STREAMS = frozenset({"copy", "cast", "add", ACCUMULATE, NORM_STEP, "norm", "scal
 """Operators that read and write plain contiguous memory: copies, and what optimizers do."""
 
 
+ALIGNED = {"bfloat16": 8, "float16": 8, "float8": 16}
+"""Elements in 16 bytes, of which tensor cores' operands are made: sizes of a product that are no multiples of them take other kernels."""
+MISALIGNED = 0.5
+"""Of the rate, what those reach (assumed: padding GPT-2's vocabulary of 50257 to 50304 is known to save a quarter of a step, in which the
+head has a third of the products)."""
+
 COMPILED_SHARE = 0.5
 """Of the bytes that chains of eager element-wise kernels move, those that one fused kernel does. Counted on a block of llama: a norm with
 its residual 5 of 8 tensors, SwiGLU 3 of 5, rotary positions 2 of 6, casts none."""
@@ -119,12 +125,19 @@ def _rate(device: Device, dtype: str) -> float:
     return device.peak_flops(dtype) * share
 
 
+def is_misaligned(shape: tuple[int, ...], dtype: str) -> bool:
+    """Whether a product has a size that is no multiple of 16 bytes; of tokens too, which matter less and are seldom odd."""
+    return dtype in ALIGNED and any(size % ALIGNED[dtype] for size in shape[1:])
+
+
 def product_s(shape: tuple[int, ...], device: Device, dtype: str) -> float:
     """Seconds of (products, m, n, k): the waves of the best tile, times what a tile takes."""
     count, m, n, k = shape
     rate, sms = _rate(device, dtype), device.num_sms
     if sms == 1:
         return 2 * count * m * n * k / rate
+    if is_misaligned(shape, dtype):
+        rate *= MISALIGNED
     best = float("inf")
     for rows, columns, relative in TILES:
         waves = count * -(-m // rows) * -(-n // columns) / sms
