@@ -114,7 +114,8 @@ def print_advice(effects: Sequence[Effect]) -> None:
     for effect in effects:
         what = finding(effect)
         time = f"{'+' if effect.added_ns >= 0 else '-'}{format_time(abs(effect.added_ns))} a step"
-        say(f"      {effect.change:48} {what}, {time}; then {effect.verdict}{_released(effect.releases_per_step)}, peak in {effect.peak_at}{_without(effect.dropped)}")
+        then = f"{effect.verdict}{_released(effect.releases_per_step)}, peak in {effect.peak_at}{_without(effect.dropped)}"
+        say(f"      {effect.change:48} {what}, {time}; then {then}")
 
 
 def finding(effect: Effect) -> str:

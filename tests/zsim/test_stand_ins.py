@@ -35,8 +35,8 @@ def program(mesh: Mesh) -> Program:
     ],
 )
 def test_what_any_rank_holds_is_held_by_one_that_stands_for_it(cluster: str, mesh: Mesh) -> None:
-    size = load_cluster(cluster).devices_per_node
-    spec = load_cluster(cluster, nodes=mesh.world_size // size) if mesh.world_size % size == 0 else load_cluster(cluster, ranks=mesh.world_size)
+    nodes, rest = divmod(mesh.world_size, load_cluster(cluster).devices_per_node)
+    spec = load_cluster(cluster, ranks=mesh.world_size) if rest else load_cluster(cluster, nodes=nodes)
     one = program(mesh)
     for kind, ranks in enumerate(stand_ins(one, spec)):
         everyone = {total(outside(one, spec, rank=rank)) for rank, its in enumerate(one.assignment) if its == kind}
