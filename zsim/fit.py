@@ -148,7 +148,7 @@ def recommend(candidates: tuple[Candidate, ...]) -> tuple[Candidate | None, str]
         refused = [one for one in candidates if one.answer.verdict == "OOM"]
         words = [f"{len(able)} of {len(candidates)} {_ABLE[_trouble(chosen.answer)] if verdict == 'TIGHT' else 'fit'}"]
         words.append(f"the fastest takes {format_time(fastest.step_time_ns)}, this one {format_time(chosen.step_time_ns)}")
-        if chosen.answer.pressure is not None and chosen.answer.pressure.runs is not None:
+        if chosen.answer.pressure is not None and chosen.answer.pressure.runs is not None and chosen.answer.pressure.runs.words:
             words[-1] += f" and what it waits for {chosen.answer.pressure.runs.words}"
         if refused:
             least = min(refused, key=lambda one: one.answer.needed.nbytes)

@@ -92,12 +92,13 @@ def _margin(found: Answer) -> str:
     pressed = found.pressure
     if pressed is None:
         return margin
+    full = f"{margin}: full at {pressed.full_at} although all cached memory is given back"
+    if pressed.runs is None:
+        return f"{full}, even with the least outside torch's bytes"
+    stalls = f", {pressed.runs.words}, which stalls the device" if pressed.runs.words else ""
     if pressed.expected:
-        return f" to keep all that it caches; runs, {pressed.expected.words}, which stalls the device"
-    if pressed.best:
-        least = f"with the least outside torch's bytes it runs, {pressed.best.words}, which stalls the device"
-        return f"{margin}: full at {pressed.full_at} although all cached memory is given back; {least}"
-    return f"{margin}: full at {pressed.full_at} although all cached memory is given back, even with the least outside torch's bytes"
+        return f" to keep all that it caches; runs{stalls}"
+    return f"{full}; with the least outside torch's bytes it runs{stalls}"
 
 
 def _band(band: Band) -> str:

@@ -22,7 +22,9 @@ class Releases:
 
     @property
     def words(self) -> str:
-        """For a sentence: "giving cached memory back twice a steady step"."""
+        """For a sentence: "giving cached memory back twice a steady step"; nothing where none is given back."""
+        if not self.steady and not self.first:
+            return ""
         times, when = (self.steady, "a steady step") if self.steady else (self.first, "in the first step")
         return f"giving cached memory back {({1: 'once', 2: 'twice'}).get(times, f'{times} times')} {when}"
 

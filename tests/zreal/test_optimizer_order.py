@@ -1,4 +1,4 @@
-"""Every allocation and free of `optimizer.step()` in torch, in order, against zsim.optimizers: parameters of three sizes, one of them empty."""
+"""Every allocation and free of `optimizer.step()` in torch, in order, against zsim.optimizers, for parameters of unlike sizes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def deltas(events: tuple[MemoryEvent, ...]) -> list[int]:
 @pytest.mark.parametrize("implementation", ["foreach", "for-loop"])
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
 def test_a_steady_step_makes_and_drops_its_temporaries_in_torchs_order(name: str, implementation: str) -> None:
-    """foreach drops what it made last first: list by list, a temporary after the other."""
+    """foreach drops first what it made last."""
     settings = Optimizer(name=name, momentum=0.9, implementation=implementation)  # type: ignore[arg-type]
     parameters = [torch.nn.Parameter(torch.ones(numel)) for numel in NUMELS]
     options = {"lr": 0.1, "weight_decay": settings.weight_decay, "foreach": implementation == "foreach"}

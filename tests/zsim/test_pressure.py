@@ -11,17 +11,19 @@ import pytest
 from zsim import allocator, plan
 from zsim.advice import advice, needs
 from zsim.allocator import AllocatorRecord
-from zsim.answer import Answer, Band
+from zsim.answer import Answer, Band, answer
 from zsim.caching import DeviceFullError
 from zsim.changes import moved
 from zsim.cli import main
 from zsim.fit import Candidate, recommend
+from zsim.hardware import load_cluster
 from zsim.hiding import Change
 from zsim.memory_report import print_advice, verdict_words
+from zsim.mesh import Mesh
 from zsim.ops import Alloc, Free, Op
-from zsim.outside import cublas_workspace, total
+from zsim.outside import cublas_workspace, gpu, outside, total
 from zsim.pressure import Pressure, Releases, pressure
-from zsim.program import RankProgram
+from zsim.program import Program, RankProgram
 from zsim.scenario import Scenario, parse
 
 MIB = 2**20
@@ -120,13 +122,33 @@ def test_it_runs_as_expected_or_at_best_or_never(room: int, most: int, expected:
     assert found == expected
 
 
+def test_with_the_least_outside_and_the_most_there_may_be_is_asked_where_it_is_not_expected_to_run() -> None:
+    """What lives alone is between the room that is expected and the most there may be."""
+    cluster = load_cluster("dgx-h100", ranks=1)
+    context = total(outside(_alone(MIB), cluster))
+    there = gpu(cluster.device).capacity
+    found = answer(_alone(there.nbytes - context.low - 100 * MIB), cluster)
+    assert (found.verdict, found.releases_per_step) == ("TIGHT", None)
+    assert found.pressure == Pressure(expected=None, best=Releases(first=0, steady=0), full_at="first op 0 (copy root)")
+    assert verdict_words(found).endswith("is given back; with the least outside torch's bytes it runs")
+    assert answer(_alone(there.high - context.low - 100 * MIB), cluster).verdict == "TIGHT"
+    assert answer(_alone(there.high - context.low + MIB), cluster).verdict == "OOM"
+
+
+def _alone(nbytes: int) -> Program:
+    """Of one rank, which holds `nbytes` for a moment of each step."""
+    op = Op(index=0, kind="copy", unit="root", stream="compute", memory=(Alloc("x", "activations", nbytes), Free("x")))
+    return Program(mesh=Mesh(), ranks=(RankProgram(construction=(), first=(op,), steady=(op,)),), assignment=(0,))
+
+
 def test_releases_are_said_of_the_steady_step_or_else_of_the_first() -> None:
-    said = [Releases(first=first, steady=steady).words for first, steady in ((5, 1), (5, 2), (5, 3), (1, 0))]
+    said = [Releases(first=first, steady=steady).words for first, steady in ((5, 1), (5, 2), (5, 3), (1, 0), (0, 0))]
     assert [words.removeprefix("giving cached memory back ") for words in said] == [
         "once a steady step",
         "twice a steady step",
         "3 times a steady step",
         "once in the first step",
+        "",
     ]
 
 
@@ -166,6 +188,17 @@ def test_fit_and_show_say_what_is_given_back(tmp_path: Path, capsys: pytest.Capt
     assert main(["show", str(file), "--memory", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["releases_per_step"] == shown["pressure"]["expected"]["steady"] == found.releases_per_step
+
+
+def test_what_is_not_expected_but_possible_is_said_with_how_much_it_may_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """NCCL's shared network buffers: no step of the waterfall, as none are expected, yet in the band where nodes talk, and there alone."""
+    for nodes, said in ((1, False), (2, True)):
+        file = tmp_path / "nodes.toml"
+        file.write_text(LLAMA_1B.replace("nodes = 1", f"nodes = {nodes}"))
+        assert main(["show", str(file), "--memory"]) == 0
+        (line,) = (line for line in capsys.readouterr().out.splitlines() if "not confirmed on a GPU yet" in line)
+        assert ("NCCL shared network buffers, dp_shard (none expected, up to 512.00 MiB)" in line) is said
+        assert ("shared network" in line) is said
 
 
 def test_advice_that_leads_to_what_is_tight_says_what_is_given_back(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,8 +10,9 @@ import pytest
 from tests.programs import small_training
 from zsim.hardware import load_cluster
 from zsim.mesh import Mesh
+from zsim.ops import Op
 from zsim.outside import outside, total
-from zsim.program import Program
+from zsim.program import Program, RankProgram
 from zsim.stand_ins import stand_ins
 from zsim.strategies import ddp, fsdp2, hsdp
 
@@ -43,6 +44,18 @@ def test_what_any_rank_holds_is_held_by_one_that_stands_for_it(cluster: str, mes
         assert {one.assignment[rank] for rank in ranks} == {kind}
         assert {total(outside(one, spec, rank=rank)) for rank in ranks} == everyone
         assert ranks[0] == one.assignment.index(kind)
+
+
+@pytest.mark.parametrize("size", [3, 5, 6, 12, 20])
+def test_groups_of_neighbours_that_lie_across_nodes_are_not_taken_for_those_that_do_not(size: int) -> None:
+    op = Op(index=0, kind="all_reduce", unit="root", stream="all_reduce", group="dp_shard", nbytes=4)
+    mesh = Mesh(dp_replicate=16, dp_shard=size)
+    one = Program(mesh=mesh, ranks=(RankProgram(construction=(), first=(op,), steady=(op,)),), assignment=(0,) * mesh.world_size)
+    spec = load_cluster("dgx-a100", nodes=2 * size)
+    (ranks,) = stand_ins(one, spec)
+    everyone = {total(outside(one, spec, rank=rank)) for rank in range(mesh.world_size)}
+    assert {total(outside(one, spec, rank=rank)) for rank in ranks} == everyone
+    assert len(everyone) > 1
 
 
 def test_ranks_that_are_assigned_another_program_in_the_middle_stand_for_themselves() -> None:
