@@ -93,6 +93,14 @@ class Answer:
         return None if self.pressure.expected is None else self.pressure.expected.steady
 
     @property
+    def running(self) -> str:
+        """What a step that is TIGHT has to do for want of room: "giving cached memory back twice a steady step"; else nothing."""
+        if self.verdict != "TIGHT" or self.margin_bytes >= 0:
+            return ""
+        expected = None if self.pressure is None else self.pressure.expected
+        return "not expected to run" if expected is None else expected.words
+
+    @property
     def built_on_device(self) -> bool:
         """Whether the model is taken to be built on the device, whose cache is emptied afterwards; else where there is room for it."""
         return self.construction_bytes <= self.capacity.nbytes

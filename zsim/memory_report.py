@@ -12,7 +12,6 @@ from typing import Any
 from zsim.advice import Effect
 from zsim.answer import Answer, Band
 from zsim.fit import Candidate, Fit
-from zsim.pressure import Releases
 from zsim.report import bar, say, table, write_json
 from zsim.run import SCHEMA_VERSION
 from zsim.units import format_bytes, format_time
@@ -115,7 +114,7 @@ def print_advice(effects: Sequence[Effect]) -> None:
     for effect in effects:
         what = finding(effect)
         time = f"{'+' if effect.added_ns >= 0 else '-'}{format_time(abs(effect.added_ns))} a step"
-        then = f"{effect.verdict}{_released(effect.releases_per_step)}, peak in {effect.peak_at}{_without(effect.dropped)}"
+        then = f"{effect.verdict}{f', {effect.running}' if effect.running else ''}, peak in {effect.peak_at}{_without(effect.dropped)}"
         say(f"      {effect.change:48} {what}, {time}; then {then}")
 
 
@@ -130,11 +129,6 @@ def finding(effect: Effect) -> str:
         return f"changes nothing: {format_bytes(abs(effect.saved_allocated_bytes))} {'less' if saves else 'more'} in as many segments"
     saved = " and ".join(f"{format_bytes(nbytes)} in {part}" for part, nbytes in effect.saved_by_part.items())
     return f"changes nothing: the peak is elsewhere{f', it saves {saved}' if saved else ''}"
-
-
-def _released(times: int | None) -> str:
-    """What a steady step does with cached memory that there is no room for, if anything."""
-    return f", {Releases(first=0, steady=times).words}" if times else ""
 
 
 def _without(dropped: Sequence[str]) -> str:
@@ -162,8 +156,7 @@ def print_fit(scenario: str, found: Fit, *, as_json: bool) -> None:
         mark = "<- take this" if one is found.recommended else ""
         needed = format_bytes(one.answer.needed.nbytes)
         figures = f"{one.answer.verdict:6} needs {needed:>12}  step {format_time(one.step_time_ns):>12}"
-        released = _released(one.answer.releases_per_step).removeprefix(", ")
-        rows.append((one.name, "  ".join(filter(None, (figures, released, mark))) + _without(one.dropped)))
+        rows.append((one.name, "  ".join(filter(None, (figures, one.answer.running, mark))) + _without(one.dropped)))
     capacity = format_bytes(found.candidates[0].answer.capacity.nbytes) if found.candidates else "-"
     table(f"{scenario}: what fits {capacity} a rank, from least to most sharded", rows)
     for name, reason in found.refused:

@@ -17,7 +17,7 @@ from zsim.changes import moved
 from zsim.cli import main
 from zsim.fit import Candidate, recommend
 from zsim.hardware import load_cluster
-from zsim.hiding import Change
+from zsim.hiding import Change, hiding
 from zsim.memory_report import print_advice, verdict_words
 from zsim.mesh import Mesh
 from zsim.ops import Alloc, Free, Op
@@ -89,9 +89,9 @@ def test_what_fails_although_all_cached_memory_is_given_back_is_out_of_memory_wh
 
 def test_where_all_that_is_cached_is_expected_to_have_room_nothing_is_asked() -> None:
     roomy = needs(scenario(LLAMA_1B.replace("micro_batch = 4", "micro_batch = 1")))
-    assert (roomy.verdict, roomy.pressure, roomy.releases_per_step) == ("FITS", None, 0)
+    assert (roomy.verdict, roomy.pressure, roomy.releases_per_step, roomy.running) == ("FITS", None, 0, "")
     hopeless = needs(moved(scenario(LLAMA_8B), "ddp"))
-    assert (hopeless.verdict, hopeless.pressure, hopeless.releases_per_step) == ("OOM", None, None)
+    assert (hopeless.verdict, hopeless.pressure, hopeless.releases_per_step, hopeless.running) == ("OOM", None, None, "")
 
 
 def _program() -> RankProgram:
@@ -130,6 +130,7 @@ def test_with_the_least_outside_and_the_most_there_may_be_is_asked_where_it_is_n
     found = answer(_alone(there.nbytes - context.low - 100 * MIB), cluster)
     assert (found.verdict, found.releases_per_step) == ("TIGHT", None)
     assert found.pressure == Pressure(expected=None, best=Releases(first=0, steady=0), full_at="first op 0 (copy root)")
+    assert found.running == "not expected to run"
     assert verdict_words(found).endswith("is given back; with the least outside torch's bytes it runs")
     assert answer(_alone(there.high - context.low - 100 * MIB), cluster).verdict == "TIGHT"
     assert answer(_alone(there.high - context.low + MIB), cluster).verdict == "OOM"
@@ -206,6 +207,12 @@ def test_advice_that_leads_to_what_is_tight_says_what_is_given_back(capsys: pyte
     assert (effect.verdict, effect.releases_per_step) == ("TIGHT", 2)
     print_advice([effect])
     assert "then TIGHT, giving cached memory back twice a steady step, peak in" in capsys.readouterr().out
+
+
+def test_a_proposal_of_what_to_change_says_what_it_has_to_give_back() -> None:
+    changes = hiding(scenario(LLAMA_8B.replace("nodes = 1", "nodes = 2"))).changes
+    (wrapped,) = (change for change in changes if change.words == "wrapping.every = 2")
+    assert (wrapped.memory, wrapped.released) == ("TIGHT", "giving cached memory back once a steady step")
 
 
 def test_a_proposal_that_hides_says_what_it_has_to_give_back_for_that() -> None:
