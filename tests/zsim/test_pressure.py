@@ -166,6 +166,7 @@ def test_of_what_is_tight_that_which_runs_smoothest_is_recommended_first() -> No
     stalls = tight("stalls", Pressure(expected=Releases(first=1, steady=3)), 2)
     keeps = tight("keeps", None, 3)
     assert recommend((least, stalls, keeps))[0] is keeps
+    assert (keeps.answer.running, stalls.answer.running) == ("", "giving cached memory back 3 times a steady step")
     assert recommend((least, stalls, keeps))[1].startswith("1 of 3 may just fit; ")
     chosen, reason = recommend((least, stalls))
     assert chosen is stalls
