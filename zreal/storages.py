@@ -143,6 +143,7 @@ class StorageLog(TorchDispatchMode):
             result = func(*args, **options)
         except Exception as error:
             raise refusal(name, error) from error
+        _require_storages(name, result)
         self._known.follow(func, args, options, result)
         note_views((*args, *options.values()), result)
         self._note(func, args, options, result)
@@ -177,6 +178,18 @@ class StorageLog(TorchDispatchMode):
             numbers.append(self._count)
             self.entries.append((self.place, Born(self._count, nbytes, operator)))
         self.entries += [(self.place, Died(number)) for number in numbers]
+
+
+def _require_storages(name: str, result: Any) -> None:
+    """UntraceableError for a sparse tensor: how many bytes it has follows from its indices, and it has no storage to follow."""
+    for tensor in tensors(result):
+        if tensor.layout != torch.strided:
+            raise UntraceableError(
+                where=name,
+                expected="dense tensors, whose memory follows from their shapes",
+                found=f"one of layout {str(tensor.layout).removeprefix('torch.')}",
+                remedy="sparse tensors and gradients are not modelled: use sparse=False in nn.Embedding, nn.EmbeddingBag and F.embedding",
+            )
 
 
 def _require_one_dtype(name: str, args: tuple[Any, ...]) -> None:

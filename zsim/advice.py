@@ -33,7 +33,7 @@ class Effect:
 
     Of the peak of allocated bytes `saved_allocated_bytes` are saved, which may fit in the very segments that were needed before.
     `saved_by_part` says where the change lowers what a part of the step has at most, which is of no use where the peak is not there.
-    `dropped` are options of the scenario that the change does without.
+    `dropped` are options of the scenario that the change does without. `releases_per_step` and `running` are the answer's.
     """
 
     change: str
@@ -45,6 +45,8 @@ class Effect:
     peak_at: str
     saved_by_part: Mapping[str, int] = field(default_factory=dict)
     dropped: tuple[str, ...] = ()
+    releases_per_step: int | None = 0
+    running: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +90,8 @@ def _effect(way: Way, scenario: Scenario, before: Answer, before_ns: int) -> Eff
         peak_at=way.answer.peak_at,
         saved_by_part={part: saved for part, most in before.by_part.items() if (saved := most - way.answer.by_part.get(part, 0)) > 0},
         dropped=dropped(scenario, way.scenario),
+        releases_per_step=way.answer.releases_per_step,
+        running=way.answer.running,
     )
 
 

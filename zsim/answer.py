@@ -16,10 +16,15 @@ from zsim.hardware import ClusterSpec
 from zsim.memory import Ledger, label, replay
 from zsim.ops import Alloc, MemoryKind
 from zsim.outside import Outside, cublas_workspace, gpu, outside, total
+from zsim.pressure import Pressure, pressure
 from zsim.program import PhaseName, Program, RankProgram
+from zsim.run import MemoryRecord
+from zsim.stand_ins import stand_ins
 
 Verdict = Literal["FITS", "TIGHT", "OOM"]
 STEPS: tuple[PhaseName, ...] = ("first", "steady")
+MOST_REPLAYED = 4
+"""Of how many rank programs, those that need most before the allocator has rounded and cached anything, it is replayed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +48,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What `rank`, the one that needs most, needs. The peak is that of `phase`, inside the op `peak_at`."""
+    """What `rank`, the one that may need most, needs. The peak is that of `phase`, inside the op `peak_at`."""
 
     rank: int
     phase: PhaseName
@@ -66,13 +71,34 @@ class Answer:
     needed: Band
     capacity: Band
     expandable_segments: bool
+    pressure: Pressure | None = None
+    """What the allocator does about it where more is reserved than is expected to be there; None where there is room for all of it, and
+    where what lives is too much by itself."""
 
     @property
     def verdict(self) -> Verdict:
-        """FITS when even the most that may be needed is there, OOM when even the least is not, TIGHT between the two."""
+        """FITS when even the most that may be needed is there; OOM when even what lives is too much for the largest device, or when the
+        allocator fails there although it gives back all that it has cached; TIGHT between the two."""
         if self.needed.high <= self.capacity.low:
             return "FITS"
-        return "OOM" if self.needed.low > self.capacity.high else "TIGHT"
+        if self.needed.low > self.capacity.high or (self.pressure is not None and self.pressure.runs is None):
+            return "OOM"
+        return "TIGHT"
+
+    @property
+    def releases_per_step(self) -> int | None:
+        """How often a steady step is expected to give cached memory back, which stalls the device; None where it is not expected to run."""
+        if self.pressure is None:
+            return 0 if self.margin_bytes >= 0 else None
+        return None if self.pressure.expected is None else self.pressure.expected.steady
+
+    @property
+    def running(self) -> str:
+        """What a step that is TIGHT has to do for want of room: "giving cached memory back twice a steady step"; else nothing."""
+        if self.verdict != "TIGHT" or self.margin_bytes >= 0:
+            return ""
+        expected = None if self.pressure is None else self.pressure.expected
+        return "not expected to run" if expected is None else expected.words
 
     @property
     def built_on_device(self) -> bool:
@@ -81,45 +107,100 @@ class Answer:
 
     @property
     def margin_bytes(self) -> int:
-        """What is expected to be left of the device; negative when it is short of."""
+        """What is expected to be left of the device; negative when it is short of, which what is cached may make up for (`pressure`)."""
         return self.capacity.nbytes - self.needed.nbytes
 
 
 def answer(
     program: Program, cluster: ClusterSpec, *, expandable_segments: bool = False, besides: tuple[Outside, ...] = ()
 ) -> Answer:
-    """The answer for the rank of `program` with the highest peak of a step, on `cluster`'s device.
+    """The answer for the rank of `program` that may need most of `cluster`'s device: with its Program's peak, and, in its place in its
+    node, NCCL's buffers.
 
     `besides`: what lies there that the Program knows nothing of (`zsim.belongings`).
     """
-    records = [replay(rank, timeline=False) for rank in program.ranks]
-    phases = [max((of[name].peak_bytes, name) for name in STEPS)[1] for of in records]
-    kind = max(range(len(records)), key=lambda place: (records[place][phases[place]].peak_bytes, -place))
-    rank, one, phase = program.assignment.index(kind), program.ranks[kind], phases[kind]
-    highest = records[kind][phase]
-    allocated = highest.peak_bytes
-    live = live_at_peak(one, phase)
-    items = (*besides, *outside(program, cluster, rank=rank))
-    capacity, built = _capacity(cluster), records[kind]["construction"].peak_bytes
-    here = one if built <= capacity.nbytes else allocator.built_elsewhere(one)
-    reserved, active, workspaces = _reserved(here, cluster, allocated, expandable_segments=expandable_segments)
-    beyond, rounding = total(items), active - allocated - workspaces
+    capacity = _capacity(cluster)
+    ranks = _standing(program, cluster)
+    needs = [(one, _reserved(one, cluster, capacity, expandable_segments=expandable_segments)) for one in ranks[:MOST_REPLAYED]]
+    one, (reserved, active, workspaces) = max(needs, key=lambda need: (need[1][0] + total(need[0].outside).high, -need[0].place))
+    items = (*besides, *one.outside)
+    beyond = total(items)
+    needed = Band(nbytes=reserved + beyond.nbytes, low=active + beyond.low, high=reserved + beyond.high)
     return Answer(
-        rank=rank,
-        phase=phase,
-        peak_at=highest.peak_at,
-        allocated_bytes=allocated,
-        by_kind=highest.by_kind,
-        by_part=highest.highest_by_part,
-        holdings=_holdings(live),
-        rounding_bytes=rounding,
+        rank=one.rank,
+        phase=one.phase,
+        peak_at=one.highest.peak_at,
+        allocated_bytes=one.allocated,
+        by_kind=one.highest.by_kind,
+        by_part=one.highest.highest_by_part,
+        holdings=_holdings(live_at_peak(one.program, one.phase)),
+        rounding_bytes=active - one.allocated - workspaces,
         workspace_bytes=workspaces,
         cached_bytes=reserved - active,
         reserved_bytes=reserved,
         outside=items,
-        construction_bytes=built,
-        needed=Band(nbytes=reserved + beyond.nbytes, low=active + beyond.low, high=reserved + beyond.high),
+        construction_bytes=one.built,
+        needed=needed,
         capacity=capacity,
+        expandable_segments=expandable_segments,
+        pressure=_pressure(one, cluster, needed, capacity, beyond, expandable_segments=expandable_segments),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Standing:
+    """The rank that holds most outside of those that run one rank program, the one at `place`, and the highest of its steps."""
+
+    place: int
+    rank: int
+    program: RankProgram
+    phase: PhaseName
+    highest: MemoryRecord
+    built: int
+    outside: tuple[Outside, ...]
+
+    @property
+    def allocated(self) -> int:
+        return self.highest.peak_bytes
+
+    def built_here(self, capacity: Band) -> RankProgram:
+        """The program with its model built on the device where that has room for it."""
+        return self.program if self.built <= capacity.nbytes else allocator.built_elsewhere(self.program)
+
+
+def _standing(program: Program, cluster: ClusterSpec) -> list[_Standing]:
+    """One rank for each rank program, the one that may need most before the allocator does anything first."""
+    found = []
+    for place, ranks in enumerate(stand_ins(program, cluster)):
+        rank, items = max(
+            ((rank, outside(program, cluster, rank=rank)) for rank in ranks), key=lambda held: (total(held[1]).high, -held[0])
+        )
+        records = replay(program.ranks[place], timeline=False)
+        phase = max((records[name].peak_bytes, name) for name in STEPS)[1]
+        found.append(
+            _Standing(
+                place=place,
+                rank=rank,
+                program=program.ranks[place],
+                phase=phase,
+                highest=records[phase],
+                built=records["construction"].peak_bytes,
+                outside=items,
+            )
+        )
+    return sorted(found, key=lambda one: (-one.allocated - total(one.outside).high, one.place))
+
+
+def _pressure(
+    one: _Standing, cluster: ClusterSpec, needed: Band, capacity: Band, beyond: Outside, *, expandable_segments: bool
+) -> Pressure | None:
+    if cluster.kind != "cuda" or needed.nbytes <= capacity.nbytes or needed.low > capacity.high:
+        return None
+    return pressure(
+        one.built_here(capacity),
+        room=capacity.nbytes - beyond.nbytes,
+        most=capacity.high - beyond.low,
+        workspace_bytes=cublas_workspace(cluster.device),
         expandable_segments=expandable_segments,
     )
 
@@ -153,21 +234,19 @@ def _holdings(live: tuple[tuple[Alloc, str], ...]) -> tuple[Holding, ...]:
     return tuple(Holding(kind=kind, unit=unit, nbytes=size, count=count[kind, unit]) for (kind, unit), size in ordered)
 
 
-def _reserved(
-    program: RankProgram, cluster: ClusterSpec, allocated: int, *, expandable_segments: bool
-) -> tuple[int, int, int]:
+def _reserved(one: _Standing, cluster: ClusterSpec, capacity: Band, *, expandable_segments: bool) -> tuple[int, int, int]:
     """Reserved bytes, the most in live blocks, and what cuBLAS has there; on a CPU nothing is reserved ahead."""
     if cluster.kind != "cuda":
-        return allocated, allocated, 0
+        return one.allocated, one.allocated, 0
     records = allocator.replay(
-        program,
+        one.built_here(capacity),
         expandable_segments=expandable_segments,
         workspace_bytes=cublas_workspace(cluster.device),
         empty_cache=True,
     )
     reserved = max(records[phase].peak_reserved_bytes for phase in STEPS)
     highest = max((records[phase] for phase in STEPS), key=lambda record: record.peak_active_bytes)
-    beyond = highest.peak_active_bytes - allocated  # at another moment than the ledger's peak it may hold more than is rounded
+    beyond = highest.peak_active_bytes - one.allocated  # at another moment than the ledger's peak it may hold more than is rounded
     return reserved, highest.peak_active_bytes, min(highest.workspace_bytes, beyond)
 
 

@@ -133,16 +133,23 @@ def _replicated(scenario: Scenario) -> list[Mesh]:
 
 
 def recommend(candidates: tuple[Candidate, ...]) -> tuple[Candidate | None, str]:
-    """The fastest that fits, or one that shards less and is as good as fast; of those that are tight only when none fits."""
+    """The fastest that fits, or one that shards less and is as good as fast; of those that are tight only when none fits.
+
+    Of the tight ones those come first that are expected to have room for all that they cache, and those last that are expected to fail.
+    """
     for verdict in ("FITS", "TIGHT"):
         able = [one for one in candidates if one.answer.verdict == verdict]
         if not able:
             continue
+        least_trouble = min(_trouble(one.answer) for one in able)
+        able = [one for one in able if _trouble(one.answer) == least_trouble]
         fastest = min(able, key=lambda one: one.step_time_ns)
         chosen = next(one for one in able if one.step_time_ns <= fastest.step_time_ns * MUCH_FASTER)
         refused = [one for one in candidates if one.answer.verdict == "OOM"]
-        words = [f"{len(able)} of {len(candidates)} {'fit' if verdict == 'FITS' else 'may just fit'}"]
+        words = [f"{len(able)} of {len(candidates)} {_ABLE[_trouble(chosen.answer)] if verdict == 'TIGHT' else 'fit'}"]
         words.append(f"the fastest takes {format_time(fastest.step_time_ns)}, this one {format_time(chosen.step_time_ns)}")
+        if chosen.answer.pressure is not None and chosen.answer.pressure.runs is not None and chosen.answer.pressure.runs.words:
+            words[-1] += f" and what it waits for {chosen.answer.pressure.runs.words}"
         if refused:
             least = min(refused, key=lambda one: one.answer.needed.nbytes)
             words.append(f"{least.name} would need {format_bytes(least.answer.needed.nbytes)}")
@@ -151,3 +158,11 @@ def recommend(candidates: tuple[Candidate, ...]) -> tuple[Candidate | None, str]
     needed, there = smallest.answer.needed.nbytes, smallest.answer.capacity.nbytes
     short = f"even {smallest.name} needs {format_bytes(needed)} of {format_bytes(there)} (peak in {smallest.answer.peak_at})"
     return None, f"nothing fits: {short}; take more ranks, a smaller micro-batch or shorter sequences"
+
+
+_ABLE = ("may just fit", "run only by giving back what they cache", "may run with the least outside torch's bytes")
+
+
+def _trouble(found: Answer) -> int:
+    """How far what fits is from running smoothly, as a place in `_ABLE`."""
+    return 0 if found.pressure is None else 1 if found.pressure.expected else 2

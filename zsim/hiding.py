@@ -49,7 +49,8 @@ BATCHES = (2, 4, 8, 16, 32)
 class Change:
     """What is changed, in the scenario's words, and what comes of it: time per token of one rank, and the exposed share.
 
-    `memory` says whether it fits the device, needing `needed_bytes` there; both are known of what is proposed alone.
+    `memory` says whether it fits the device, needing `needed_bytes` there; both are known of what is proposed alone. `released` says
+    how often cached memory is expected to be given back where it runs so only.
     """
 
     words: str
@@ -58,6 +59,7 @@ class Change:
     memory: Verdict | None = None
     needed_bytes: int = 0
     capacity_bytes: int = 0
+    released: str = ""
 
     @property
     def hides(self) -> bool:
@@ -67,8 +69,10 @@ class Change:
     @property
     def memory_words(self) -> str:
         """What there is to say of its memory: nothing where it fits."""
-        needs = f"fit: needs {format_bytes(self.needed_bytes)} of {format_bytes(self.capacity_bytes)}"
-        return {"OOM": f"does not {needs}", "TIGHT": f"may not {needs}"}.get(self.memory or "", "")
+        needs = f"needs {format_bytes(self.needed_bytes)} of {format_bytes(self.capacity_bytes)}"
+        if self.memory == "TIGHT" and self.released:
+            return f"runs only {self.released}: {needs} to keep all that it caches"
+        return {"OOM": f"does not fit: {needs}", "TIGHT": f"may not fit: {needs}"}.get(self.memory or "", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +130,14 @@ def _tried(words: str, scenario: Scenario) -> _Tried | None:
 def _with_memory(tried: _Tried) -> Change:
     scenario = tried.scenario
     found = answer(tried.program, scenario.cluster, expandable_segments=scenario.expandable_segments, besides=belongings(scenario))
-    return replace(tried.change, memory=found.verdict, needed_bytes=found.needed.nbytes, capacity_bytes=found.capacity.nbytes)
+    expected = found.pressure.expected if found.pressure else None
+    return replace(
+        tried.change,
+        memory=found.verdict,
+        needed_bytes=found.needed.nbytes,
+        capacity_bytes=found.capacity.nbytes,
+        released=expected.words if expected else "",
+    )
 
 
 def _smallest(candidates: Iterable[tuple[str, Scenario]]) -> _Tried | None:

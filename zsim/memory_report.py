@@ -30,6 +30,8 @@ def answer_object(found: Answer, stages: Sequence[Stage], ridge: Sequence[tuple[
         "needed_bytes": asdict(found.needed),
         "capacity_bytes": asdict(found.capacity),
         "margin_bytes": found.margin_bytes,
+        "releases_per_step": found.releases_per_step,
+        "pressure": None if found.pressure is None else asdict(found.pressure),
         "rank": found.rank,
         "peak": {"phase": found.phase, "op": found.peak_at, "allocated_bytes": found.allocated_bytes},
         "peak_memory_by_kind": dict(found.by_kind),
@@ -64,20 +66,38 @@ def print_answer(found: Answer, stages: Sequence[Stage], ridge: Sequence[tuple[s
         sign = "=" if stage.total else "+" if stage.nbytes >= 0 else "-"
         say(f"    {sign} {stage.name:28} {abs(stage.nbytes):>18,} B  {stage.reason}")
     say(f"{found.verdict}: {verdict_words(found)}")
-    unconfirmed = [item.name for item in found.outside if not item.confirmed]
+    unconfirmed = [
+        item.name if item.nbytes else f"{item.name} (none expected, up to {format_bytes(item.high)})"
+        for item in found.outside
+        if not item.confirmed
+    ]
     if unconfirmed:
         say(f"      not confirmed on a GPU yet, and so with a wide band: {', '.join(unconfirmed)}")
 
 
 def verdict_words(found: Answer) -> str:
-    """Needed against there is, with the band and the margin, in a sentence."""
+    """Needed against there is, with the band and the margin or how it runs without one, in a sentence."""
     needed, capacity = found.needed, found.capacity
-    margin = f"{format_bytes(abs(found.margin_bytes))} {'to spare' if found.margin_bytes >= 0 else 'short'}"
     unsure = f" ({_band(needed)})" if needed.low != needed.high else ""
     built = ""
     if not found.built_on_device:
         built = f"; building the model on the device takes {format_bytes(found.construction_bytes)}: build it on the meta device"
-    return f"needs {format_bytes(needed.nbytes)}{unsure} of {format_bytes(capacity.nbytes)}, {margin}{built}"
+    return f"needs {format_bytes(needed.nbytes)}{unsure} of {format_bytes(capacity.nbytes)}{_margin(found)}{built}"
+
+
+def _margin(found: Answer) -> str:
+    """What is to spare or short; where what is cached would be too much, what comes of giving it back."""
+    margin = f", {format_bytes(abs(found.margin_bytes))} {'to spare' if found.margin_bytes >= 0 else 'short'}"
+    pressed = found.pressure
+    if pressed is None:
+        return margin
+    full = f"{margin}: full at {pressed.full_at} although all cached memory is given back"
+    if pressed.runs is None:
+        return f"{full}, even with the least outside torch's bytes"
+    stalls = f", {pressed.runs.words}, which stalls the device" if pressed.runs.words else ""
+    if pressed.expected:
+        return f" to keep all that it caches; runs{stalls}"
+    return f"{full}; with the least outside torch's bytes it runs{stalls}"
 
 
 def _band(band: Band) -> str:
@@ -94,7 +114,8 @@ def print_advice(effects: Sequence[Effect]) -> None:
     for effect in effects:
         what = finding(effect)
         time = f"{'+' if effect.added_ns >= 0 else '-'}{format_time(abs(effect.added_ns))} a step"
-        say(f"      {effect.change:48} {what}, {time}; then {effect.verdict}, peak in {effect.peak_at}{_without(effect.dropped)}")
+        then = f"{effect.verdict}{f', {effect.running}' if effect.running else ''}, peak in {effect.peak_at}{_without(effect.dropped)}"
+        say(f"      {effect.change:48} {what}, {time}; then {then}")
 
 
 def finding(effect: Effect) -> str:
@@ -135,7 +156,7 @@ def print_fit(scenario: str, found: Fit, *, as_json: bool) -> None:
         mark = "<- take this" if one is found.recommended else ""
         needed = format_bytes(one.answer.needed.nbytes)
         figures = f"{one.answer.verdict:6} needs {needed:>12}  step {format_time(one.step_time_ns):>12}"
-        rows.append((one.name, f"{figures}  {mark}{_without(one.dropped)}"))
+        rows.append((one.name, "  ".join(filter(None, (figures, one.answer.running, mark))) + _without(one.dropped)))
     capacity = format_bytes(found.candidates[0].answer.capacity.nbytes) if found.candidates else "-"
     table(f"{scenario}: what fits {capacity} a rank, from least to most sharded", rows)
     for name, reason in found.refused:
@@ -153,6 +174,7 @@ def _candidate(one: Candidate) -> dict[str, Any]:
         "mesh": {"dp_replicate": one.scenario.mesh.dp_replicate, "dp_shard": one.scenario.mesh.dp_shard},
         "verdict": one.answer.verdict,
         "needed_bytes": asdict(one.answer.needed),
+        "releases_per_step": one.answer.releases_per_step,
         "peak_memory_bytes": one.answer.allocated_bytes,
         "peak_at": one.answer.peak_at,
         "step_time_ns": one.step_time_ns,

@@ -6,6 +6,7 @@ channels, and whether a receiver reads from its sender, are given.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from math import ceil
 
@@ -22,7 +23,7 @@ HEADER = 4 * KIB
 NVLS_STEP = 128 * KIB * 8
 """One channel's NVLS buffer per head and direction: its largest chunk, in 8 steps."""
 SHARED_NETWORK = 512 * MIB
-"""Network buffers of send and receive together, as allocated in NVIDIA nccl issue 2363."""
+"""Network buffers of send and receive together, as allocated in NVIDIA nccl issue 2363; they belong to connections between nodes."""
 
 
 def _shared(nbytes: int) -> int:
@@ -84,16 +85,20 @@ class Ring:
 
 
 def layout(cluster: ClusterSpec, ranks: tuple[int, ...], rank: int, *, channels: int, reads: bool) -> Ring:
-    """The communicator of `ranks`, seen by `rank`: `channels` inside a node; between nodes two per NIC that the group's
-    members on a node have among them, at least two."""
-    here = [other for other in ranks if cluster.node_of(other) == cluster.node_of(rank)]
-    nodes = len({cluster.node_of(other) for other in ranks})
+    """The communicator of `ranks`, which are evenly spaced, seen by `rank`: `channels` inside a node; between nodes two per
+    NIC that the group's members on a node have among them, at least two."""
+    begin = cluster.node_of(rank) * cluster.devices_per_node
+    first = bisect_left(ranks, begin)
+    members = bisect_left(ranks, begin + cluster.devices_per_node) - first
+    apart = ranks[1] - ranks[0] if len(ranks) > 1 else 0
+    spanned = cluster.node_of(ranks[-1]) - cluster.node_of(ranks[0]) + 1
+    nodes = spanned if apart <= cluster.devices_per_node else len(ranks)  # further apart, each has a node of its own
     if nodes > 1:
-        channels = max(2, 2 * cluster.nics_per_node * len(here) // cluster.devices_per_node)
+        channels = max(2, 2 * cluster.nics_per_node * members // cluster.devices_per_node)
     return Ring(
         channels=channels,
-        members=len(here),
-        place=here.index(rank),
+        members=members,
+        place=bisect_left(ranks, rank) - first,
         nodes=nodes,
         inner=READS if reads else WRITES,
     )

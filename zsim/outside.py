@@ -13,7 +13,7 @@ from zsim.devices import Device, Provenance
 from zsim.errors import ZsimError
 from zsim.hardware import ClusterSpec
 from zsim.mesh import Mesh
-from zsim.nccl_buffers import SHARED_NETWORK, layout
+from zsim.nccl_buffers import SHARED_NETWORK, Ring, layout
 from zsim.program import PHASES, Program, RankProgram
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
@@ -175,9 +175,7 @@ def outside(program: Program, cluster: ClusterSpec, *, rank: int = 0) -> tuple[O
         inside_reserved=True,
     )
     groups = communicators(program.of_rank(rank), program.mesh, rank=rank)
-    found = [
-        item for name, ops in groups.items() for item in _nccl(cluster, program.mesh.group(name, rank), name, ops, rank)
-    ]
+    found = [item for name, ops in groups.items() for item in _nccl(cluster, program.mesh, name, ops, rank)]
     return (context, cublas, *found)
 
 
@@ -186,12 +184,22 @@ def communicators(program: RankProgram, mesh: Mesh, *, rank: int) -> dict[str, f
 
     Two names for the same ranks are one communicator; a group of one rank has no peer to hold buffers for.
     """
-    ops: dict[tuple[int, ...], tuple[str, set[str]]] = {}
+    named: dict[str, set[str]] = {}
     for op in (op for phase in PHASES for op in program.phase(phase) if op.group):
-        ranks = mesh.group(op.group, rank)
-        if len(ranks) > 1:
-            ops.setdefault(ranks, (op.group, set()))[1].add(op.kind)
+        named.setdefault(op.group, set()).add(op.kind)
+    ops: dict[tuple[int, ...], tuple[str, set[str]]] = {}
+    for name, kinds in named.items():
+        ranks = mesh.group(name, rank)
+        if len(ranks) > 1:  # its ends and its size tell an evenly spaced group from all others
+            ops.setdefault((ranks[0], ranks[-1], len(ranks)), (name, set()))[1].update(kinds)
     return {name: frozenset(kinds) for name, kinds in ops.values()}
+
+
+def ring(cluster: ClusterSpec, mesh: Mesh, name: str, *, rank: int) -> Ring:
+    """How the communicator of `rank`'s group called `name` is laid out at that rank."""
+    figures, links = gpu(cluster.device), cluster.links
+    reads = figures.capability == 80 and links.fabric.bandwidth > links.pcie.bandwidth
+    return layout(cluster, mesh.group(name, rank), rank, channels=figures.channels, reads=reads)
 
 
 def total(items: tuple[Outside, ...]) -> Outside:
@@ -220,17 +228,16 @@ def room(device: Device, items: tuple[Outside, ...]) -> Capacity:
     )
 
 
-def _nccl(cluster: ClusterSpec, ranks: tuple[int, ...], name: str, ops: frozenset[str], rank: int) -> list[Outside]:
-    figures, links = gpu(cluster.device), cluster.links
-    reads = figures.capability == 80 and links.fabric.bandwidth > links.pcie.bandwidth
-    ring = layout(cluster, ranks, rank, channels=figures.channels, reads=reads)
-    found = [_buffers(f"NCCL ring, {name}", ring.ring_bytes(), _SIZES, low=ring.ring_bytes() // 2)]
+def _nccl(cluster: ClusterSpec, mesh: Mesh, name: str, ops: frozenset[str], rank: int) -> list[Outside]:
+    figures, seen = gpu(cluster.device), ring(cluster, mesh, name, rank=rank)
+    found = [_buffers(f"NCCL ring, {name}", seen.ring_bytes(), _SIZES, low=seen.ring_bytes() // 2)]
     if "all_reduce" in ops:
-        nvls = ring.nvls_bytes(figures.nvls_channels)
-        trees = ring.tree_bytes() + (0 if nvls else ring.chain_bytes())
+        nvls = seen.nvls_bytes(figures.nvls_channels)
+        trees = seen.tree_bytes() + (0 if nvls else seen.chain_bytes())
         found.append(_buffers(f"NCCL NVLS, {name}", nvls, "NCCL 2.30.7 nvls.cc", low=0))
         found.append(_buffers(f"NCCL trees, {name}", trees, _SIZES, low=0))
-    found.append(_buffers(f"NCCL shared network buffers, {name}", 0, _SHARED, low=0, high=SHARED_NETWORK))
+    if seen.nodes > 1:
+        found.append(_buffers(f"NCCL shared network buffers, {name}", 0, _SHARED, low=0, high=SHARED_NETWORK))
     return [item for item in found if item.high]
 
 

@@ -41,6 +41,17 @@ def unknown(x: Tensor) -> Tensor:
     return x.clone()
 
 
+class Looked(nn.Module):
+    """A table of which rows are looked up, with sparse gradients."""
+
+    def __init__(self, table: Callable[..., nn.Module]) -> None:
+        super().__init__()
+        self.table, self.head = table(10, 8, sparse=True), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.table(x))
+
+
 def tied() -> nn.Module:
     module = Plain()
     module.layers[2].weight = module.layers[0].weight
@@ -149,6 +160,15 @@ def keeps(module: Any, x: Tensor) -> Tensor:
 def test_what_cannot_be_traced_is_refused_by_name(make: Callable[[], nn.Module], units: Any, message: str) -> None:
     with pytest.raises(UntraceableError, match=re.escape(message)):
         trace(make, X, units=units)
+
+
+@pytest.mark.parametrize("table", [nn.Embedding, nn.EmbeddingBag])
+@pytest.mark.filterwarnings("ignore:.*the whole model is one unit")
+def test_sparse_gradients_are_refused_with_the_operator_that_makes_them_and_what_to_do(table: Callable[..., nn.Module]) -> None:
+    operator = {nn.Embedding: "_sparse_coo_tensor_with_dims_and_tensors", nn.EmbeddingBag: "_embedding_bag_backward"}[table]
+    message = f"^aten::{operator}: expected dense tensors, .* found one of layout sparse_coo; .* not modelled: use sparse=False"
+    with pytest.raises(UntraceableError, match=message):
+        trace(lambda: Looked(table), [((4, 6), "int64")])
 
 
 @pytest.mark.parametrize(

@@ -254,6 +254,12 @@ def test_every_piece_of_advice_is_what_planning_it_gives() -> None:
         assert (effect.needed_bytes, effect.verdict, effect.peak_at) == (after.needed.nbytes, after.verdict, after.peak_at)
 
 
+def test_what_would_help_is_told_from_what_saves_most_to_what_takes_more() -> None:
+    saved = [effect.saved_bytes for effect in advice(load(LLAMA))]
+    assert saved == sorted(saved, reverse=True)
+    assert saved[0] > 0 > saved[-1] or len(set(saved)) > 2
+
+
 def test_where_the_peak_is_elsewhere_a_change_saves_nothing_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     """The peak of Llama-3 8B is in the logits: resharding the root after forward moves nothing."""
     (effect,) = (effect for effect in advice(load(LLAMA)) if effect.change == "reshard_after_forward = true")
@@ -332,6 +338,9 @@ def test_the_fastest_that_fits_is_taken_unless_one_that_shards_less_is_as_fast()
 def test_what_is_tight_is_taken_only_when_nothing_fits_and_what_does_not_fit_never() -> None:
     tight, out = candidate("tight", "TIGHT", 5), candidate("out", "OOM", 1)
     assert recommend((out, tight))[0] is tight
+    fits = candidate("fits", "FITS", 9)
+    assert recommend((out, tight, fits))[0] is fits
+    assert recommend((out, tight, fits))[1].endswith("; out would need 200 B")  # what is tight is not called too large
     nothing, reason = recommend((out,))
     assert nothing is None
     assert reason.startswith("nothing fits: even out needs 200 B of 100 B")

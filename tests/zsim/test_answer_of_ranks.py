@@ -1,0 +1,93 @@
+"""Whose needs the answer is about: of all ranks the one that may need most, with its place in its node and its own Program."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from zsim import allocator, plan
+from zsim.answer import STEPS, _holdings, answer
+from zsim.hardware import load_cluster
+from zsim.mesh import Mesh
+from zsim.ops import Alloc, Free, Op
+from zsim.outside import cublas_workspace, outside, total
+from zsim.program import Program, RankProgram
+from zsim.scenario import Scenario, parse
+
+MIB = 2**20
+
+
+def scenario(strategy: str, *, nodes: int = 1) -> Scenario:
+    text = f"""
+model = {{ preset = "gpt-2-124m" }}
+batch = {{ micro_batch = 1, sequence_length = 128 }}
+cluster = {{ preset = "dgx-a100", nodes = {nodes} }}
+strategy = {{ {strategy} }}
+precision = {{ parameters = "bf16", reduce = "fp32" }}
+"""
+    return parse(text.encode(), where="ranks.toml")
+
+
+def most_needed(program: Program, case: Scenario, rank: int) -> int:
+    """The most that `rank` may need: what the allocator reserves for its Program, and what lies outside at its place."""
+    one = program.of_rank(rank)
+    records = allocator.replay(one, workspace_bytes=cublas_workspace(case.cluster.device), empty_cache=True)
+    return max(records[phase].peak_reserved_bytes for phase in STEPS) + total(outside(program, case.cluster, rank=rank)).high
+
+
+@pytest.mark.parametrize(
+    ("strategy", "nodes"),
+    [('name = "ddp"', 1), ('name = "ddp"', 3), ('name = "fsdp2"', 1), ('name = "zero2"', 2), ('name = "zero_redundancy"', 1)],
+)
+def test_no_rank_may_need_more_than_the_one_that_is_told_of(strategy: str, nodes: int) -> None:
+    """On A100 a rank inside the chain of its node has more of NCCL's buffers than its first and its last."""
+    case = scenario(strategy, nodes=nodes)
+    program = plan.plan(case, device="cuda")
+    found = answer(program, case.cluster)
+    needed = [most_needed(program, case, rank) for rank in range(program.mesh.world_size)]
+    assert found.needed.high == needed[found.rank] == max(needed)
+    assert found.rank == needed.index(max(needed))
+
+
+def test_what_just_fits_the_first_rank_does_not_surely_fit_its_neighbours() -> None:
+    case = scenario('name = "ddp"')
+    program = plan.plan(case, device="cuda")
+    found = answer(program, case.cluster)
+    assert found.rank == 1
+    assert replace(found, capacity=replace(found.capacity, low=most_needed(program, case, 0))).verdict == "TIGHT"
+
+
+def _rank(*sizes: int, streams: tuple[str, ...] = ("compute",)) -> RankProgram:
+    """Buffers made and freed one after the other, each on its stream in turn."""
+    ops = tuple(
+        Op(
+            index=place,
+            kind="copy",
+            unit="root",
+            stream=streams[place % len(streams)],  # type: ignore[arg-type]
+            memory=(Alloc("x", "temporaries", size), Free("x")),
+        )
+        for place, size in enumerate(sizes)
+    )
+    return RankProgram(construction=(), first=ops, steady=ops)
+
+
+def test_what_the_allocator_keeps_counts_as_well_as_what_lives() -> None:
+    """The second rank's peak is lower, but its two streams cannot use each other's segments."""
+    one, two = _rank(50 * MIB), _rank(40 * MIB, 40 * MIB, streams=("compute", "all_gather"))
+    program = Program(mesh=Mesh(dp_replicate=2), ranks=(one, two), assignment=(0, 1))
+    found = answer(program, load_cluster("dgx-h100", ranks=2))
+    assert (found.rank, found.allocated_bytes, found.reserved_bytes) == (1, 40 * MIB, 80 * MIB)
+
+
+@pytest.mark.parametrize("cluster", ["cpu-gloo", "dgx-h100"])
+def test_of_ranks_that_need_as_much_the_first_is_told_of(cluster: str) -> None:
+    program = Program(mesh=Mesh(dp_replicate=3), ranks=(_rank(MIB), _rank(5 * MIB), _rank(5 * MIB)), assignment=(0, 1, 2))
+    assert answer(program, load_cluster(cluster, ranks=3)).rank == 1
+
+
+def test_what_lives_at_the_peak_is_told_largest_first() -> None:
+    sizes = {"a": 10, "b": 300, "c": 20, "d": 200}
+    held = _holdings(tuple((Alloc(name, "activations", size), unit) for (name, size), unit in zip(sizes.items(), "pqrs", strict=True)))
+    assert [(one.unit, one.nbytes) for one in held] == [("q", 300), ("s", 200), ("r", 20), ("p", 10)]
