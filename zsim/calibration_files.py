@@ -88,7 +88,7 @@ def _case(path: Path, scenarios: Path | None, found: Material) -> Case | Skipped
         tokens=asked.batch.micro_batch * asked.batch.sequence_length * asked.batch.accumulation,
         gpu=asked.cluster.device.name,
         nodes=asked.cluster.num_nodes,
-        fields={"model": asked.name},
+        fields={},
         assumed=(),
     )
     return Case(step=step, scenario=asked, program=plan(asked, device=asked.cluster.kind))
