@@ -92,7 +92,8 @@ def run_rank(
             gradients=parity,
         )
         run, losses, plain_step = seen.run, seen.losses, seen.plain_step
-        assert seen.subject is not None and plain_step is not None
+        assert seen.subject is not None
+        assert plain_step is not None
         parameters, gradients = _parameters_and_gradients(seen.subject) if parity else ({}, {})
         initial, step_difference = dict[str, Tensor](), None
     else:

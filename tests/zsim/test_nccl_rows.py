@@ -466,7 +466,9 @@ def test_units_that_nobody_can_convert_are_skipped_by_name(notes: str, words: st
     assert found.reasons == {f"another unit: {words!r}": 1}
 
 
-@pytest.mark.parametrize("notes", ["full message bytes", "size=256MB; median", "time in us; sizes in bytes", "NIC 400 Gb/s per GPU", "ring"])
+@pytest.mark.parametrize(
+    "notes", ["full message bytes", "size=256MB; median", "time in us; sizes in bytes", "NIC 400 Gb/s per GPU", "ring"]
+)
 def test_words_that_leave_the_unit_as_it_is_change_nothing(notes: str) -> None:
     (row,) = swept("all_gather", MIB, notes).rows
     assert row.size_bytes == MIB

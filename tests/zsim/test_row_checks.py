@@ -285,7 +285,8 @@ def test_a_slower_network_is_that_of_every_ring(tmp_path: Path) -> None:
 def test_float8_all_gathers_are_not_what_float8_alone_is(tmp_path: Path) -> None:
     """The time is the same, for all-gathers are those of bf16; that it is said, and its band, tell the two apart."""
     plain, gathers, none = (
-        step(tmp_path, TITAN | {"float8": words}) for words in ("tensorwise", "tensorwise + fp8 all-gather", "tensorwise, no fp8 all-gather")
+        step(tmp_path, TITAN | {"float8": words})
+        for words in ("tensorwise", "tensorwise + fp8 all-gather", "tensorwise, no fp8 all-gather")
     )
     assert plain.scenario == gathers.scenario
     assert gathers.widened > plain.widened == none.widened

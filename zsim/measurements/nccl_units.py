@@ -16,7 +16,8 @@ _PER_RANK = re.compile(
 )
 _ANOTHER = re.compile(
     r"\b(?:sizes?|size_bytes|messages?)\s*(?:is|are|=|:)?\s*(?:given\s+)?in\s+(?!bytes?\b|b\b)[a-z]+"
-    r"|\b(?:wire|bus|sent|received|transferred)[-_ ]bytes\b|\bbytes\s+(?:sent|received|on\s+the\s+wire)\b|\bper[-_ ]?node[-_ ]+(?:bytes|sizes?)\b"
+    r"|\b(?:wire|bus|sent|received|transferred)[-_ ]bytes\b|\bbytes\s+(?:sent|received|on\s+the\s+wire)\b"
+    r"|\bper[-_ ]?node[-_ ]+(?:bytes|sizes?)\b"
     r"|\btimes?(?:_us)?\s*(?:is|are|=|:)?\s*(?:given\s+)?in\s+(?!us\b|µs\b|microseconds?\b)[a-z]+",
     re.IGNORECASE,
 )

@@ -67,8 +67,8 @@ MX = ("B200",)
 ANOTHER_RECIPE = 0.05
 """And for scales of rows or blocks, which are more to compute than one of a whole tensor."""
 NARROW_GATHERS = 0.04
-"""And for parameters that are gathered in 8 bits: links of twice the bandwidth make Llama 3.1 8B on 8 to 256 H100 on InfiniBand faster by 1 %
-with two sequences on a GPU and by 2 % with one; twice that, since networks are slower too."""
+"""And for parameters that are gathered in 8 bits: links of twice the bandwidth make Llama 3.1 8B on 8 to 256 H100 on InfiniBand faster by
+1 % with two sequences on a GPU and by 2 % with one; twice that, since there are slower networks."""
 
 
 def step(record: Record, *, source: str) -> Step:
@@ -208,7 +208,8 @@ def _selective(words: str) -> str:
 
 def _gathers_narrow(recipe: str) -> bool:
     """Whether words of a float8 recipe say that parameters are gathered in it too."""
-    said_so = re.search(r"(\b(?:no|not|without|w/o|bf16|bfloat16)\b[-_ a-z0-9]{0,20})?\ball[-_ ]?gathers?\b|enable_fsdp_float8_all_gather", recipe)
+    denied = r"(\b(?:no|not|without|w/o|bf16|bfloat16)\b[-_ a-z0-9]{0,20})?"
+    said_so = re.search(rf"{denied}(?<![a-z])all[-_ ]?gathers?\b", recipe)
     return said_so is not None and not said_so[1]
 
 
