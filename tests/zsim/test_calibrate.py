@@ -231,7 +231,12 @@ def test_saved_runs_are_measurements_of_their_scenarios(tmp_path: Path, capsys: 
         cut = whole.replace('preset = "llama-3-8b"', f'preset = "llama-3-8b", num_layers = {layers}')
         place.write_text(cut.replace("sequence_length = 8192", f"sequence_length = {length}"))
         run = SimBackend().run(load(place), options=RunOptions())
-        longer = replace(run, backend="nccl", step_time_ns=round(1.08 * (run.step_time_ns or 0)))
+        longer = replace(
+            run,
+            backend="nccl",
+            step_time_ns=round(1.08 * (run.step_time_ns or 0)),
+            provenance={**run.provenance, "device": "NVIDIA H100 80GB HBM3"},  # as torch calls what the scenario calls an H100
+        )
         paths.append(tmp_path / f"{name}.json")
         saved.save(longer, paths[-1])
     saved.save(replace(longer, provenance={**longer.provenance, "fingerprint": "0"}), tmp_path / "other.json")
@@ -245,6 +250,9 @@ def test_saved_runs_are_measurements_of_their_scenarios(tmp_path: Path, capsys: 
     assert found["fitted"]["max"] < 0.04
     factors = {one["name"]: one["factor"] for one in found["constants"]}
     assert factors["matmul_efficiency"] < 0.98
+    saved.save(replace(longer, provenance={**longer.provenance, "device": "NVIDIA A100-SXM4-80GB"}), tmp_path / "a100.json")
+    assert cli.main(["calibrate", "--from", str(tmp_path / "a100.json"), "--scenarios", str(tmp_path / "scenarios")]) == 2
+    assert "ran on NVIDIA A100-SXM4-80GB, and the scenario's cluster is of H100 SXM 80 GB" in capsys.readouterr().err
     assert cli.main(["calibrate", "--from", *names]) == 2
     assert "--scenarios FOLDER" in capsys.readouterr().err
     assert cli.main(["calibrate", "--from", str(tmp_path / "other.json"), "--scenarios", str(tmp_path)]) == 2
