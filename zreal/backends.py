@@ -101,7 +101,7 @@ class GlooBackend:
     device = "cpu"
 
     def capabilities(self) -> Capabilities:
-        """Memory and numerics; time only once this machine is calibrated."""
+        """Memory and numerics. A Run has a step time, to calibrate on; it is not judged by it, since nobody has calibrated this machine."""
         _require_torch(self.name)
         return Capabilities(memory=True, numerics=True, time=False, device=self.device)
 
@@ -137,16 +137,19 @@ class GlooBackend:
             )
         except LaunchError as error:
             failure, tables = error, [table for _, table in sorted(error.results.items())]
+        ranks = tuple(from_table(RankRun, table) for table in tables)
+        step_time_ns, how_timed = worker.timed(ranks) if failure is None else (None, {})
         run = Run(
             scenario=scenario.name,
             backend=self.name,
             interpreter=interpreter,
             world_size=scenario.world_size,
             mesh=scenario.mesh,
-            ranks=tuple(from_table(RankRun, table) for table in tables),
+            ranks=ranks,
+            step_time_ns=step_time_ns,
             complete=failure is None,
             failure="" if failure is None else str(failure),
-            provenance=worker.provenance(scenario, device=self.device),
+            provenance=worker.provenance(scenario, device=self.device) | how_timed,
         )
         if failure is not None:
             raise IncompleteRunError(failure, run) from None

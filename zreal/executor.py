@@ -53,6 +53,8 @@ class Execution:
     """Every whole parameter before the first step, as the optimizer has it, if that was asked for."""
     step_difference: float | None
     """How far that step more took any element from where a new optimizer takes it from the same state, if that was asked for."""
+    plain_step: Callable[[], object]
+    """One step more, which nothing watches, on inputs that are there already."""
 
 
 def execute(
@@ -119,7 +121,15 @@ def execute(
         gradients=trainer.gradients or {},
         initial=trainer.rank.parameters(began) if gradients else {},
         step_difference=trainer.step_difference,
+        plain_step=partial(_plain_step, trainer, ops, batches),
     )
+
+
+def _plain_step(trainer: Trainer, ops: RankProgram, batches: list[modules.MicroBatch]) -> None:
+    """A step that keeps nothing, and in which the host does not wait for losses."""
+    trainer.gradients, trainer.reads_losses = None, False
+    trainer.rank.begin(first=False)
+    trainer.step(ops.steady, batches)
 
 
 def _construct(
@@ -145,6 +155,8 @@ class Trainer:
     """Whole gradients as the optimizer is handed them, kept where this is not None."""
     step_difference: float | None = None
     """Where gradients are kept: how far the optimizer took any element from where a new one takes it from the same state."""
+    reads_losses: bool = True
+    """Whether the host waits for each micro-batch's loss."""
     _ops: tuple[Op, ...] = ()
     _cursor: int = 0
     _forwards: int = 0
@@ -243,7 +255,7 @@ class Trainer:
         self._backwards = len(self._trained)
         self._enter_backward(op)
         torch.autograd.backward(loss, torch.full_like(loss, self.rank.gradient_scale))
-        self._losses.append(loss.item())
+        self._losses.append(loss.item() if self.reads_losses else 0.0)
         if self._backwards:
             raise ProgramError(where="backward", expected="every module's backward", found=f"{self._backwards} missing")
         self._trained = []

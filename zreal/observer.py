@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 import torch.distributed as dist
@@ -40,6 +41,8 @@ class Observation:
     run: RankRun
     losses: list[float] = field(default_factory=list)
     subject: Subject | None = None
+    plain_step: Callable[[], object] | None = None
+    """One step more, which nothing watches, on inputs that are there already."""
 
 
 def device_mesh(scenario: Scenario, *, device: str) -> tuple[DeviceMesh, dict[str, GroupName]]:
@@ -114,7 +117,12 @@ def observe(
         batches = modules.micro_batches(scenario, rank=rank, step=steps, dtype=subject.dtype, device=device)
         with recorder:
             _gradients(scenario, subject, batches)
-    return Observation(run=RankRun(rank=rank, phases=phases, groups=recorder.group_ranks), losses=losses, subject=subject)
+    return Observation(
+        run=RankRun(rank=rank, phases=phases, groups=recorder.group_ranks),
+        losses=losses,
+        subject=subject,
+        plain_step=partial(_plain_step, scenario, subject, batches),
+    )
 
 
 def beginning(meter: MemoryMeter, recorder: CollectiveRecorder, phases: Mapping[str, PhaseRecord]) -> Begin:
@@ -167,10 +175,22 @@ def _train_step(
     return loss, holds
 
 
+def _plain_step(scenario: Scenario, subject: Subject, batches: list[modules.MicroBatch]) -> None:
+    """As `_train_step`, but it looks at nothing: not at what is held, and not at losses, for which the host waits for the device."""
+    _gradients(scenario, subject, batches, reads_losses=False)
+    subject.optimizer.step()
+    subject.optimizer.zero_grad(set_to_none=True)
+
+
 def _gradients(
-    scenario: Scenario, subject: Subject, batches: list[modules.MicroBatch], *, begin: Begin = lambda part, micro_batch=0: None
+    scenario: Scenario,
+    subject: Subject,
+    batches: list[modules.MicroBatch],
+    *,
+    begin: Begin = lambda part, micro_batch=0: None,
+    reads_losses: bool = True,
 ) -> float:
-    """Forward and backward of the micro-batches, and clipping; returns their mean loss."""
+    """Forward and backward of the micro-batches, and clipping; returns their mean loss, which is 0 where nobody reads it."""
     total = 0.0
     of_micro_batch = modules.forwards_of(scenario, batches)
     for i, forwards in enumerate(of_micro_batch):
@@ -180,7 +200,7 @@ def _gradients(
                 loss = modules.summed_loss(subject.module, forwards)
             begin("backward", micro_batch=i)
             loss.backward()
-            total += loss.detach().item()
+            total += loss.detach().item() if reads_losses else 0.0
             del loss
     begin("optimizer")
     if scenario.optimizer.clip_norm:

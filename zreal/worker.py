@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from zreal import numerics, torch_private
+from zreal import numerics, stopwatch, torch_private
 from zreal.executor import RANKS, execute
 from zreal.observer import observe
 from zreal.optimizers import largest_difference
@@ -77,7 +77,7 @@ def run_rank(
     progress: Callable[[str], None] = lambda _: None,
     keep: Callable[[RankRun], None] = lambda _: None,
 ) -> RankRun:
-    """Run `scenario` on this rank of an existing process group; with `parity`, compare parameters with the reference."""
+    """Run `scenario` on this rank of an existing process group; with `parity`, compare parameters with the reference and time steps."""
     samples = SAMPLES if parity else 1
     steps = max(3, scenario.steps, 2 + samples)
     if interpreter == "observer":
@@ -91,8 +91,9 @@ def run_rank(
             keep=keep,
             gradients=parity,
         )
-        run, losses = seen.run, seen.losses
+        run, losses, plain_step = seen.run, seen.losses, seen.plain_step
         assert seen.subject is not None
+        assert plain_step is not None
         parameters, gradients = _parameters_and_gradients(seen.subject) if parity else ({}, {})
         initial, step_difference = dict[str, Tensor](), None
     else:
@@ -109,15 +110,34 @@ def run_rank(
             gradients=parity,
         )
         run, losses, parameters, gradients = done.run, done.losses, done.parameters, done.gradients
+        plain_step = done.plain_step
         initial, step_difference = done.initial, done.step_difference
     if not parity:
         return run
+    numbers = _numerics(scenario, steps, losses, parameters, gradients, initial, step_difference, progress=progress)
+    del parameters, gradients, initial
+    # At the end, since parameters move on: what they were compared with is what the watched steps made of them.
+    return replace(run, numerics=numbers, step_time_ns=stopwatch.step_time_ns(plain_step, device=device))
+
+
+def _numerics(
+    scenario: Scenario,
+    steps: int,
+    losses: list[float],
+    parameters: dict[str, Tensor],
+    gradients: dict[str, Tensor],
+    initial: dict[str, Tensor],
+    step_difference: float | None,
+    *,
+    progress: Callable[[str], None],
+) -> Numerics:
+    """How far `steps` steps took this rank's world from where they take a single process."""
     progress(REFERENCE)
     reference = numerics.reference(scenario, steps=steps, stepped_in=next(iter(parameters.values())).dtype)
     difference, furthest = numerics.largest(numerics.relative_differences(parameters, reference))
     expected = numerics.gradients_at(scenario, parameters, step=steps)
     gradient, of = numerics.largest(numerics.gradient_differences(gradients, expected))
-    numbers = Numerics(
+    return Numerics(
         losses=tuple(losses),
         largest_relative_difference=difference,
         largest_gradient_difference=gradient,
@@ -129,7 +149,6 @@ def run_rank(
         initial_difference=_initial_difference(initial, reference),
         step_difference=step_difference,
     )
-    return replace(run, numerics=numbers)
 
 
 def _initial_difference(found: dict[str, Tensor], reference: numerics.Reference) -> float | None:
@@ -224,6 +243,13 @@ def provenance(scenario: Scenario, *, device: str) -> dict[str, str]:
     }
 
 
+def timed(ranks: tuple[RankRun, ...]) -> tuple[int | None, dict[str, str]]:
+    """The step time of a Run, which is its slowest rank's, and what its provenance says of it; None where a rank has not come so far."""
+    times = [rank.step_time_ns for rank in ranks]
+    known = [found for found in times if found is not None]
+    return (max(known), {"timed": stopwatch.WORDS}) if known and len(known) == len(times) else (None, {})
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run under torchrun: every rank runs the scenario, rank 0 writes the Run."""
     parser = argparse.ArgumentParser(prog="zreal.worker", description=main.__doc__)
@@ -243,14 +269,17 @@ def main(arguments: list[str] | None = None) -> int:
     gathered: list[Any] = [None] * scenario.world_size
     dist.all_gather_object(gathered, saved.as_table(mine))
     if rank == 0:
+        ranks = tuple(saved.from_table(RankRun, table) for table in gathered)
+        step_time_ns, how_timed = timed(ranks)
         run = Run(
             scenario=scenario.name,
             backend="nccl" if device == "cuda" else "gloo",
             interpreter=interpreter,
             world_size=scenario.world_size,
             mesh=scenario.mesh,
-            ranks=tuple(saved.from_table(RankRun, table) for table in gathered),
-            provenance=provenance(scenario, device=device) | {"sees": "memory numerics"},
+            ranks=ranks,
+            step_time_ns=step_time_ns,
+            provenance=provenance(scenario, device=device) | how_timed | {"sees": "memory numerics"},
         )
         saved.save(run, options.save)
     dist.destroy_process_group()

@@ -17,6 +17,7 @@ from zsim.costs import Costs
 from zsim.devices import AttentionRate, Device
 from zsim.errors import ZsimError
 from zsim.measurements import Skipped, Step
+from zsim.model_groups import model_of
 from zsim.plan import plan
 from zsim.program import Program
 from zsim.scenario import Scenario
@@ -75,8 +76,8 @@ class Case:
 
     @property
     def group(self) -> tuple[str, str]:
-        """What is left out together: rows of one GPU and one model."""
-        return self.step.gpu, self.step.fields.get("model", "") or self.step.fields.get("n_layers", "")
+        """What is left out together: rows of one GPU and one model, by what they are and not by what they are called."""
+        return self.scenario.cluster.device.name, model_of(self.scenario)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from zsim import measurements, saved, scenario
 from zsim.calibrate import CalibrationError, Case
+from zsim.devices import Device
 from zsim.errors import ZsimError
 from zsim.measurements import NcclRow, Product, Skipped, Step
 from zsim.measurements.table import content
@@ -87,7 +88,7 @@ def _case(path: Path, scenarios: Path | None, found: Material) -> Case | Skipped
         tokens=asked.batch.micro_batch * asked.batch.sequence_length * asked.batch.accumulation,
         gpu=asked.cluster.device.name,
         nodes=asked.cluster.num_nodes,
-        fields={"model": asked.name},
+        fields={},
         assumed=(),
     )
     return Case(step=step, scenario=asked, program=plan(asked, device=asked.cluster.kind))
@@ -112,6 +113,12 @@ def _why_not(run: Run, asked: Scenario | None) -> str:
         return f"no scenario {run.scenario[:60]} with the Run's fingerprint below --scenarios"
     if not run.complete or not run.step_time_ns:
         return "no step time: the Run is not complete, or its backend sees no time"
-    if run.provenance.get("device") != asked.cluster.kind:
-        return f"ran on {run.provenance.get('device', 'an unknown device')[:40]}, and the scenario's cluster is of {asked.cluster.kind}"
+    ran_on, cluster = run.provenance.get("device", "an unknown device"), asked.cluster
+    if ran_on != cluster.kind and not _is_called(cluster.device, ran_on):
+        return f"ran on {ran_on[:40]}, and the scenario's cluster is of {cluster.device.name if ran_on != 'cpu' else cluster.kind}"
     return ""
+
+
+def _is_called(device: Device, name: str) -> bool:
+    """Whether `name` is what torch calls such a GPU: "NVIDIA H100 80GB HBM3" is an "H100 SXM 80 GB"."""
+    return device.name.split()[0].upper() in re.split(r"[^A-Z0-9]+", name.upper())

@@ -64,15 +64,16 @@ def figures(run: Run, scenario: Scenario) -> Figures:
     steady = max(run.ranks, key=lambda rank: (rank.phases["steady"].memory.peak_bytes, -rank.rank))
     time = run.step_time_ns
     distinct = {id(rank.spans): rank for rank in run.ranks}.values()
-    exposed = _largest(map(exposed_ns, distinct)) if time else None
+    spans = time is not None and any(rank.spans for rank in distinct)  # a Run that was only timed says nothing of what made its time
+    exposed = _largest(map(exposed_ns, distinct)) if spans else None
     tokens = scenario.batch.micro_batch * scenario.batch.sequence_length * scenario.batch.accumulation
     tokens *= scenario.batch.forwards
     memory = steady.phases["steady"].memory
     return Figures(
         step_time_ns=time,
         step_time_band_ns=_band(run, time) if time else None,
-        compute_ns=_largest(map(compute_ns, distinct)) if time else None,
-        communication_ns=_largest(map(communication_ns, distinct)) if time else None,
+        compute_ns=_largest(map(compute_ns, distinct)) if spans else None,
+        communication_ns=_largest(map(communication_ns, distinct)) if spans else None,
         exposed_communication_ns=exposed,
         exposed_share=exposed / time if time and exposed is not None else None,
         tokens_per_second_per_gpu=tokens * 1e9 / time if time else None,

@@ -122,6 +122,8 @@ class RankRun:
     numerics: Numerics | None = None
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """By name, as the mesh names groups: the global ranks of each group that this rank was seen to communicate in, in group order."""
+    step_time_ns: int | None = None
+    """What a steady step took on this rank by its own clock, where one was timed; the Run's is the largest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

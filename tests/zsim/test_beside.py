@@ -52,6 +52,21 @@ def test_a_product_loses_the_multiprocessors_and_a_stream_the_bandwidth() -> Non
     assert lost(replace(STREAM, place="link"), A100, EAGER, Taken(0.5, 0.5)) == 0
 
 
+def test_attention_loses_the_multiprocessors_in_its_products_and_in_its_exponentials() -> None:
+    """Narrow heads wait for exponentials, which fewer units make: a quarter of the multiprocessors takes a quarter of both."""
+    wide, narrow = (
+        Kernel("attention", 4 * 64 * 4096 * 4096 * width, 1, "bfloat16", shape=(64, 4096, 4096, width)) for width in (128, 32)
+    )
+    for name, rate in H100.attention.items():
+        how, quarter = Execution(attention_kernels=name), Taken(33 / 132, 0.0)  # type: ignore[arg-type]
+        assert lost(wide, H100, how, quarter) == pytest.approx(0.25, abs=0.002)
+        assert lost(narrow, H100, how, quarter) == pytest.approx(0.25, abs=0.002)
+        scarce = replace(H100, exponentials=H100.exponentials // 1000)
+        if rate.waits:
+            assert lost(narrow, scarce, how, quarter) == pytest.approx(0.25, abs=0.002)
+    assert any(rate.waits for rate in H100.attention.values())
+
+
 def test_a_product_of_as_many_tiles_as_multiprocessors_takes_another_wave_beside_a_collective() -> None:
     """1,536 × 1,408 is 66 of the largest tiles and 132 of the next, one wave on an H100's 132; 108 of them need a second."""
     kernel = Kernel("linear", 0, 0, "bfloat16", shape=(1, 1536, 1408, 8192))

@@ -15,8 +15,9 @@ from zsim.calibrate import CalibrationError
 from zsim.collectives.nccl_curves import CURVES
 from zsim.devices import load_device
 from zsim.hardware import load_cluster
+from zsim.model_groups import model_of
 from zsim.run import RunOptions
-from zsim.scenario import load
+from zsim.scenario import load, parse
 from zsim.simulator import SimBackend
 
 SMALL = {"n_layers": "2", "tokens_per_s_per_gpu": "", "global_batch_seqs": "", "grad_accum": "1"}
@@ -221,27 +222,72 @@ def test_an_unknown_cluster_is_refused_before_anything_is_fitted(capsys: pytest.
 
 
 def test_saved_runs_are_measurements_of_their_scenarios(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A Run whose steps took 8 % longer than predicted; that of another scenario, and one nobody measured, are named."""
+    """Runs whose steps took 8 % longer than predicted; that of another scenario is named. Two models: one at two lengths is one group."""
     whole = (Path(__file__).parents[2] / "scenarios" / "published" / "llama-3-8b-8-h100.toml").read_text().partition("[expect]")[0]
     paths = []
-    for name, layers in (("two", 2), ("four", 4)):
+    for name, layers, length in (("two", 2, 8192), ("short", 2, 4096), ("four", 4, 8192)):
         place = tmp_path / "scenarios" / f"{name}.toml"
         place.parent.mkdir(exist_ok=True)
-        place.write_text(whole.replace('preset = "llama-3-8b"', f'preset = "llama-3-8b", num_layers = {layers}'))
+        cut = whole.replace('preset = "llama-3-8b"', f'preset = "llama-3-8b", num_layers = {layers}')
+        place.write_text(cut.replace("sequence_length = 8192", f"sequence_length = {length}"))
         run = SimBackend().run(load(place), options=RunOptions())
-        longer = replace(run, backend="nccl", step_time_ns=round(1.08 * (run.step_time_ns or 0)))
+        longer = replace(
+            run,
+            backend="nccl",
+            step_time_ns=round(1.08 * (run.step_time_ns or 0)),
+            provenance={**run.provenance, "device": "NVIDIA H100 80GB HBM3"},  # as torch calls what the scenario calls an H100
+        )
         paths.append(tmp_path / f"{name}.json")
         saved.save(longer, paths[-1])
     saved.save(replace(longer, provenance={**longer.provenance, "fingerprint": "0"}), tmp_path / "other.json")
     names = list(map(str, paths))
     assert cli.main(["calibrate", "--from", *names, "--scenarios", str(tmp_path / "scenarios"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert {row["source"] for row in found["rows"]} == {"two.json", "four.json"}
+    assert {row["source"] for row in found["rows"]} == {"two.json", "short.json", "four.json"}
+    groups = {row["source"]: tuple(row["group"]) for row in found["rows"]}
+    assert groups["two.json"] == groups["short.json"] != groups["four.json"]
+    assert groups["two.json"][0] == "H100 SXM 80 GB"
     assert found["fitted"]["max"] < 0.04
     factors = {one["name"]: one["factor"] for one in found["constants"]}
     assert factors["matmul_efficiency"] < 0.98
+    saved.save(replace(longer, provenance={**longer.provenance, "device": "NVIDIA A100-SXM4-80GB"}), tmp_path / "a100.json")
+    assert cli.main(["calibrate", "--from", str(tmp_path / "a100.json"), "--scenarios", str(tmp_path / "scenarios")]) == 2
+    assert "ran on NVIDIA A100-SXM4-80GB, and the scenario's cluster is of H100 SXM 80 GB" in capsys.readouterr().err
     assert cli.main(["calibrate", "--from", *names]) == 2
     assert "--scenarios FOLDER" in capsys.readouterr().err
     assert cli.main(["calibrate", "--from", str(tmp_path / "other.json"), "--scenarios", str(tmp_path)]) == 2
     assert "no scenario four with the Run's fingerprint below --scenarios" in capsys.readouterr().err
     assert load_cluster("dgx-h100").curves == ()
+
+
+GPT = 'family = "gpt", sizes = { num_layers = 12, hidden_size = 768, num_heads = 12, vocabulary = 50368 }'
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ('preset = "llama-3-8b"', 'preset = "llama-3-8b", attention = "explicit"', True),
+        ('preset = "llama-3-8b"', 'preset = "llama-3-8b", num_layers = 4', False),
+        ('preset = "mpt-125m"', GPT, True),
+        ('preset = "mpt-125m"', GPT.replace("num_heads = 12", "num_heads = 6"), False),
+        ('preset = "mpt-125m"', GPT.replace("768", "576"), False),
+    ],
+)
+def test_a_model_is_what_it_is_and_not_what_it_is_called(one: str, other: str, same: bool) -> None:
+    """Sequences of another length, and another attention, are the same model; other sizes are another."""
+    words = [
+        model_of(parse(scenario_of(table, length).encode(), where="row")) for table, length in ((one, 2048), (other, 1024))
+    ]
+    assert (words[0] == words[1]) == same
+
+
+def scenario_of(model: str, length: int) -> str:
+    """A scenario of eight H100 for a `model` table."""
+    return f"""description = "A model"
+model = {{ {model} }}
+batch = {{ micro_batch = 1, sequence_length = {length} }}
+cluster = {{ preset = "dgx-h100" }}
+strategy = {{ name = "fsdp2", dp_shard = 8 }}
+precision = {{ parameters = "bf16" }}
+optimizer = {{ name = "adamw" }}
+"""

@@ -432,6 +432,8 @@ NUMERICS = {"losses": [1.0], "largest_relative_difference": 0.0, "largest_gradie
         (lambda run: run["ranks"][0]["phases"].update(bogus=run["ranks"][0]["phases"]["first"]), "a phase that is none of"),
         (lambda run: run.update(stand_ins=[0, 7]), "stand_ins that are not among its ranks"),
         (lambda run: run["ranks"][0].update(numerics=NUMERICS | {"steps": 0}), "numerics of no steps"),
+        (lambda run: run.update(step_time_ns=-1), "a step of negative time"),
+        (lambda run: run["ranks"][0].update(step_time_ns=-1), "a step of negative time"),
         (
             lambda run: run["ranks"][0].update(numerics=NUMERICS | {"largest_relative_difference": -1.0}),
             "negative difference",

@@ -105,6 +105,15 @@ def test_of_every_strategy_it_is_said_what_would_hide_its_communication(path: st
     assert found["as_it_is"]["hides"] or found["what_would_hide_it"]
 
 
+def test_what_gains_a_few_percent_more_is_proposed_over_what_is_smaller() -> None:
+    """Here one unit ahead is 3.5 % slower than two, and a third gains nothing on those."""
+    found = hiding(small(1024))
+    one, two, three = (simulated(small(1024, lookahead=ahead))[0] for ahead in (1, 2, 3))
+    assert 1.02 < one / two < 1.05
+    assert three == two
+    assert [change.words for change in found.changes if change.words.startswith("lookahead")] == ["lookahead = 2"]
+
+
 def test_where_only_single_blocks_can_be_units_none_of_several_is_proposed() -> None:
     """FullyShardedDataParallel wraps one module; what gathers earlier there are options that are no numbers."""
     asked = scenario.load(SCENARIOS / "parity/fsdp1-gpt-4.toml")

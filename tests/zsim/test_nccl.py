@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from zsim.collectives import ALGORITHMS, communicator, estimated
 from zsim.collectives.nccl import Communicator, estimate, time_ns
-from zsim.collectives.nccl_curves import CROSSINGS, LARGE_DOMAIN, NVLS, RINGS
+from zsim.collectives.nccl_curves import CROSSINGS, CURVES, LARGE_DOMAIN, NVLS, RINGS
 from zsim.collectives.nccl_search import RINGS_IN_NODE
 from zsim.collectives.nccl_tuning import GENERATIONS
 from zsim.hardware import Fabric, Generation, clusters, load_cluster
@@ -123,6 +123,14 @@ def test_efa_stays_with_rings_where_infiniband_reduces_in_a_tree() -> None:
     two = Communicator(generation="hopper", num_ranks=16, num_nodes=2, bus_gb_s=360, fabric="ib")
     assert estimate("all_reduce", GIB, two).algorithm == "nvls_tree"
     assert estimate("all_reduce", GIB, replace(two, fabric="efa")).algorithm == "ring"
+
+
+def test_the_tree_of_two_nodes_is_no_wider_than_its_channels_carry_between_them() -> None:
+    """NCCL's tuner gives all-reduces of 2 x 8 H100 246.2 GB/s: 8 channels of 57.7; the switch alone would carry 476 / 1.875 = 253.9."""
+    two = Communicator(generation="hopper", num_ranks=16, num_nodes=2, bus_gb_s=360, fabric="ib")
+    share = CURVES.crossing("ib", "all_reduce", "hopper")[0].share
+    times = [estimate("all_reduce", size, two).microseconds for size in (64 * GIB, 128 * GIB)]
+    assert 64 * GIB / (times[1] - times[0]) / 1000 == pytest.approx(246.2 * share, rel=1e-3)
 
 
 def test_fabrics_order_as_published_floors_do() -> None:

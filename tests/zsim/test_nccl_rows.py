@@ -430,3 +430,53 @@ def test_a_file_is_read_by_its_first_characters(tmp_path: Path) -> None:
     for name, text, count in (("a.csv", HEADER, 0), ("b.log", LOG, 2), ("c.json", json.dumps(report()), 1)):
         (tmp_path / name).write_text(text)
         assert len(read(tmp_path / name).rows) == count
+
+
+def swept(collective: str, size: int, notes: str, *, us: str = "100") -> Rows:
+    """A row with the columns of nccl_h100_sweep.csv."""
+    header = "collective,gpu,n_ranks,n_nodes,size_bytes,time_us,notes,source"
+    return read_csv(f"{header}\n{collective},H100-80GB,8,1,{size},{us},{notes},here\n", source="sweep.csv")
+
+
+@pytest.mark.parametrize("words", ["per-rank bytes", "bytes per rank", "per-GPU message size", "size is per GPU", "shard of each rank"])
+@pytest.mark.parametrize(("collective", "times"), [("all_gather", 8), ("reduce_scatter", 8), ("all_reduce", 1)])
+def test_sizes_of_each_ranks_part_are_those_of_the_whole_message(words: str, collective: str, times: int) -> None:
+    """An all-reduce's message is whole on each rank."""
+    (row,) = swept(collective, MIB, words).rows
+    (whole,) = swept(collective, MIB, "full message bytes").rows
+    assert (row.size_bytes, whole.size_bytes) == (times * MIB, MIB)
+    if times > 1:
+        assert predict(row).microseconds > 1.2 * predict(whole).microseconds
+
+
+@pytest.mark.parametrize(
+    ("notes", "words"),
+    [
+        ("sizes in KiB", "sizes in KiB"),
+        ("message size in elements", "size in elements"),
+        ("wire bytes", "wire bytes"),
+        ("per-node bytes", "per-node bytes"),
+        ("bytes sent by a rank", "bytes sent"),
+        ("time in ms", "time in ms"),
+    ],
+)
+def test_units_that_nobody_can_convert_are_skipped_by_name(notes: str, words: str) -> None:
+    found = swept("all_gather", MIB, notes)
+    assert found.rows == ()
+    assert found.reasons == {f"another unit: {words!r}": 1}
+
+
+@pytest.mark.parametrize(
+    "notes", ["full message bytes", "size=256MB; median", "time in us; sizes in bytes", "NIC 400 Gb/s per GPU", "ring"]
+)
+def test_words_that_leave_the_unit_as_it_is_change_nothing(notes: str) -> None:
+    (row,) = swept("all_gather", MIB, notes).rows
+    assert row.size_bytes == MIB
+
+
+@pytest.mark.parametrize("unit", ["KB", "MiB", "KiB"])
+def test_a_log_with_sizes_in_another_unit_is_refused(unit: str) -> None:
+    """1000 or 1024 of them, nobody knows; the bandwidths do not tell them apart."""
+    found = read_text(LOG.replace("(B) ", f"({unit})"), source="log.txt")
+    assert found.rows == ()
+    assert list(found.reasons) == [f"sizes in another unit than B: {unit}"]

@@ -103,6 +103,13 @@ CHANGES: list[tuple[dict[str, str], dict[str, str], str, object]] = [
     (TITAN, {"activation_checkpointing": "selective (option 3)"}, "checkpointing.every", 3),
     (TITAN, {"activation_checkpointing": "selective"}, "checkpointing.every", 2),
     (TITAN, {"activation_checkpointing": "selective op (default AC config)"}, "checkpointing.save_every", 2),
+    (TITAN, {"activation_checkpointing": "op"}, "checkpointing.save_every", 2),
+    (TITAN, {"activation_checkpointing": "per-op"}, "checkpointing.mode", "selective"),
+    (TITAN, {"activation_checkpointing": "layer 2"}, "checkpointing.every", 2),
+    (TITAN, {"activation_checkpointing": "layer=3"}, "checkpointing.every", 3),
+    (FMS, {"sharding": "ZeRO-2"}, "options.sharding", "grad_op"),
+    (FMS, {"sharding": "ZeRO-2"}, "mesh.dp_replicate", 1),
+    (FMS, {"sharding": "zero3"}, "options.sharding", "full"),
     (FMS, {"activation_checkpointing": "selective p=0.25"}, "checkpointing.every", 4),
     (FMS, {"activation_checkpointing": "selective 1/3"}, "checkpointing.every", 3),
     (FMS, {"activation_checkpointing": "full"}, "checkpointing.every", 1),
@@ -275,6 +282,22 @@ def test_a_slower_network_is_that_of_every_ring(tmp_path: Path) -> None:
     assert rates == {"1600": 192 * 10**9, "800": 96 * 10**9, "600": 72 * 10**9, "200": 24 * 10**9}
 
 
+def test_float8_all_gathers_are_not_what_float8_alone_is(tmp_path: Path) -> None:
+    """The time is the same, for all-gathers are those of bf16; that it is said, and its band, tell the two apart."""
+    plain, gathers, none = (
+        step(tmp_path, TITAN | {"float8": words})
+        for words in ("tensorwise", "tensorwise + fp8 all-gather", "tensorwise, no fp8 all-gather")
+    )
+    assert plain.scenario == gathers.scenario
+    assert gathers.widened > plain.widened == none.widened
+    assert len(gathers.assumed) == len(plain.assumed) + 1
+
+
+@pytest.mark.parametrize("words", ["ZeRO-1", "ZeRO++", "ZeRO"])
+def test_stages_of_zero_that_fsdp_has_not_are_refused(tmp_path: Path, words: str) -> None:
+    assert reason(tmp_path, FMS | {"sharding": words}).startswith("sharding: expected FSDP, ")
+
+
 def test_reasons_are_one_line(tmp_path: Path) -> None:
     assert reason(tmp_path, NANOTRON | {"status": "failed\nagain"}) == "status: failed again"
 
@@ -283,12 +306,13 @@ def test_reasons_are_one_line(tmp_path: Path) -> None:
     ("change", "words", "wider"),
     [
         ({"float8": "rowwise", "gpu": "H100-80GB"}, "float8 rowwise takes the time of tensorwise", True),
+        ({"float8": "tensorwise + fp8 all-gather"}, "parameters gathered in bf16, which float8 all-gathers move half of", True),
         ({"float8": "mxfp8", "gpu": "B200"}, "float8 mxfp8 takes the time of tensorwise", True),
         ({"global_batch": "64"}, "4 micro-batches a step, which the global batch makes", False),
         ({"dp_shard": "4"}, "2 replicas of 4 shards, which dp_shard makes", False),
         ({"interconnect": "25 GbE", "n_gpus": "16", "dp_shard": "16"}, "25 Gbit/s a node of tcp; the band covers 25 Gbit/s of roce", False),
     ],
-    ids=["scales of rows", "scales of blocks", "micro-batches", "replicas", "whose rate"],
+    ids=["scales of rows", "narrow gathers", "scales of blocks", "micro-batches", "replicas", "whose rate"],
 )
 def test_what_a_row_of_torchtitan_leaves_to_its_mapping_is_said(tmp_path: Path, change: dict[str, str], words: str, wider: bool) -> None:
     found = step(tmp_path, TITAN | change)

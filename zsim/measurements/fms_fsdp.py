@@ -8,6 +8,8 @@
 
 from __future__ import annotations
 
+import re
+
 from zsim.measurements.checks import (
     Assumed,
     accumulation,
@@ -127,10 +129,14 @@ SHARDINGS: dict[str, tuple[str, bool]] = {
     "_HYBRID_SHARD_ZERO2": ("grad_op", True),
 }
 """By the row's word: what torch's FSDP shards, and whether there are replicas across nodes."""
+ZERO: dict[str, str] = {"2": "SHARD_GRAD_OP", "3": "FULL_SHARD"}
+"""The stages of ZeRO that torch's documentation says its FSDP's strategies are."""
 
 
 def _strategy(record: Record, num_gpus: int, assumed: Assumed) -> dict[str, object]:
     sharding = record.text("sharding").upper()
+    if stage := re.fullmatch(r"ZERO[-_ ]*(?:STAGE)?[-_ ]*([23])", sharding):
+        sharding = ZERO[stage[1]]
     if sharding in ("DDP", "NO_SHARD"):
         assumed.add("FSDP without shards taken as DDP")
         return {"name": "ddp"}

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from zsim.collectives.nccl_curves import LARGE
 from zsim.measurements.nccl_rows import NcclRow, UnknownGpuError, mapped
+from zsim.measurements.nccl_units import another_unit, whole_message
 
 FACTORS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
@@ -93,7 +94,9 @@ def checked(row: NcclRow, timed: Timed) -> NcclRow:
     name = collective_of(row.collective) if re.fullmatch(r"[A-Za-z_\- ]{6,30}", row.collective) else ""
     if name not in FACTORS:
         raise RefusedError(f"collective {row.collective[:40]!r} has no model")
-    row = replace(row, collective=name)
+    if unit := another_unit(row.notes):
+        raise RefusedError(f"another unit: {unit[:40]!r}")
+    row = replace(row, collective=name, size_bytes=whole_message(name, row.size_bytes, ranks=row.n_ranks, words=row.notes))
     if not (2 <= row.n_ranks <= 1 << 20 and 1 <= row.n_nodes <= row.n_ranks and row.n_ranks % row.n_nodes == 0):
         raise RefusedError("ranks and nodes contradict each other")
     if not 0 < row.size_bytes <= MOST_BYTES:

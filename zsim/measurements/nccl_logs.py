@@ -10,6 +10,7 @@ from typing import Any
 
 from zsim.measurements.nccl_checks import RefusedError, Rows, Skipped, Timed, checked, collect, collective_of, number
 from zsim.measurements.nccl_rows import NcclRow
+from zsim.measurements.nccl_units import size_unit
 
 WRONG = 8
 """The column of how many results of an out-of-place run are wrong, where a table has it."""
@@ -73,6 +74,8 @@ def _read_run(lines: list[str], first: int, source: str, collective: str, gpu: s
         problem = "log cut: no closing summary"
     elif "(us)" not in words:
         problem = "no time in us"
+    elif (unit := size_unit(words)) not in ("B", "bytes"):
+        problem = f"sizes in another unit than B: {unit[:20] or 'none'}"
     elif not name:
         problem = UNNAMED
     elif not about.ranks:

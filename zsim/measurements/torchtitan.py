@@ -66,6 +66,9 @@ MX = ("B200",)
 """Models with products of blocks that have a scale each."""
 ANOTHER_RECIPE = 0.05
 """And for scales of rows or blocks, which are more to compute than one of a whole tensor."""
+NARROW_GATHERS = 0.04
+"""And for parameters that are gathered in 8 bits: links of twice the bandwidth make Llama 3.1 8B on 8 to 256 H100 on InfiniBand faster by
+1 % with two sequences on a GPU and by 2 % with one; twice that, since there are slower networks."""
 
 
 def step(record: Record, *, source: str) -> Step:
@@ -96,7 +99,7 @@ def step(record: Record, *, source: str) -> Step:
         strategy=strategy,
         precision={"parameters": precision.compute, "reduce": precision.reduce},
         optimizer={"name": "adamw", "implementation": "fused", "clip_norm": 1.0},
-        activation_checkpointing=checkpointing(record.text("activation_checkpointing", "none"), assumed),
+        activation_checkpointing=checkpointing(_selective(record.text("activation_checkpointing", "none")), assumed),
         execution=_execution(record, place, assumed, narrow=precision.eight_bits, asked=asked),
     )
     record.text("async_tp", "")  # changes nothing without tensor parallelism
@@ -197,6 +200,19 @@ def _strategy(record: Record, place: Machine, asked: Technique, assumed: Assumed
     return {"name": "hsdp" if replicas else "fsdp2", **replicas, "dp_shard": shard, **kept}
 
 
+def _selective(words: str) -> str:
+    """The words with "selective" in front where they are torchtitan's `selective_ac_option` by itself: "op", or "layer 2"."""
+    alone = re.fullmatch(r"\s*(?:(?:per[- ])?ops?(?:[- ]level)?|(?:every[- ])?layers?[- =:]*\d{1,3})\s*", words.lower())
+    return f"selective {words}" if alone else words
+
+
+def _gathers_narrow(recipe: str) -> bool:
+    """Whether words of a float8 recipe say that parameters are gathered in it too."""
+    denied = r"(\b(?:no|not|without|w/o|bf16|bfloat16)\b[-_ a-z0-9]{0,20})?"
+    said_so = re.search(rf"{denied}(?<![a-z])all[-_ ]?gathers?\b", recipe)
+    return said_so is not None and not said_so[1]
+
+
 def _execution(record: Record, place: Machine, assumed: Assumed, *, narrow: bool, asked: Technique) -> dict[str, object]:
     """Compiled, and in 8 bits, as `narrow`, float8 or the technique says, where the device has such products."""
     recipe = record.text("float8", "").lower()
@@ -209,6 +225,8 @@ def _execution(record: Record, place: Machine, assumed: Assumed, *, narrow: bool
         raise RowError(f"float8: {place.part.words} has no products of 8 bits")
     if narrow:
         assumed.add("linears in float8, everything else in bf16")
+    if narrow and _gathers_narrow(recipe):
+        assumed.add("parameters gathered in bf16, which float8 all-gathers move half of", widens=NARROW_GATHERS)
     if re.search(r"nvfp|fp4", recipe):
         raise RowError(f"float8: expected products of 8 bits, found {recipe[:20]}")
     if narrow and re.search(r"row|axis|block|group|mx", recipe):

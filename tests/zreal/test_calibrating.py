@@ -1,0 +1,76 @@
+"""What real ranks took is what calibrate reads: a step that nobody watches, timed on every rank, in the Run that --save writes."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from tests.zreal.test_torchrun import worker
+from zreal import stopwatch, torch_private
+from zsim import saved
+from zsim.cli import main
+
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
+
+
+@pytest.mark.gloo
+def test_runs_saved_on_gloo_are_calibrated_on(tmp_path, capsys):
+    """Two models, since one alone cannot be left out."""
+    names = ("fsdp2-mlp-2", "ddp-gpt-2-bucket-view")
+    for name in names:
+        asked = str(SCENARIOS / "parity" / f"{name}.toml")
+        assert main(["run", asked, "--backend", "gloo", "--save", str(tmp_path / f"{name}.json"), "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        run = saved.load(tmp_path / f"{name}.json")
+        assert run.step_time_ns == max(rank.step_time_ns for rank in run.ranks) == told["step_time_ns"]
+        assert min(rank.step_time_ns for rank in run.ranks) > 100_000  # some hundred operators and several collectives
+        assert "neither meter nor recorder" in run.provenance["timed"]
+        assert (told["compute_ns"], told["exposed_communication_ns"]) == (None, None)  # nobody saw what made the time
+        assert "time" not in run.provenance["sees"].split()
+
+    files = [str(tmp_path / f"{name}.json") for name in names]
+    out = tmp_path / "mine.toml"
+    asked = ["calibrate", "--from", *files, "--scenarios", str(SCENARIOS), "--cluster", "cpu-gloo", "--out", str(out), "--json"]
+    assert main(asked) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert sorted(row["source"] for row in found["rows"]) == sorted(Path(file).name for file in files)
+    assert found["skipped"] == []
+    assert out.read_text().startswith("# calibrated on 2 steps of ")
+
+
+@pytest.mark.gloo
+def test_a_run_under_torchrun_is_timed_too(tmp_path):
+    place = tmp_path / "measured.json"
+    done = worker(str(SCENARIOS / "parity" / "zero2-mlp-2.toml"), "--save", str(place), ranks=2)
+    assert done.returncode == 0, done.stderr
+    run = saved.load(place)
+    assert run.step_time_ns == max(rank.step_time_ns for rank in run.ranks)
+    assert "timed" in run.provenance
+
+
+@pytest.mark.gloo
+def test_what_a_step_takes_on_an_unknown_machine_is_told_and_not_judged(tmp_path, capsys):
+    """One that nobody has calibrated: neither an expectation nor validate holds the simulator to it."""
+    text = (SCENARIOS / "parity" / "fsdp2-mlp-2.toml").read_text().partition("[expect]")[0]
+    asked = tmp_path / "asked.toml"
+    asked.write_text(f'{text}\n[expect]\nstep_time = "<= 1 ns"\nmfu = ">= 99 %"\n')
+    assert main(["run", str(asked), "--backend", "gloo", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["step_time_ns"] > 1
+    assert [(one["found"], one["ok"]) for one in told["expectations"]] == [("unsupported", None)] * 2
+    assert main(["validate", str(asked), "--json"]) == 0
+    (check,) = [check for check in json.loads(capsys.readouterr().out)["checks"] if check["name"] == "step time"]
+    assert check["status"] == "unsupported"
+
+
+def test_the_first_step_does_not_count_and_an_interrupted_one_does_not_move_the_median():
+    pauses = iter((0.2, 0.01, 0.2, 0.01))
+    with torch_private.fake_group(rank=0, world_size=2):
+        assert dist.is_initialized()
+        found = stopwatch.step_time_ns(lambda: time.sleep(next(pauses)), device="cpu")
+    assert 10_000_000 <= found < 200_000_000
+    assert next(pauses, None) is None
