@@ -106,7 +106,7 @@ def _require_sense(run: Run) -> None:
     told = [rank.numerics for rank in run.ranks if rank.numerics is not None]
     if any(one.steps < 1 or min(_distances(one)) < 0 for one in told):
         raise ValueError("numerics of no steps, or a negative difference")
-    if min([one.step_time_ns or 0 for one in (run, *run.ranks)]) < 0:
+    if min([run.step_time_ns or 0, *(rank.step_time_ns or 0 for rank in run.ranks)]) < 0:
         raise ValueError("a step of negative time")
     if run.complete and run.failure:
         raise ValueError("a failure in a Run that says it is complete")
