@@ -25,7 +25,7 @@ from zsim.plan import plan
 from zsim.program import Program
 from zsim.scenario import Scenario
 from zsim.slowdown import simulate_step
-from zsim.strategies import wrapped
+from zsim.strategies import STRATEGIES, wrapped
 from zsim.units import format_bytes
 from zsim.why import explain
 from zsim.work import MANY_TIMES
@@ -173,8 +173,8 @@ def _lookaheads(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
 def _units(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
     """Two, four blocks in a param group instead of one, and one instead of several."""
     model = scenario.model
-    if model.family == wrapping.TRACED or len(model.blocks) < 2:
-        return
+    if model.family == wrapping.TRACED or len(model.blocks) < 2 or STRATEGIES[scenario.strategy].nests == "nothing":
+        return  # units are what the trace has, or one, or nothing to the strategy
     for every in (1, 2, 4):
         asked = replace(scenario.wrapping, every=every)
         if asked != scenario.wrapping and not tuple(wrapping.problems(asked, model)):

@@ -112,7 +112,7 @@ def lines(found: Why, helps: Hiding, *, slower_ns: int, synchronous: bool = Fals
         return
     yield f"what would hide it ({helps.now.ns_per_token:,.0f} ns for each token now):"
     for change in helps.changes:
-        verdict = "hides it" if change.hides else f"leaves {100 * change.exposed:.1f} % exposed"
+        verdict = f"{'hides it: ' if change.hides else ''}leaves {100 * change.exposed:.1f} % exposed"
         if change.ns_per_token > helps.now.ns_per_token * (1 - NOTHING):
             verdict += ", gains nothing"
         memory = f"; {change.memory_words}" if change.memory_words else ""

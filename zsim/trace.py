@@ -60,7 +60,7 @@ def _complete(rank: int, span: Span) -> Event:
         "tid": _thread(span.stream),
         "ts": span.start_ns / 1000,
         "dur": (span.end_ns - span.start_ns) / 1000,
-        "args": {"unit": span.unit, "bytes": span.nbytes},
+        "args": {"unit": span.unit} | ({"bytes": span.nbytes} if span.kind in COLLECTIVES else {}),
     }
 
 
