@@ -308,7 +308,10 @@ def _rank_under_torchrun(scenario: Scenario) -> int:
 
 if __name__ == "__main__":
     try:
-        sys.exit(main())
+        code = main()
     except ZsimError as error:
         sys.stderr.write(f"{error}\n")
-        sys.exit(error.exit_code)
+        code = error.exit_code
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # Python's own way out ends with SIGABRT where a thread of gloo still runs
