@@ -107,7 +107,8 @@ def _to_collectives(
         while first < len(ordered) and ordered[first][1] <= start:
             first += 1
         total = 0.0
-        for begin, over, _, other in ordered[first:]:
+        for place in range(first, len(ordered)):  # a slice would copy all that follow, for each op
+            begin, over, _, other = ordered[place]
             if begin >= end:
                 break
             overlap = min(end, over) - max(start, begin)
