@@ -7,6 +7,9 @@ import signal
 import time
 from multiprocessing import forkserver
 
+CLOSING_S = 1.0
+"""How long a process whose connections are closed may take to end: a large one closes them well before the system says so."""
+
 
 def server_pid() -> int | None:
     """The fork server's process, None before the first one."""

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
 from typing import Any
 
-from zreal.fork_server import server_end, server_pid
+from zreal.fork_server import CLOSING_S, server_end, server_pid
 from zreal.launch_errors import not_started, server_ended, unguarded, verdict
 from zreal.rank_process import PROGRESS_BYTES, rank_main
 from zreal.ranks import Rank
@@ -27,8 +27,6 @@ from zreal.ranks import Rank
 PRELOAD = ["torch", "torch.distributed", "torch.distributed.fsdp", "zreal.worker"]
 POLL_S = 0.25
 """How often it is looked whether ranks get on."""
-CLOSING_S = 1.0
-"""How long a process whose connections are closed may take to end."""
 GRACE_S = 0.5
 """How long siblings may still report after the first rank failed."""
 

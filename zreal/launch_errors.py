@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from zreal.fork_server import killed, server_end
+from zreal.fork_server import CLOSING_S, killed, server_end
 from zreal.ranks import RECENT_S, REFERENCE, Rank, roll, stuck
 from zsim.errors import RankError
 
@@ -49,7 +49,7 @@ def verdict(ranks: list[Rank], bad: list[Rank], timeout_s: float) -> LaunchError
     raised = [rank for rank in bad if rank.error and not _is_consequence(rank.error)]
     results = {rank.rank: rank.result for rank in ranks if rank.result is not None}
     roots = [*died, *raised] or [rank for rank in bad if rank.error]
-    if died and not raised and all(rank.process.exitcode == UNTOLD for rank in died) and (end := server_end()):
+    if died and not raised and all(rank.process.exitcode == UNTOLD for rank in died) and (end := server_end(patience_s=CLOSING_S)):
         return server_ended(end, ranks, f"and ranks {[rank.rank for rank in died]} with it; {roll(ranks)}")
     if not roots:
         return _hang(ranks, timeout_s, results)
