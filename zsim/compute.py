@@ -14,6 +14,7 @@ from math import ceil
 from zsim.devices import Device
 from zsim.execution import EAGER, Execution
 from zsim.ops import ACCUMULATE, LINEARS, NORM_STEP, Kernel, is_attention
+from zsim.training import DTYPE_NBYTES
 
 TILES = ((128, 256, 1.0), (256, 128, 1.0), (128, 128, 0.95), (64, 128, 0.8), (64, 64, 0.6))
 """Rows and columns of a tile, and its rate relative to the best: smaller ones read more for each product. CUTLASS's usual tiles."""
@@ -47,6 +48,15 @@ COMPOSITE_NORM, COMPOSITE_NORM_KERNELS = 58 / 7, 12
 tensors of two bytes, forward: cast 3, square 4, mean 2, two on single numbers, product 4, cast 3, weight 2, where one kernel has 2.
 Backward: weight 6, casts 6, product 12, mean and square 16, where it has 5. The calls read and write plain contiguous memory."""
 
+LOSS, LOSS_OF_TARGETS = "log_softmax", "nll_loss"
+COMPOSITE_LOSS, COMPOSITE_LOSS_KERNELS = 10 / 5, 8
+"""The same of a cross-entropy. Torch moves five tensors of logits: forward reads and writes them, backward reads two and writes one. Single
+calls, forward: the largest 1, subtracted 2, exponentials 2, their sum 1, divided 2; backward: times the gradient, in place, 2. What
+backward of the targets' part writes for torch, a gradient that is zero elsewhere, there is none of."""
+
+SUMS_NBYTES = 8
+"""Bytes of a float32 sum that adding a gradient to it reads and writes, besides the gradient."""
+
 WIDTH = 128
 """The width of heads that rates of attention are for."""
 FLOPS_OF_FORWARD, FLOPS_OF_BACKWARD = 4, 10
@@ -77,9 +87,16 @@ def is_composite_norm(kernel: Kernel, execution: Execution) -> bool:
     return kernel.operator == NORM and execution.norms == "composite" and not execution.compile
 
 
+def is_composite_loss(kernel: Kernel, execution: Execution) -> bool:
+    """Whether `kernel` stands for the single calls of a cross-entropy, forward or backward."""
+    return kernel.operator == LOSS and execution.loss == "composite" and not execution.compile
+
+
 def more_kernels(kernel: Kernel, execution: Execution) -> int:
     """How many kernels there are besides the one that stands for them."""
-    return cast_kernels(kernel, execution) + (COMPOSITE_NORM_KERNELS - 1 if is_composite_norm(kernel, execution) else 0)
+    composite = COMPOSITE_NORM_KERNELS - 1 if is_composite_norm(kernel, execution) else 0
+    composite += COMPOSITE_LOSS_KERNELS // 2 - 1 if is_composite_loss(kernel, execution) else 0
+    return cast_kernels(kernel, execution) + composite
 
 
 def cast_kernels(kernel: Kernel, execution: Execution) -> int:
@@ -88,15 +105,27 @@ def cast_kernels(kernel: Kernel, execution: Execution) -> int:
 
 
 def _memory_s(kernel: Kernel, device: Device, execution: Execution) -> float:
+    plain = device.memory_bandwidth * device.memory_efficiency
+    moved = _moved_plainly(kernel, execution)
+    return kernel.nbytes / (device.memory_bandwidth * device.elementwise_efficiency) if moved is None else kernel.nbytes * moved / plain
+
+
+def _moved_plainly(kernel: Kernel, execution: Execution) -> float | None:
+    """How much of its bytes a kernel really moves, to and from plain contiguous memory; None where it is a chain that is not fused."""
     if kernel.operator == NORM_STEP and execution.compile:
-        return kernel.nbytes * COMPILED_SHARE / COMPOSITE_NORM / (device.memory_bandwidth * device.memory_efficiency)
+        return COMPILED_SHARE / COMPOSITE_NORM
     if is_composite_norm(kernel, execution):
-        return kernel.nbytes * COMPOSITE_NORM / (device.memory_bandwidth * device.memory_efficiency)
-    plain = kernel.shape or kernel.operator in STREAMS
-    if not plain and execution.compile:
-        return kernel.nbytes * COMPILED_SHARE / (device.memory_bandwidth * device.memory_efficiency)
-    share = device.memory_efficiency if plain else device.elementwise_efficiency
-    return kernel.nbytes / (device.memory_bandwidth * share)
+        return COMPOSITE_NORM
+    if is_composite_loss(kernel, execution):
+        return COMPOSITE_LOSS
+    if kernel.operator == LOSS_OF_TARGETS and execution.loss == "composite" and not execution.compile:
+        return 0.0
+    if kernel.operator == ACCUMULATE and execution.accumulation == "fp32":
+        of = DTYPE_NBYTES[kernel.dtype]
+        return (of + SUMS_NBYTES) / (3 * of)
+    if kernel.shape or kernel.operator in STREAMS:
+        return 1.0
+    return COMPILED_SHARE if execution.compile else None
 
 
 def _arithmetic_s(kernel: Kernel, device: Device, execution: Execution) -> float:

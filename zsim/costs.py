@@ -59,7 +59,7 @@ class Costs:
 
     def _is_fused(self, kernel: Kernel) -> bool:
         """Whether another kernel does its work."""
-        return kernel.operator == ACCUMULATE and self.execution.fused_accumulation
+        return kernel.operator == ACCUMULATE and self.execution.accumulation == "fused"
 
     def _kernel_ns(self, kernel: Kernel) -> int:
         if kernel.place != "device":
@@ -152,6 +152,6 @@ class Costs:
     def _launched(self, op: Op) -> int:
         """Kernels of an op, with those that are more than the one which stands for them, without those whose work another does."""
         asked = self.execution
-        if asked.float8_casts == "fused" and asked.norms == "fused" and not asked.fused_accumulation:
+        if asked.float8_casts == "fused" and asked.norms == "fused" and asked.loss == "fused" and asked.accumulation != "fused":
             return len(op.kernels)
         return sum(1 + compute.more_kernels(kernel, asked) for kernel in op.kernels if not self._is_fused(kernel))

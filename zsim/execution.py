@@ -9,6 +9,8 @@ AttentionKernels = Literal["flash2", "flash3", "triton"]
 
 Casts = Literal["fused", "eager"]
 Norms = Literal["fused", "composite"]
+Loss = Literal["fused", "composite"]
+Accumulation = Literal["eager", "fp32", "fused"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,8 +20,9 @@ class Execution:
     `compile`: torch.compile fuses chains of element-wise kernels. `float8`: linears multiply in 8 bits, and cast for it; `float8_casts`: in
     one kernel for each factor, "fused", as Transformer Engine and torch.compile do, or "eager" as torchao does without it.
     `norms`: RMSNorms are one kernel, or "composite" of single calls in float32, as torch had them before 2.9 and models still have their
-    own; torch.compile fuses both. `fused_accumulation`: products add what they make to the gradients that are there, as apex's kernels in
-    Megatron do.
+    own; torch.compile fuses both. `loss`: a cross-entropy is torch's log_softmax, or "composite" of single calls, as trainers have it that
+    can cut their vocabulary. `accumulation`: gradients of later micro-batches are added to what is there in a kernel for each parameter
+    and in their own dtype, "eager"; in "fp32", whatever their own; or "fused" into the products, as apex's kernels in Megatron do.
     `interference`: collectives slow down the kernels that they overlap. `step_overhead_ns` and `micro_batch_overhead_ns` are pauses of the
     trainer around a step and around each micro-batch, in which the device does nothing. `issue_kernel_ns`: what the host spends on
     each kernel, where it is not as the cluster's preset says. What follows from strategy and cluster: with `hooks` those of
@@ -31,7 +34,8 @@ class Execution:
     float8_casts: Casts = "fused"
     attention_kernels: AttentionKernels = "flash2"
     norms: Norms = "fused"
-    fused_accumulation: bool = False
+    loss: Loss = "fused"
+    accumulation: Accumulation = "eager"
     interference: bool = True
     step_overhead_ns: int = 0
     micro_batch_overhead_ns: int = 0

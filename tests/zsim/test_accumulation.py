@@ -71,7 +71,7 @@ def test_zero_adds_each_gradient_into_its_flat_buffer(name: str) -> None:
 
 def test_products_that_accumulate_leave_nothing_to_issue_or_to_run() -> None:
     kernel = Kernel(ACCUMULATE, 100, 1200, "float32")
-    plain, fused = (scenario('name = "ddp"', sync="last", execution=how) for how in ("", "execution.fused_accumulation = true"))
+    plain, fused = (scenario('name = "ddp"', sync="last", execution=how) for how in ("", "execution.accumulation = \"fused\""))
     assert Costs(plain.cluster, plain.executed).compute_ns((kernel,)) > 0
     costs = Costs(fused.cluster, fused.executed)
     assert costs.compute_ns((kernel,)) == 0

@@ -74,7 +74,7 @@ def step(record: Record, *, source: str) -> Step:
         precision={"parameters": precision.compute, "reduce": precision.reduce},
         optimizer={"name": "adamw", "implementation": "fused"},
         activation_checkpointing=again,
-        execution={"compile": True, "fused_accumulation": True, "issue_kernel": ISSUE_KERNEL, "micro_batch_overhead": MICRO_BATCH_OVERHEAD},
+        execution={"compile": True, "accumulation": "fused", "issue_kernel": ISSUE_KERNEL, "micro_batch_overhead": MICRO_BATCH_OVERHEAD},
     )
     return step_of(record, text, source=source, machine=place, seconds=seconds, names=FIELDS, assumed=assumed)
 

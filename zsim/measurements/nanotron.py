@@ -2,7 +2,8 @@
 
 - ZeRO 0 is ddp with gradients reduced once per step, ZeRO 1 shards the optimizer, ZeRO 2 the gradients too and ZeRO 3 the parameters;
   bf16 with gradients accumulated and kept in fp32 unless the row says otherwise.
-- FlashAttention 2, a fused AdamW.
+- FlashAttention 2, a fused AdamW; a cross-entropy of single calls, which can be cut along the vocabulary, and each gradient added to its
+  float32 sum in a kernel of its own, as its source has them.
 - Others used its network too: of its bandwidth as much is left as its collectives had in the median, and the band is theirs.
 - Its MFU is (6N + 12·L·d·s) · tokens/s over 989.5 TFLOP/s.
 """
@@ -73,6 +74,7 @@ def step(record: Record, *, source: str) -> Step:
         strategy=_strategy(record.text("zero_stage", "0"), place.ranks),
         precision={"parameters": precision.compute, "reduce": precision.reduce},
         optimizer={"name": "adamw", "implementation": "fused", "clip_norm": 1.0},
+        execution={"loss": "composite", **({"accumulation": "fp32"} if precision.reduce == "fp32" else {})},
         activation_checkpointing=checkpointing(record.text("activation_checkpointing", "none"), assumed),
     )
     also = sizes(record, *SIZES)

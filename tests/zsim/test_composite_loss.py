@@ -1,0 +1,79 @@
+"""A cross-entropy of single calls, and gradients that are added in float32: bytes counted by hand, and what the host issues."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from zsim import compute
+from zsim.costs import Costs
+from zsim.devices import load_device
+from zsim.execution import EAGER, Execution
+from zsim.ops import ACCUMULATE, Kernel
+from zsim.plan import plan
+from zsim.scenario import Scenario, parse
+
+H100 = load_device("h100-80")
+COMPOSITE = Execution(loss="composite")
+TOKENS, VOCABULARY = 64, 32000
+SIZES = "num_layers = 2, hidden_size = 256, num_heads = 4, feed_forward = 512"
+
+
+def scenario(execution: str) -> Scenario:
+    text = f"""
+model = {{ family = "llama", sizes = {{ {SIZES}, vocabulary = {VOCABULARY}, loss_dtype = "float32" }} }}
+batch = {{ micro_batch = 1, sequence_length = {TOKENS}, accumulation = 2 }}
+cluster = {{ preset = "dgx-h100" }}
+strategy = {{ name = "ddp", sync = "last" }}
+precision = {{ parameters = "bf16", reduce = "fp32" }}
+execution = {{ {execution} }}
+"""
+    return parse(text.encode(), where="loss.toml")
+
+
+def seconds_of_bytes(nbytes: float) -> float:
+    return nbytes / (H100.memory_bandwidth * H100.memory_efficiency)
+
+
+def test_a_step_s_loss_moves_ten_tensors_of_logits_instead_of_six() -> None:
+    """cast and cast back apart: forward max 1, subtract 2, exp 2, sum 1, divide 2; backward multiply 2."""
+    case = scenario('loss = "composite"')
+    kernels = [k for op in plan(case, device="cuda").ranks[0].steady if op.micro_batch == 0 for k in op.kernels]
+    logits = [k for k in kernels if k.operator in ("log_softmax", "nll_loss") and k.nbytes > TOKENS * 100]
+    tensor = TOKENS * VOCABULARY * 4
+    assert sum(k.nbytes for k in logits) == 6 * tensor
+    times = sum(compute.kernel_ns(k, H100, COMPOSITE) - (1 + compute.more_kernels(k, COMPOSITE)) * H100.kernel for k in logits)
+    assert times == pytest.approx(seconds_of_bytes(10 * tensor) * 1e9, abs=3)
+    assert sum(compute.more_kernels(k, COMPOSITE) for k in logits) == 6, "eight calls, of which two stand in the Program"
+
+
+def test_the_host_issues_each_call_of_it() -> None:
+    single, fused = scenario('loss = "composite"'), scenario("")
+    issued = []
+    for case in (single, fused):
+        costs = Costs(case.cluster, case.executed)
+        issued.append(sum(costs.issue_ns(op) for op in plan(case, device="cuda").ranks[0].steady))
+    assert issued[0] - issued[1] == 2 * 6 * single.cluster.overheads.issue_kernel
+
+
+def test_torch_compile_fuses_it_and_other_kernels_are_as_they_were() -> None:
+    compiled = Execution(compile=True)
+    for operator in ("log_softmax", "nll_loss"):
+        loss = Kernel(operator, 0, 2**30, "float32")
+        assert compute.kernel_ns(loss, H100, replace(COMPOSITE, compile=True)) == compute.kernel_ns(loss, H100, compiled)
+    gelu = Kernel("gelu", 0, 2**30, "bfloat16")
+    assert compute.kernel_ns(gelu, H100, COMPOSITE) == compute.kernel_ns(gelu, H100, EAGER)
+
+
+@pytest.mark.parametrize(("dtype", "nbytes", "moved"), [("bfloat16", 6, 10), ("float16", 6, 10), ("float32", 12, 12)])
+def test_a_gradient_added_in_float32_reads_itself_and_the_sum_which_it_writes(dtype: str, nbytes: int, moved: int) -> None:
+    numel = 10**8
+    kernel = Kernel(ACCUMULATE, numel, numel * nbytes, dtype)
+    took = compute.kernel_ns(kernel, H100, Execution(accumulation="fp32")) - H100.kernel
+    assert took == pytest.approx(seconds_of_bytes(numel * moved) * 1e9, abs=1)
+
+
+def test_the_program_and_its_memory_do_not_change() -> None:
+    how = scenario('loss = "composite", accumulation = "fp32"')
+    assert plan(how, device="cuda").ranks[0].steady == plan(scenario(""), device="cuda").ranks[0].steady
