@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from zsim import report
 from zsim.costs import Costs
@@ -13,9 +14,10 @@ from zsim.program import Program
 from zsim.scenario import Scenario
 from zsim.slowdown import simulate_step
 from zsim.units import format_time
-from zsim.why import LONGER, Why, explain, name
+from zsim.why import LONGER, Exposed, Link, Why, explain, name
 
 MOST = 12
+T = TypeVar("T")
 
 
 def why(scenario: Scenario, program: Program) -> Why:
@@ -55,7 +57,15 @@ def as_object(scenario: Scenario, program: Program) -> dict[str, Any]:
             for one in found.exposed
         ],
         "critical_path": [
-            {"op": link.op.index, "name": name(link.op), "start_ns": link.start_ns, "end_ns": link.end_ns, "then": link.then}
+            {
+                "op": link.op.index,
+                "name": name(link.op),
+                "start_ns": link.start_ns,
+                "end_ns": link.end_ns,
+                "then": link.then,
+                "waited_ns": link.waited_ns,
+                "waited_for": link.waited_for,
+            }
             for link in found.critical_path
         ],
         "as_it_is": _change(helps.now),
@@ -93,17 +103,14 @@ def lines(found: Why, helps: Hiding, *, slower_ns: int, synchronous: bool = Fals
     for reason, ns in found.by_reason.items():
         held = "" if reason == LONGER else "held back by "
         yield f"  {format_time(ns):>10}  {held}{reason}"
-    for one in found.exposed[:MOST]:
-        after = f" after {one.waited_for}" if one.waited_for else ""
-        others = "".join(f"; {format_time(ns)} {reason}" for reason, ns in one.parts[1:])
-        yield f"    {name(one.op):<32} {format_time(one.exposed_ns):>10} of {format_time(one.duration_ns):<10} {one.reason}{after}{others}"
-    if len(found.exposed) > MOST:
-        yield f"    … and {len(found.exposed) - MOST} more"
+    yield from _listed(_exposed_line(alike) for alike in _together(found.exposed, lambda one: one.exposed_ns, _of_exposed))
     ops = "1 op" if len(found.critical_path) == 1 else f"{len(found.critical_path)} ops"
-    yield f"critical path, {ops}, the longest of them:"
-    longest = sorted(found.critical_path, key=lambda link: link.start_ns - link.end_ns)[:MOST]
-    for link in sorted(longest, key=lambda link: link.start_ns):
-        yield f"    {name(link.op):<32} {format_time(link.end_ns - link.start_ns):>10}  {link.then}"
+    yield f"critical path, {ops}, most of it in:"
+    for waited, ns in _waited(found.critical_path):
+        yield f"    waiting for {waited:<20} {format_time(ns):>10}"
+    longest = _together(found.critical_path, _link_ns, lambda link: (name(link.op), link.then))[:MOST]
+    for alike in sorted(longest, key=lambda alike: alike[0].start_ns):
+        yield f"    {name(alike[0].op):<32} {format_time(sum(map(_link_ns, alike))):>10}{_times(alike)}  {alike[0].then}"
     if helps.now.hides:
         yield f"communication is hidden: less than {100 * HIDDEN:.0f} % of the step is exposed"
         return
@@ -117,3 +124,51 @@ def lines(found: Why, helps: Hiding, *, slower_ns: int, synchronous: bool = Fals
             verdict += ", gains nothing"
         memory = f"; {change.memory_words}" if change.memory_words else ""
         yield f"    {change.words:<48} {verdict}, {change.ns_per_token:,.0f} ns for each token{memory}"
+
+
+def _together(items: Iterable[T], ns: Callable[[T], int], key: Callable[[T], object]) -> list[list[T]]:
+    """Those with equal keys, as of an op of every micro-batch; the most nanoseconds first."""
+    groups: dict[object, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return sorted(groups.values(), key=lambda alike: -sum(map(ns, alike)))
+
+
+def _of_exposed(one: Exposed) -> object:
+    return name(one.op), one.reason, one.waited_for
+
+
+def _waited(path: Sequence[Link]) -> list[tuple[str, int]]:
+    """What the path waited for while none of its ops ran, and for how long in all."""
+    found = Counter[str]()
+    for link in path:
+        if link.waited_ns:
+            found[link.waited_for] += link.waited_ns
+    return found.most_common()
+
+
+def _link_ns(link: Link) -> int:
+    return link.end_ns - link.start_ns
+
+
+def _times(alike: Sequence[object]) -> str:
+    return f" in {len(alike)} ops" if len(alike) > 1 else ""
+
+
+def _exposed_line(alike: Sequence[Exposed]) -> str:
+    first, by_reason = alike[0], Counter[str]()
+    for one in alike:
+        by_reason.update(dict(one.parts))
+    after = f" after {first.waited_for}" if first.waited_for else ""
+    others = "".join(f"; {format_time(ns)} {reason}" for reason, ns in by_reason.most_common() if reason != first.reason)
+    exposed, duration = sum(one.exposed_ns for one in alike), sum(one.duration_ns for one in alike)
+    took = f"{format_time(exposed):>10} of {format_time(duration):<10}"
+    return f"    {name(first.op):<32} {took} {first.reason}{after}{others}{_times(alike)}"
+
+
+def _listed(found: Iterator[str]) -> Iterator[str]:
+    """The first of them, and how many more there are."""
+    every = list(found)
+    yield from every[:MOST]
+    if len(every) > MOST:
+        yield f"    … and {len(every) - MOST} more"

@@ -21,8 +21,8 @@ Everything is read from a simulated timeline, and what would help is simulated a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
@@ -45,6 +45,8 @@ SHARED: Reason = "a shared link"
 LONGER: Reason = "longer than the compute over it"
 COMPUTE_STREAM = "compute"
 Kind = Literal["wait", "queue", "stream", "issued", "peer"]
+Waited = Literal["", "the host", "another rank"]
+WAITED: Mapping[Kind, Waited] = {"issued": "the host", "peer": "another rank"}
 HELD: dict[Kind, Reason] = {
     "wait": "a dependency",
     "queue": "its communicator's queue",
@@ -77,12 +79,17 @@ class Exposed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """An op on the critical path, how long it takes there, and why the one after it could not start earlier."""
+    """An op on the critical path, how long it takes there, and why the one after it could not start earlier.
+
+    Where no op of the path ran for `waited_ns` before it, it waited for `waited_for`: the host, or another rank.
+    """
 
     op: Op
     start_ns: int
     end_ns: int
     then: str
+    waited_ns: int = 0
+    waited_for: Waited = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,7 +287,9 @@ def _path(ops: Sequence[Op], times: Times, befores: Sequence[dict[Kind, int]], b
     while at is not None:
         op = ops[at]
         _, kind, before = _held(op, ops, times, befores)[0]
-        found.append(Link(op=op, start_ns=times.starts[at], end_ns=times.ends[at], then=then))
+        link = Link(op=op, start_ns=times.starts[at], end_ns=times.ends[at], then=then)
         then = f"{name(op)} waits for " + {"issued": "the host, which awaited it", "peer": "another rank"}.get(kind, "it")
         at = blockers[at] if kind == "issued" else before
+        waited = link.start_ns - (0 if at is None else times.ends[at])
+        found.append(replace(link, waited_ns=waited, waited_for=WAITED.get(kind, "")) if waited else link)
     return found[::-1]

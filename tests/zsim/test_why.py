@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
 
-from zsim import scenario
+from tests.scenarios import scenario_texts
+from zsim import scenario, time_report
 from zsim.costs import Costs
 from zsim.engine import simulate
 from zsim.execution import EAGER, Execution
@@ -255,6 +258,17 @@ def test_exposed_time_is_what_the_run_says_and_the_critical_path_is_as_long_as_t
     links = found.critical_path
     assert links[-1].end_ns == found.step_ns
     assert all(earlier.end_ns <= later.start_ns for earlier, later in zip(links, links[1:], strict=False))
+
+
+@given(scenario_texts())
+@settings(max_examples=60, deadline=None)
+def test_the_ops_of_the_critical_path_and_what_they_waited_for_are_the_whole_step(text: str) -> None:
+    case = scenario.parse(text.encode(), where="path.toml")
+    found = time_report.why(case, plan(case, device=case.cluster.kind))
+    links = found.critical_path
+    assert sum(link.waited_ns + link.end_ns - link.start_ns for link in links) == found.step_ns
+    assert all(link.waited_for for link in links if link.waited_ns)
+    assert all(after.start_ns - link.end_ns == after.waited_ns for link, after in pairwise(links))
 
 
 def test_an_op_that_takes_no_time_does_not_end_the_idle_time_of_the_device() -> None:

@@ -1,0 +1,44 @@
+"""`zsim show --time` in words: ops that differ in their micro-batch alone are one line, and no time is lost by it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+from zsim import scenario, time_report
+from zsim.plan import plan
+from zsim.units import format_time
+from zsim.why import name
+
+TEXT = """
+model = { preset = "gpt-tiny" }
+batch = { micro_batch = 1, sequence_length = 16, accumulation = 5 }
+cluster = { preset = "dgx-h100", nodes = 2 }
+strategy = { name = "fsdp2", sync = "every" }
+"""
+
+
+def test_an_op_of_every_micro_batch_is_one_line_with_the_time_of_all() -> None:
+    case = scenario.parse(TEXT.encode(), where="report.toml")
+    program = plan(case, device="cuda")
+    found = time_report.why(case, program)
+    helps = time_report.hiding(case)
+    lines = list(time_report.lines(found, helps, slower_ns=0))
+    exposed = [re.match(r"    (\w+ \S+) +([\d.]+ \w+) of ([\d.]+ \w+) +(.*)", line) for line in lines]
+    rows = [row for row in exposed if row]
+
+    times = Counter(name(one.op) for one in found.exposed)
+    assert max(times.values()) >= 5, "the scenario repeats collectives"
+    keys = [(row[1], re.sub(r";.*| in \d+ ops", "", row[4])) for row in rows]
+    assert len(set(keys)) == len(keys), "no two lines say the same"
+    repeated = [row for row in rows if (said := re.search(r" in (\d+) ops$", row[4])) and int(said[1]) > 1]
+    assert repeated
+    for row in rows:
+        alike = [one for one in found.exposed if name(one.op) == row[1] and row[4].startswith(one.reason)]
+        after = re.search(r" after (.*?)(?:;| in \d+ ops|$)", row[4])
+        alike = [one for one in alike if one.waited_for == (after[1] if after else "")]
+        assert format_time(sum(one.exposed_ns for one in alike)) == row[2]
+        assert format_time(sum(one.duration_ns for one in alike)) == row[3]
+    (waited,) = (line.split("waiting for the host")[1] for line in lines if "waiting for the host" in line)
+    assert waited.strip() == format_time(sum(link.waited_ns for link in found.critical_path))
+    assert found.host_bound
