@@ -12,19 +12,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from zsim import clipping, optimizers
 from zsim.errors import ScenarioError
 from zsim.mesh import Mesh
 from zsim.model import ROOT, RUN, ModelSpec
-from zsim.ops import Alloc, Free, MemoryEvent, Op, Stream
+from zsim.ops import Op
 from zsim.program import Program, RankProgram
 from zsim.sharding import shard_size
-from zsim.strategies.building import Step, accumulated_after_sums, rank_program, units_read, units_read_by_blocks
+from zsim.strategies.building import accumulated_after_sums, rank_program, units_read, units_read_by_blocks
 from zsim.strategies.hook_calls import RECORD, HookCalls, watched
-from zsim.strategies.passes import ORIGINAL
 from zsim.strategies.sharded import ShardedStep
+from zsim.strategies.sharded_construction import DerivedMesh, construction
 from zsim.strategies.sharded_gradients import Gradients
 from zsim.strategies.sharded_groups import Group, local_numels, sharded_groups
+from zsim.strategies.sharded_optimizer import memory_of, step_shards
 from zsim.training import DTYPE_NBYTES, NOTHING, InnerCall, LoweredModule, Optimizer, Training
 
 
@@ -81,8 +81,8 @@ def plan(training: Training, *, mesh: Mesh, options: Options, all_reduce: When =
     for shard, stop in zip(starts, [*starts[1:], mesh.dp_shard], strict=True):
         by_shard += [len(programs)] * (stop - shard)
         numels = local_numels(training.model, num_shards=mesh.dp_shard, rank=shard)
-        passes = zip((same.first, same.steady), optimizer_memory(training, numels), strict=True)
-        first, steady = (optimizer(step.copy(), numels, memory) for step, memory in passes)
+        passes = zip((same.first, same.steady), memory_of(training, numels), strict=True)
+        first, steady = (step_shards(step.copy(), numels, memory) for step, memory in passes)
         programs.append(rank_program(same.construction, first=first, steady=steady))
     return Program(mesh=mesh, ranks=tuple(programs), assignment=tuple(by_shard) * mesh.dp_replicate)
 
@@ -136,70 +136,17 @@ class _Same:
     ) -> _Same:
         """Construction, and the forward and backward of the first step and of later ones, which may find what the first has left."""
         groups = sharded_groups(training.model, num_shards=mesh.dp_shard)
-        construction = _construction(
+        built = construction(
             groups,
             [unit.fqn for unit in training.model.inside_out],
-            derived=_DerivedMesh(training=training, mesh=mesh, keep=keep),
+            derived=DerivedMesh(training=training, mesh=mesh, resharded_to=keep.to),
             offloaded=options.offload and training.device != "cpu",
         )
         first = _passes(training, mesh=mesh, groups=groups, keep=keep, options=options, all_reduce=all_reduce)
         steady = first
         if any(group.part or group.unsharded for group in groups.values()):
             steady = _passes(training, mesh=mesh, groups=groups, keep=keep, options=options, all_reduce=all_reduce)
-        return cls(tuple(construction.ops), first, steady)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _DerivedMesh:
-    """What torch's DeviceMesh holds in host memory where a mesh is derived from another: 2-D, or for an int reshard.
-
-    A map of int32 ranks lives on. To find its own coordinate a rank compares the map with itself (a byte per rank) and
-    lists the place (an int64 per axis, of which there are two): for each parameter of a 2-D mesh, for each group of an int
-    reshard. torch/distributed/device_mesh.py, get_coordinate.
-    """
-
-    training: Training
-    mesh: Mesh
-    keep: Keep
-
-    @property
-    def rank_map(self) -> list[MemoryEvent]:
-        """The map, made with the first group."""
-        needed = (self.mesh.dp_replicate > 1 or self.keep.to) and self.training.device == "cpu"
-        return [Alloc("mesh.rank_map", "communication", 4 * self.mesh.world_size)] if needed else []
-
-    def lookup(self, *, of: Literal["group", "parameter"]) -> list[MemoryEvent]:
-        """One search of this rank's coordinate."""
-        needed = self.keep.to if of == "group" else self.mesh.dp_replicate > 1
-        if not needed or self.training.device != "cpu":
-            return []
-        found = Alloc("mesh.coordinate", "temporaries", self.mesh.world_size + 2 * DTYPE_NBYTES["int64"])
-        return [found, Free(found.buffer)]
-
-
-def _construction(groups: dict[str, Group], order: list[str], *, derived: _DerivedMesh, offloaded: bool) -> Step:
-    """Parameters are made whole, then every group in `order`, and the root's, is cut: its shards are made before its whole ones go.
-
-    Offloaded shards leave the device as soon as each is cut.
-    """
-    step, element = Step(), DTYPE_NBYTES[ORIGINAL]
-    for group in groups.values():
-        whole = [Alloc(f"{p.fqn}.whole", "parameters", p.numel * element) for p in group.parameters]
-        step.issue("alloc", group.fqn, stream="host", memory=whole)
-    if derived.rank_map:
-        step.issue("alloc", ROOT, stream="host", memory=derived.rank_map)
-    for group in [groups[fqn] for fqn in (*order, *([ROOT] if ROOT in groups else []))]:
-        shards = derived.lookup(of="group")
-        for p in group.parameters:
-            shards += derived.lookup(of="parameter")
-            shards += [Alloc(f"{p.fqn}.shard", "parameters", p.shard * element)] if p.shard else []
-            shards += [Free(f"{p.fqn}.shard")] if p.shard and offloaded else []
-        frees = [Free(f"{p.fqn}.whole") for p in group.parameters]
-        step.issue("alloc", group.fqn, stream="host", memory=(*shards, *frees))
-    searched = derived.lookup(of="group")
-    if searched and ROOT not in groups:  # a root that owns nothing derives its mesh all the same
-        step.issue("alloc", ROOT, stream="host", memory=searched)
-    return step
+        return cls(tuple(built.ops), first, steady)
 
 
 def _passes(
@@ -404,69 +351,3 @@ def post_backward(step: ShardedStep, group: Group, *, sync: bool) -> None:
         step.reduce(group)
     else:
         step.drop_reduce_input(group)
-
-
-def clip(step: ShardedStep, numels: list[int]) -> list[int]:
-    """Clip this rank's shards by the norm of all: each gradient's norm is all-reduced over the shards. Returns what to wait for.
-
-    Offloaded gradients are clipped by the host, which takes a process group that also has a backend for host memory.
-    """
-    count, sharded = len(numels), step.mesh.dp_shard > 1
-    waits = step.reduces
-    stream: Stream = "host" if step.elsewhere else "compute"
-    norms = step.issue(
-        "optimizer",
-        clipping.NORMS,
-        stream=stream,
-        waits=waits,
-        kernels=step.where_shards_are(clipping.norms_kernels(numels, dtype=ORIGINAL)),
-        memory=() if step.elsewhere else clipping.norms_memory(count, dtype=ORIGINAL, sharded=sharded),
-    )
-    if sharded:
-        norms = step.issue(
-            "all_reduce",
-            clipping.NORMS,
-            stream="all_reduce",
-            waits=(norms,),
-            group="dp_shard",
-            nbytes=count * DTYPE_NBYTES[ORIGINAL],
-            dtype=ORIGINAL,
-            memory=() if step.elsewhere else clipping.reduced_memory(count, dtype=ORIGINAL),
-        )
-    clipped = step.issue(
-        "optimizer",
-        clipping.CLIP,
-        stream=stream,
-        waits=(norms, *waits),
-        kernels=step.where_shards_are(clipping.clip_kernels(numels, dtype=ORIGINAL)),
-        memory=() if step.elsewhere else clipping.clip_memory(count, dtype=ORIGINAL, sharded=sharded),
-    )
-    return [clipped]
-
-
-def optimizer_memory(training: Training, numels: list[int]) -> tuple[tuple[MemoryEvent, ...], tuple[MemoryEvent, ...]]:
-    """What the optimizer allocates and frees for parameters of `numels` in the first step, and in later ones."""
-    return optimizers.first_and_later(
-        numels, optimizer=training.optimizer, dtype=ORIGINAL, device=training.device, owner="optimizer"
-    )
-
-
-def optimizer(step: ShardedStep, numels: list[int], memory: tuple[MemoryEvent, ...]) -> ShardedStep:
-    """The optimizer steps this rank's shards; its states are made in the first step. Then gradients are dropped."""
-    settings = step.training.optimizer
-    step.begin("optimizer")
-    kernels = optimizers.kernels(numels, optimizer=settings, dtype=ORIGINAL)
-    kernels, memory = step.where_shards_are(kernels), () if step.elsewhere else memory
-    waits = clip(step, numels) if settings.clip_norm else step.reduces
-    step.issue(
-        "optimizer",
-        ROOT,
-        stream="host" if step.elsewhere else "compute",
-        waits=waits,
-        kernels=kernels,
-        memory=memory,
-    )
-    step.begin("zero_grad")
-    gradients = step.drop_each([f"{unit.fqn}.gradient" for unit in step.training.model.units])
-    step.issue("free", ROOT, stream="host", memory=gradients)
-    return step

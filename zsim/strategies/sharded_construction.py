@@ -1,0 +1,69 @@
+"""How fully_shard is constructed: whole parameters, group by group cut into shards, and what a derived mesh costs in host memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from zsim.mesh import Mesh
+from zsim.model import ROOT
+from zsim.ops import Alloc, Free, MemoryEvent
+from zsim.strategies.building import Step
+from zsim.strategies.passes import ORIGINAL
+from zsim.strategies.sharded_groups import Group
+from zsim.training import DTYPE_NBYTES, Training
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DerivedMesh:
+    """What torch's DeviceMesh holds in host memory where a mesh is derived from another: 2-D, or for an int reshard.
+
+    A map of int32 ranks lives on. To find its own coordinate a rank compares the map with itself (a byte per rank) and
+    lists the place (an int64 per axis, of which there are two): for each parameter of a 2-D mesh, for each group of an int
+    reshard. torch/distributed/device_mesh.py, get_coordinate.
+
+    `resharded_to`: the ranks that an int reshard is over, 0 where there is none.
+    """
+
+    training: Training
+    mesh: Mesh
+    resharded_to: int
+
+    @property
+    def rank_map(self) -> list[MemoryEvent]:
+        """The map, made with the first group."""
+        needed = (self.mesh.dp_replicate > 1 or self.resharded_to) and self.training.device == "cpu"
+        return [Alloc("mesh.rank_map", "communication", 4 * self.mesh.world_size)] if needed else []
+
+    def lookup(self, *, of: Literal["group", "parameter"]) -> list[MemoryEvent]:
+        """One search of this rank's coordinate."""
+        needed = self.resharded_to if of == "group" else self.mesh.dp_replicate > 1
+        if not needed or self.training.device != "cpu":
+            return []
+        found = Alloc("mesh.coordinate", "temporaries", self.mesh.world_size + 2 * DTYPE_NBYTES["int64"])
+        return [found, Free(found.buffer)]
+
+
+def construction(groups: dict[str, Group], order: list[str], *, derived: DerivedMesh, offloaded: bool) -> Step:
+    """Parameters are made whole, then every group in `order`, and the root's, is cut: its shards are made before its whole ones go.
+
+    Offloaded shards leave the device as soon as each is cut.
+    """
+    step, element = Step(), DTYPE_NBYTES[ORIGINAL]
+    for group in groups.values():
+        whole = [Alloc(f"{p.fqn}.whole", "parameters", p.numel * element) for p in group.parameters]
+        step.issue("alloc", group.fqn, stream="host", memory=whole)
+    if derived.rank_map:
+        step.issue("alloc", ROOT, stream="host", memory=derived.rank_map)
+    for group in [groups[fqn] for fqn in (*order, *([ROOT] if ROOT in groups else []))]:
+        shards = derived.lookup(of="group")
+        for p in group.parameters:
+            shards += derived.lookup(of="parameter")
+            shards += [Alloc(f"{p.fqn}.shard", "parameters", p.shard * element)] if p.shard else []
+            shards += [Free(f"{p.fqn}.shard")] if p.shard and offloaded else []
+        frees = [Free(f"{p.fqn}.whole") for p in group.parameters]
+        step.issue("alloc", group.fqn, stream="host", memory=(*shards, *frees))
+    searched = derived.lookup(of="group")
+    if searched and ROOT not in groups:  # a root that owns nothing derives its mesh all the same
+        step.issue("alloc", ROOT, stream="host", memory=searched)
+    return step

@@ -1,0 +1,76 @@
+"""The optimizer's step on fully_shard's shards: clipped by the norm of all of them, stepped where they live, gradients dropped."""
+
+from __future__ import annotations
+
+from zsim import clipping, optimizers
+from zsim.model import ROOT
+from zsim.ops import MemoryEvent, Stream
+from zsim.strategies.passes import ORIGINAL
+from zsim.strategies.sharded import ShardedStep
+from zsim.training import DTYPE_NBYTES, Training
+
+
+def _clip(step: ShardedStep, numels: list[int]) -> list[int]:
+    """Clip this rank's shards by the norm of all: each gradient's norm is all-reduced over the shards. Returns what to wait for.
+
+    Offloaded gradients are clipped by the host, which takes a process group that also has a backend for host memory.
+    """
+    count, sharded = len(numels), step.mesh.dp_shard > 1
+    waits = step.reduces
+    stream: Stream = "host" if step.elsewhere else "compute"
+    norms = step.issue(
+        "optimizer",
+        clipping.NORMS,
+        stream=stream,
+        waits=waits,
+        kernels=step.where_shards_are(clipping.norms_kernels(numels, dtype=ORIGINAL)),
+        memory=() if step.elsewhere else clipping.norms_memory(count, dtype=ORIGINAL, sharded=sharded),
+    )
+    if sharded:
+        norms = step.issue(
+            "all_reduce",
+            clipping.NORMS,
+            stream="all_reduce",
+            waits=(norms,),
+            group="dp_shard",
+            nbytes=count * DTYPE_NBYTES[ORIGINAL],
+            dtype=ORIGINAL,
+            memory=() if step.elsewhere else clipping.reduced_memory(count, dtype=ORIGINAL),
+        )
+    clipped = step.issue(
+        "optimizer",
+        clipping.CLIP,
+        stream=stream,
+        waits=(norms, *waits),
+        kernels=step.where_shards_are(clipping.clip_kernels(numels, dtype=ORIGINAL)),
+        memory=() if step.elsewhere else clipping.clip_memory(count, dtype=ORIGINAL, sharded=sharded),
+    )
+    return [clipped]
+
+
+def memory_of(training: Training, numels: list[int]) -> tuple[tuple[MemoryEvent, ...], tuple[MemoryEvent, ...]]:
+    """What the optimizer allocates and frees for parameters of `numels` in the first step, and in later ones."""
+    return optimizers.first_and_later(
+        numels, optimizer=training.optimizer, dtype=ORIGINAL, device=training.device, owner="optimizer"
+    )
+
+
+def step_shards(step: ShardedStep, numels: list[int], memory: tuple[MemoryEvent, ...]) -> ShardedStep:
+    """The optimizer steps this rank's shards; its states are made in the first step. Then gradients are dropped."""
+    settings = step.training.optimizer
+    step.begin("optimizer")
+    kernels = optimizers.kernels(numels, optimizer=settings, dtype=ORIGINAL)
+    kernels, memory = step.where_shards_are(kernels), () if step.elsewhere else memory
+    waits = _clip(step, numels) if settings.clip_norm else step.reduces
+    step.issue(
+        "optimizer",
+        ROOT,
+        stream="host" if step.elsewhere else "compute",
+        waits=waits,
+        kernels=kernels,
+        memory=memory,
+    )
+    step.begin("zero_grad")
+    gradients = step.drop_each([f"{unit.fqn}.gradient" for unit in step.training.model.units])
+    step.issue("free", ROOT, stream="host", memory=gradients)
+    return step
