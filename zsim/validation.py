@@ -1,6 +1,6 @@
 """What a Program must be before anything interprets it: well-formed ops, waits that exist, buffers that live, ranks that meet.
 
-It says where the first breach is. What a correct strategy must have beyond that stands in `zsim.laws`.
+It says where the first breach is. What a correct strategy must have beyond that stands in `zsim.program_laws`.
 """
 
 from __future__ import annotations

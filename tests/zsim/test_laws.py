@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from tests.scenarios import WHOLE, scenarios
-from zsim import laws, sharding
+from zsim import laws, program_laws, sharding
 from zsim.costs import Costs
 from zsim.engine import simulate
 from zsim.errors import DeadlockError, ProgramError
@@ -66,7 +66,7 @@ def test_every_program_is_valid_obeys_the_laws_and_reads_back(found):
     program = plan(found, device=found.cluster.kind)
 
     assert validate(program) is program
-    assert laws.breaches(program) == ()
+    assert program_laws.breaches(program) == ()
     assert parse(str(program)) == program
 
 
@@ -160,7 +160,7 @@ def with_op(program: Program, op: Op, number: int = 0) -> Program:
 
 def found_by_laws(program: Program) -> tuple[str, ...]:
     """The laws that a defect breaks, without saying where."""
-    return tuple(dict.fromkeys(breach.split(":")[0] for breach in laws.breaches(program)))
+    return tuple(dict.fromkeys(breach.split(":")[0] for breach in program_laws.breaches(program)))
 
 
 def paces_only(op: Op, strategy: str) -> bool:
@@ -249,7 +249,7 @@ def test_ranks_that_differ_in_one_property_of_a_collective_make_the_program_inva
     ("name", "layout"), [("fsdp2", "Dim0Layout"), ("zero2", "FlatLayout"), ("zero3", "FlatLayout")]
 )
 def test_a_shard_off_by_one_breaks_a_law(name, layout, monkeypatch):
-    assert laws.breaches(planned(STRATEGIES[name], ranks=7)) == ()
+    assert program_laws.breaches(planned(STRATEGIES[name], ranks=7)) == ()
     broken = getattr(sharding, layout)
     padded = broken.padded_numel
     monkeypatch.setattr(broken, "padded_numel", property(lambda self: padded.fget(self) + 1))

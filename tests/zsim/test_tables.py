@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from zreal.subjects.table import SUBJECTS
-from zsim import hardware, laws, models, operators
+from zsim import hardware, laws, models, operators, program_laws
 from zsim.collectives import ALGORITHMS
 from zsim.eager import _CALLS
 from zsim.models import FAMILIES
@@ -89,13 +89,14 @@ def test_each_kind_of_operator_has_its_calls():
 
 
 def test_each_law_is_in_its_table():
-    tree = ast.parse((ROOT / "zsim/laws.py").read_text())
+    trees = (ast.parse((ROOT / "zsim" / name).read_text()) for name in ("laws.py", "program_laws.py"))
     first = {
         node.name: node.args.args[0].arg
+        for tree in trees
         for node in tree.body
         if isinstance(node, ast.FunctionDef) and len(node.args.args) > 1
     }
-    assert {law.__name__ for law in laws.PROGRAM_LAWS.values()} == {
+    assert {law.__name__ for law in program_laws.PROGRAM_LAWS.values()} == {
         name for name, argument in first.items() if argument == "program"
     }
     assert {law.__name__ for law in laws.RUN_LAWS.values()} == {
