@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zreal import modules
+from zreal import batching, modules
 from zreal.flat import FlatRank
 from zreal.meters import MemoryMeter, as_record
 from zreal.observer import Begin, beginning, device_mesh, lower
@@ -95,7 +95,7 @@ def execute(
         keep(RankRun(rank=rank, phases=dict(phases), groups=dict(recorder.group_ranks)))
         for step in range(steps):
             with meter.looking_away():
-                batches = modules.micro_batches(scenario, rank=rank, step=step, dtype=dtype, device=device)
+                batches = batching.micro_batches(scenario, rank=rank, step=step, dtype=dtype, device=device)
             with meter.span() as span:
                 trainer.rank.begin(first=step == 0)
                 name: PhaseName = "first" if step == 0 else "steady"
@@ -109,7 +109,7 @@ def execute(
             keep(RankRun(rank=rank, phases=dict(phases), groups=dict(recorder.group_ranks)))
     parameters = trainer.rank.parameters()
     if gradients:
-        batches = modules.micro_batches(scenario, rank=rank, step=steps, dtype=dtype, device=device)
+        batches = batching.micro_batches(scenario, rank=rank, step=steps, dtype=dtype, device=device)
         trainer.gradients = {}
         with recorder:
             trainer.rank.begin(first=False)
@@ -125,7 +125,7 @@ def execute(
     )
 
 
-def _plain_step(trainer: Trainer, ops: RankProgram, batches: list[modules.MicroBatch]) -> None:
+def _plain_step(trainer: Trainer, ops: RankProgram, batches: list[batching.MicroBatch]) -> None:
     """A step that keeps nothing, and in which the host does not wait for losses."""
     trainer.gradients, trainer.reads_losses = None, False
     trainer.rank.begin(first=False)
@@ -172,7 +172,7 @@ class Trainer:
     def step(
         self,
         ops: tuple[Op, ...],
-        batches: list[modules.MicroBatch],
+        batches: list[batching.MicroBatch],
         *,
         parts: tuple[Part, ...] = (),
         begin: Begin = lambda part, micro_batch=0: None,
@@ -213,7 +213,7 @@ class Trainer:
             if steps:
                 self.holds = self.rank.held()
 
-    def _forward(self, op: Op, batches: list[modules.MicroBatch]) -> None:
+    def _forward(self, op: Op, batches: list[batching.MicroBatch]) -> None:
         """Run the next module of the model; all but the last hand over to its backward by a hook on its output."""
         specs = self.scenario.model.modules
         forward, place = divmod(self._forwards, len(specs))
@@ -222,7 +222,7 @@ class Trainer:
         self.rank.enter(spec, backward=False)
         x, targets = batches[op.micro_batch * self.scenario.batch.forwards + forward]
         if self._value is None:
-            self._scope.enter_context(modules.autocast(self.scenario.precision, device=x.device.type))
+            self._scope.enter_context(batching.autocast(self.scenario.precision, device=x.device.type))
         self._value = self.rank.model.run(spec, self._taken(x), targets)
         self._forwards += 1
         last = self._forwards == self._num_modules

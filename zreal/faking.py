@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from zreal.boundaries import cast_floats, tensors_in
+from zreal.initial import DTYPES
 from zreal.known_values import tell
-from zreal.modules import DTYPES
 from zreal.untraceable import UntraceableError
 from zsim.json_reader import is_name
 from zsim.model import ROOT, Parameter, ParamGroup

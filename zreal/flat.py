@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from zreal import torch_private
 from zreal.clipping import Clipping
 from zreal.held import held, state_tensors
-from zreal.modules import DTYPES, Model
+from zreal.initial import DTYPES
+from zreal.modules import Model
 from zreal.optimizers import make_optimizer, stepped_again
 from zsim import clipping
 from zsim.errors import ProgramError

@@ -1,53 +1,25 @@
 """ModelSpec to nn.Module: one generic interpreter over operators, so that what is simulated is what runs.
 
-Python drops each value after its last use, as hand-written modules that reassign `x` do. Parameters are initialised
-from the seed and their own fqn alone, so every rank and every strategy starts from the same numbers.
+Python drops each value after its last use, as hand-written modules that reassign `x` do.
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from zreal.eager_operators import apply
+from zreal.initial import DTYPES, ModelError, initial
 from zreal.recomputing import as_asked, recomputed
 from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
-from zsim.errors import ZsimError
-from zsim.model import ROOT, ModelSpec, Module, Parameter
+from zsim.model import ROOT, ModelSpec, Module
 from zsim.models.transformers import TransformersModel
 from zsim.operators import Operator
 from zsim.repeats import first_runs
-from zsim.scenario import Scenario
-from zsim.training import Batch, Precision
-
-DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_ROTARY_BASE = 10000.0
-
-
-def _generator(*key: int | str) -> torch.Generator:
-    """A generator that depends on the whole `key`. torch's on the CPU looks at the low 32 bits of its seed only."""
-    return torch.Generator().manual_seed(zlib.crc32(repr(key).encode()))
-
-
-def initial(parameter: Parameter, *, seed: int) -> Tensor:
-    """What `parameter` begins with: it depends on the seed and its own fqn alone."""
-    generator = _generator(seed, parameter.fqn)
-    if len(parameter.shape) == 1:
-        centre = 1.0 if parameter.fqn.endswith("weight") else 0.0
-        return centre + 0.02 * torch.randn(parameter.shape, generator=generator)
-    scale: float = min(0.1, parameter.shape[-1] ** -0.5)
-    return torch.randn(parameter.shape, generator=generator) * scale
-
-
-class ModelError(ZsimError):
-    """A model of which no real module can be built."""
 
 
 class Stretch(nn.Module):
@@ -90,13 +62,6 @@ class Stretch(nn.Module):
         return cast(Stretch, self.get_submodule(part.path.removeprefix(f"{self.spec.path}.")))
 
 
-KERNELS = {
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "math": SDPBackend.MATH,
-}
-"""The kernels of scaled_dot_product_attention that a model can ask for."""
-
 def interpret(
     parts: tuple[Module, ...], x: Tensor, targets: Tensor | None, owner: Stretch | Model, *, again: tuple[str, ...] = ()
 ) -> Tensor:
@@ -120,7 +85,7 @@ def interpret(
             values[output] = call(values[reads[0]])
         else:
             output = call.output
-            values[output] = _checkpointed(call, values, owner) if call.kind in again else apply(call, values, owner)
+            values[output] = _checkpointed(call, values, owner) if call.kind in again else _apply(call, values, owner)
         for value in dict.fromkeys(reads):
             if last_use[value] is call:
                 del values[value]
@@ -133,73 +98,12 @@ def _reads(call: Operator | Stretch) -> tuple[str, ...]:
 
 def _checkpointed(op: Operator, values: dict[str, Tensor], owner: Stretch | Model) -> Tensor:
     return recomputed(
-        lambda *inputs: apply(op, dict(zip(op.inputs, inputs, strict=True)), owner), *(values[name] for name in op.inputs)
+        lambda *inputs: _apply(op, dict(zip(op.inputs, inputs, strict=True)), owner), *(values[name] for name in op.inputs)
     )
 
 
-def apply(op: Operator, values: dict[str, Tensor], owner: Stretch | Model) -> Tensor:
-    """One operator of eager torch."""
-    first = op.inputs[0]
-    weight, bias = owner.parameter(op.weight), owner.parameter(op.bias)
-    match op.kind:
-        case "linear":
-            return functional.linear(values[first], cast(Tensor, weight), bias)
-        case "embedding":
-            return functional.embedding(values[first], cast(Tensor, weight))
-        case "positions":
-            return values[first] + cast(Tensor, weight)[: values[first].shape[1]]
-        case "layer_norm":
-            return functional.layer_norm(values[first], (op.out_features,), weight, bias)
-        case "rms_norm":
-            return functional.rms_norm(values[first], (op.out_features,), weight)
-        case "gelu":
-            return functional.gelu(values[first])
-        case "swiglu":
-            return functional.silu(values[first]) * values[op.inputs[1]]
-        case "residual":
-            return values[first] + values[op.inputs[1]]
-        case "rotary":
-            return _rotary(values[first], op)
-        case "attention":
-            return _attention(op, *(values[name] for name in op.inputs))
-        case "cast":
-            return values[first].to(torch.promote_types(values[first].dtype, DTYPES[op.dtype]))
-        case "cross_entropy":
-            return functional.cross_entropy(values[first].flatten(0, -2), values[op.inputs[1]].flatten())
-        case _:
-            raise AssertionError(op.name)  # transformers runs it itself, or build() has refused it
-
-
-def _heads(x: Tensor, num_heads: int) -> Tensor:
-    return torch.unflatten(x, -1, (num_heads, -1)).transpose(1, 2)
-
-
-def _rotary(x: Tensor, op: Operator) -> Tensor:
-    half = op.head_dim // 2
-    rates = _ROTARY_BASE ** (-torch.arange(half, dtype=torch.float32, device=x.device) / half)
-    angles = torch.outer(torch.arange(x.shape[1], dtype=torch.float32, device=x.device), rates)
-    cos, sin = angles.cos().to(x.dtype)[:, None], angles.sin().to(x.dtype)[:, None]
-    left, right = torch.unflatten(x, -1, (op.num_heads, op.head_dim)).split(half, dim=-1)
-    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).flatten(-2)
-
-
-def _attention(op: Operator, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    q, k, v = _heads(query, op.num_heads), _heads(key, op.num_kv_heads), _heads(value, op.num_kv_heads)
-    if op.implementation != "explicit":
-        asked = KERNELS.get(op.implementation)
-        with sdpa_kernel(asked) if asked is not None else nullcontext():
-            mixed = functional.scaled_dot_product_attention(
-                q, k, v, is_causal=op.causal, enable_gqa=op.num_kv_heads != op.num_heads
-            )
-        return mixed.transpose(1, 2).flatten(-2)
-    if op.num_kv_heads != op.num_heads:
-        k, v = (t.repeat_interleave(op.num_heads // op.num_kv_heads, dim=1) for t in (k, v))
-    scores = (q @ k.transpose(-2, -1)) * op.head_dim**-0.5
-    if op.causal:
-        length = scores.shape[-1]
-        later = torch.ones(length, length, dtype=torch.bool, device=scores.device).triu(1)
-        scores = scores.masked_fill(later, float("-inf"))
-    return cast(Tensor, (scores.softmax(dim=-1) @ v).transpose(1, 2).flatten(-2))
+def _apply(op: Operator, values: Mapping[str, Tensor], owner: Stretch | Model) -> Tensor:
+    return apply(op, values, weight=owner.parameter(op.weight), bias=owner.parameter(op.bias))
 
 
 def _lookup(module: nn.Module, path: str) -> Tensor:
@@ -302,55 +206,7 @@ def build(
             remedy="simulate it, and compare with a run of your own module",
         )
     if isinstance(spec, TransformersModel):
-        from zreal import transformers_models  # needs an extra, and this module
+        from zreal import transformers_models  # needs an extra
 
         return cast(Model, transformers_models.build(spec, seed=seed, dtype=dtype, checkpointing=checkpointing))
     return Model(spec, seed=seed, dtype=DTYPES[dtype], checkpointing=checkpointing)
-
-
-def autocast(precision: Precision, *, device: str) -> AbstractContextManager[object]:
-    """Around the forward of a whole micro-batch: torch.autocast with its cache of cast weights, or nothing."""
-    if precision.autocast == "none":
-        return nullcontext()
-    return torch.autocast(torch.device(device).type, dtype=DTYPES[precision.autocast], cache_enabled=True)
-
-
-def inputs(
-    spec: ModelSpec, batch: Batch, *, seed: int, rank: int, step: int, micro_batch: int, dtype: str = "float32"
-) -> tuple[Tensor, Tensor]:
-    """(x, targets) of one rank's micro-batch: they depend on seed, rank, step and micro-batch, not on the backend."""
-    generator = _generator(seed, rank, step, micro_batch)
-    classes = spec.modules[-1].operators[-1].out_features
-    if spec.family == "mlp":
-        width = spec.first_operator.in_features
-        x = torch.randn(batch.micro_batch, width, generator=generator).to(DTYPES[dtype])
-        return x, torch.randint(classes, (batch.micro_batch,), generator=generator)
-    tokens = torch.randint(classes, (batch.micro_batch, batch.sequence_length + 1), generator=generator)
-    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-
-
-MicroBatch = tuple[Tensor, Tensor]
-
-
-def summed_loss(model: nn.Module, batches: Sequence[MicroBatch]) -> Tensor:
-    """The sum of the losses of `model` on each of `batches`, one forward after another."""
-    (x, targets), *more = batches
-    loss = model(x, targets)
-    for x, targets in more:
-        loss = loss + model(x, targets)
-    return cast(Tensor, loss)
-
-
-def forwards_of(scenario: Scenario, batches: list[MicroBatch]) -> list[list[MicroBatch]]:
-    """`batches` of a step by micro-batch: those whose forwards come before one backward."""
-    size = scenario.batch.forwards
-    return [batches[start : start + size] for start in range(0, len(batches), size)]
-
-
-def micro_batches(scenario: Scenario, *, rank: int, step: int, dtype: str, device: str = "cpu") -> list[MicroBatch]:
-    """The inputs of all forwards of all micro-batches of one step, in order; floating-point ones in `dtype`."""
-    found = (
-        inputs(scenario.model, scenario.batch, seed=scenario.seed, rank=rank, step=step, micro_batch=i, dtype=dtype)
-        for i in range(scenario.batch.accumulation * scenario.batch.forwards)
-    )
-    return [(x.to(device), targets.to(device)) for x, targets in found]

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from zreal import modules
+from zreal import batching, modules
+from zreal.initial import DTYPES
 from zreal.optimizers import make_optimizer, trained
 from zsim.scenario import Scenario
 
@@ -81,7 +82,7 @@ def gradients_at(scenario: Scenario, parameters: Mapping[str, Tensor], *, step: 
             parameter.copy_(parameters[name].reshape(parameter.shape))
     parts: dict[str, float] = {}
     _backward(scenario, model, step=step, parts=parts)
-    share = torch.finfo(modules.DTYPES[scenario.precision.narrowest]).eps / 2
+    share = torch.finfo(DTYPES[scenario.precision.narrowest]).eps / 2
     return Gradients(
         whole={name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None},
         rounding={name: share * size for name, size in parts.items()},
@@ -96,7 +97,7 @@ def _backward(
     `parts` learns of the sizes of what they are sums of, clipped alike.
     """
     dtype = scenario.precision.parameters
-    compute = master if modules.DTYPES[dtype] == next(master.parameters()).dtype else _rounded(scenario, master, dtype)
+    compute = master if DTYPES[dtype] == next(master.parameters()).dtype else _rounded(scenario, master, dtype)
     with _sizes(compute, parts):
         total = _accumulate(scenario, compute, step=step, dtype=dtype)
     if noise is not None and (step == 0 or dtype != "float32"):
@@ -132,15 +133,15 @@ def _accumulate(scenario: Scenario, model: modules.Model, *, step: int, dtype: s
     """The gradients of one step of all ranks; returns the sum of the losses."""
     total = 0.0
     for rank in range(scenario.world_size):
-        batches = modules.micro_batches(scenario, rank=rank, step=step, dtype=dtype)
+        batches = batching.micro_batches(scenario, rank=rank, step=step, dtype=dtype)
         if next(model.parameters()).dtype == torch.float64:
             batches = [(x.double() if x.is_floating_point() else x, targets) for x, targets in batches]
             precision = replace(scenario.precision, autocast="none")
         else:
             precision = scenario.precision
-        for forwards in modules.forwards_of(scenario, batches):
-            with modules.autocast(precision, device=batches[0][0].device.type):
-                loss = modules.summed_loss(model, forwards)
+        for forwards in batching.forwards_of(scenario, batches):
+            with batching.autocast(precision, device=batches[0][0].device.type):
+                loss = batching.summed_loss(model, forwards)
             (loss / scenario.world_size).backward()
             total += loss.item()
     return total

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn import Parameter
 from torch.nn.utils import clip_grad_norm_
 
-from zreal import modules
+from zreal import batching, modules
 from zreal.held import held
 from zreal.meters import MemoryMeter, as_record
 from zreal.recorder import CollectiveRecorder, GroupName
@@ -97,7 +97,7 @@ def observe(
         keep(RankRun(rank=rank, phases=dict(phases), groups=dict(recorder.group_ranks)))
         for step in range(steps):
             with meter.looking_away():  # inputs are the user's, not the strategy's
-                batches = modules.micro_batches(scenario, rank=rank, step=step, dtype=subject.dtype, device=device)
+                batches = batching.micro_batches(scenario, rank=rank, step=step, dtype=subject.dtype, device=device)
             with meter.span() as span:
                 begin = beginning(meter, recorder, phases)
                 loss, holds = _train_step(scenario, subject, batches, owned=owned, settle=recorder.settle, begin=begin)
@@ -114,7 +114,7 @@ def observe(
             where=f"rank {rank}", expected="collectives in the steady step", found="none", remedy="report this"
         )
     if gradients:
-        batches = modules.micro_batches(scenario, rank=rank, step=steps, dtype=subject.dtype, device=device)
+        batches = batching.micro_batches(scenario, rank=rank, step=steps, dtype=subject.dtype, device=device)
         with recorder:
             _gradients(scenario, subject, batches)
     return Observation(
@@ -153,7 +153,7 @@ def lower(before: PhaseRecord | None, now: PhaseRecord) -> PhaseRecord:
 def _train_step(
     scenario: Scenario,
     subject: Subject,
-    batches: list[modules.MicroBatch],
+    batches: list[batching.MicroBatch],
     *,
     owned: list[Parameter],
     settle: Callable[[], None],
@@ -175,7 +175,7 @@ def _train_step(
     return loss, holds
 
 
-def _plain_step(scenario: Scenario, subject: Subject, batches: list[modules.MicroBatch]) -> None:
+def _plain_step(scenario: Scenario, subject: Subject, batches: list[batching.MicroBatch]) -> None:
     """As `_train_step`, but it looks at nothing: not at what is held, and not at losses, for which the host waits for the device."""
     _gradients(scenario, subject, batches, reads_losses=False)
     subject.optimizer.step()
@@ -185,19 +185,19 @@ def _plain_step(scenario: Scenario, subject: Subject, batches: list[modules.Micr
 def _gradients(
     scenario: Scenario,
     subject: Subject,
-    batches: list[modules.MicroBatch],
+    batches: list[batching.MicroBatch],
     *,
     begin: Begin = lambda part, micro_batch=0: None,
     reads_losses: bool = True,
 ) -> float:
     """Forward and backward of the micro-batches, and clipping; returns their mean loss, which is 0 where nobody reads it."""
     total = 0.0
-    of_micro_batch = modules.forwards_of(scenario, batches)
+    of_micro_batch = batching.forwards_of(scenario, batches)
     for i, forwards in enumerate(of_micro_batch):
         begin("forward", micro_batch=i)
         with subject.micro_batch(i == len(of_micro_batch) - 1):
-            with modules.autocast(scenario.precision, device=batches[0][0].device.type):
-                loss = modules.summed_loss(subject.module, forwards)
+            with batching.autocast(scenario.precision, device=batches[0][0].device.type):
+                loss = batching.summed_loss(subject.module, forwards)
             begin("backward", micro_batch=i)
             loss.backward()
             total += loss.detach().item() if reads_losses else 0.0

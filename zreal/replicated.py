@@ -13,7 +13,8 @@ from torch.nn.utils import clip_grad_norm_
 
 from zreal import torch_private
 from zreal.held import held, state_tensors
-from zreal.modules import DTYPES, Model
+from zreal.initial import DTYPES
+from zreal.modules import Model
 from zreal.optimizers import make_optimizer, stepped_again
 from zsim import clipping, lowering
 from zsim.errors import ProgramError

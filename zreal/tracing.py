@@ -20,13 +20,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from zreal import modules, torch_private
+from zreal import batching, torch_private
 from zreal.boundaries import Boundaries, ParameterGradients, cast_floats, tensors_in
 from zreal.changed_views import ChangedViews
 from zreal.device_kernels import KernelChoices
 from zreal.faking import Faked, Inputs, Units, default_batch, fake, made, refuse, require_word, total
+from zreal.initial import DTYPES
 from zreal.known_values import as_on_real_tensors
-from zreal.modules import DTYPES
 from zreal.recomputing import recomputing
 from zreal.storages import Born, Lives, Place, StorageLog, merged
 from zreal.stretches import Step, traced_model
@@ -238,7 +238,7 @@ def _forward_backward(
 ) -> tuple[int, int]:
     """The numbers of the storages of the loss's gradient and of the loss, which are dropped last and in this order."""
     try:
-        with modules.autocast(casts, device="cpu"):
+        with batching.autocast(casts, device="cpu"):
             result = (loss or _default_loss)(step.model(*step.args, **step.kwargs))
             if casts.autocast != "none":
                 boundaries.leave_autocast()

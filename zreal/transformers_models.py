@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from zreal.modules import DTYPES, ModelError, initial
+from zreal.initial import DTYPES, ModelError, initial
 from zreal.recomputing import recomputed
 from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.model import Module

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.quick import one_in
-from zreal import modules, numerics, torch_private
+from zreal import batching, numerics, torch_private
 from zreal.executor import execute
 from zreal.observer import observe
 from zsim.backends import find
@@ -67,7 +67,7 @@ def test_observer_executor_and_reference_train_alike_under_autocast(strategy: st
 
 
 def test_autocast_is_left_when_forward_is_over() -> None:
-    with modules.autocast(scenario('name = "ddp"').precision, device="cpu"):
+    with batching.autocast(scenario('name = "ddp"').precision, device="cpu"):
         assert torch.is_autocast_enabled("cpu")
         assert torch.get_autocast_dtype("cpu") == torch.bfloat16
     assert not torch.is_autocast_enabled("cpu")

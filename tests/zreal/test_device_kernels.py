@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.zreal.test_tracing import records
-from zreal import modules
+from zreal import batching, modules
 from zreal.device_kernels import KernelChoices
 from zreal.tracing import trace
 from zsim.checkpointing import Checkpointing
@@ -43,7 +43,7 @@ def family(name: str, width: int, batch: Batch, *, num_heads: int = 2, num_kv_he
 
 
 def traced(spec: ModelSpec, batch: Batch, dtype: Dtype, **options: Any) -> Any:
-    data = modules.inputs(spec, batch, seed=0, rank=0, step=0, micro_batch=0)
+    data = batching.inputs(spec, batch, seed=0, rank=0, step=0, micro_batch=0)
     return trace(modules.build(spec, seed=0), data, dtype=dtype, device="cuda", **options)
 
 

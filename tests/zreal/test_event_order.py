@@ -19,7 +19,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from tests.matrix import matrix
 from tests.quick import one_in
-from zreal import modules, torch_private
+from zreal import batching, modules, torch_private
 from zreal.meters import MemoryMeter
 from zreal.observer import device_mesh
 from zreal.subjects.table import SUBJECTS
@@ -103,14 +103,14 @@ def of_torch(case: Scenario, *, steps: int = 3) -> list[int]:
             subject = SUBJECTS[case.strategy](case, model, mesh)
             for step in range(steps):
                 with meter.looking_away():
-                    batches = modules.micro_batches(case, rank=0, step=step, dtype=subject.dtype)
+                    batches = batching.micro_batches(case, rank=0, step=step, dtype=subject.dtype)
                 assert meter.events is not None
                 meter.events.clear()
-                of_micro_batch = modules.forwards_of(case, batches)
+                of_micro_batch = batching.forwards_of(case, batches)
                 for place, forwards in enumerate(of_micro_batch):
                     with subject.micro_batch(place == len(of_micro_batch) - 1):
-                        with modules.autocast(case.precision, device="cpu"):
-                            loss = modules.summed_loss(subject.module, forwards)
+                        with batching.autocast(case.precision, device="cpu"):
+                            loss = batching.summed_loss(subject.module, forwards)
                         loss.backward()
                         del loss
                 if case.optimizer.clip_norm:

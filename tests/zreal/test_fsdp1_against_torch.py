@@ -9,7 +9,7 @@ import torch
 
 from tests.agreement import differences
 from tests.quick import one_in
-from zreal import modules, observer, torch_private
+from zreal import batching, modules, observer, torch_private
 from zreal.subjects.table import SUBJECTS
 from zsim.plan import plan
 from zsim.scenario import Scenario, parse
@@ -105,10 +105,10 @@ def seen(case: Scenario, *, steps: int) -> list[list[str]]:
         subject = SUBJECTS[case.strategy](case, model, mesh)
         for step in range(steps):
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-                batches = modules.micro_batches(case, rank=0, step=step, dtype=subject.dtype)
-                for place, forwards in enumerate(modules.forwards_of(case, batches)):
+                batches = batching.micro_batches(case, rank=0, step=step, dtype=subject.dtype)
+                for place, forwards in enumerate(batching.forwards_of(case, batches)):
                     with subject.micro_batch(place == case.batch.accumulation - 1):
-                        modules.summed_loss(subject.module, forwards).backward()
+                        batching.summed_loss(subject.module, forwards).backward()
             subject.optimizer.zero_grad(set_to_none=True)
             events = sorted(profiler.events(), key=lambda event: event.time_range.start)
             found.append([MARKS[event.name] for event in events if event.name in MARKS])

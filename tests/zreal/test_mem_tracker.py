@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from zreal import modules, torch_private
+from zreal import batching, modules, torch_private
 from zreal.observer import device_mesh
 from zreal.subjects.table import SUBJECTS
 from zsim.backends import find
@@ -62,7 +62,7 @@ def tracked_peak(case: Scenario) -> int:
             model = modules.build(case.model, seed=case.seed)
         subject = SUBJECTS[case.strategy](case, model, mesh)
         with fake:
-            ((x, targets),) = modules.micro_batches(case, rank=0, step=0, dtype=subject.dtype)
+            ((x, targets),) = batching.micro_batches(case, rank=0, step=0, dtype=subject.dtype)
             tracker = torch_private.FSDPMemTracker(subject.module, subject.optimizer)
             tracker.track_inputs((x, targets))
             with tracker:

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from zreal import modules
+from zreal import batching, modules
+from zreal.eager_operators import apply
+from zreal.initial import DTYPES
 from zsim.eager import calls
 from zsim.lowering import lower
 from zsim.model import ModelSpec
@@ -30,7 +32,7 @@ def _spec(name: str, attention: str | None = None) -> ModelSpec:
 def _data(
     spec: ModelSpec, batch: Batch, *, seed: int = 0, rank: int = 0, dtype: str = "float32"
 ) -> tuple[Tensor, Tensor]:
-    return modules.inputs(spec, batch, seed=seed, rank=rank, step=0, micro_batch=0, dtype=dtype)
+    return batching.inputs(spec, batch, seed=seed, rank=rank, step=0, micro_batch=0, dtype=dtype)
 
 
 def _loss(name: str, *, attention: str | None = None, dtype: str = "float32") -> tuple[modules.Model, Tensor]:
@@ -68,7 +70,7 @@ def test_backward_gives_every_parameter_a_finite_gradient_of_its_dtype(name: str
     assert loss.shape == ()
     for fqn, parameter in model.named_parameters():
         assert parameter.grad is not None, fqn
-        assert parameter.grad.dtype == modules.DTYPES[dtype]
+        assert parameter.grad.dtype == DTYPES[dtype]
         assert bool(parameter.grad.isfinite().all()), fqn
         assert bool(parameter.grad.any()), fqn
 
@@ -104,8 +106,7 @@ def test_a_gpt_block_computes_what_the_encoder_layer_of_torch_does() -> None:
 def test_rotary_scores_depend_only_on_how_far_apart_two_tokens_are() -> None:
     op = Operator(kind="rotary", name="r", inputs=("q",), output="qr", num_heads=1, head_dim=8)
     query, key = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))
-    owner = modules.build(_spec("mlp-tiny"), seed=0)
-    turned = [modules.apply(op, {"q": row.expand(1, 12, 8)}, owner) for row in (query, key)]
+    turned = [apply(op, {"q": row.expand(1, 12, 8)}, weight=None, bias=None) for row in (query, key)]
     scores = (turned[0] @ turned[1].transpose(-2, -1))[0]
     for distance in range(-11, 12):
         diagonal = scores.diagonal(distance)
@@ -196,7 +197,7 @@ def test_inputs_differ_by_seed_rank_step_and_micro_batch_and_by_nothing_else(nam
 
     def made(key: tuple[int, int, int, int]) -> Tensor:
         seed, rank, step, micro_batch = key
-        return modules.inputs(spec, batch, seed=seed, rank=rank, step=step, micro_batch=micro_batch)[0]
+        return batching.inputs(spec, batch, seed=seed, rank=rank, step=step, micro_batch=micro_batch)[0]
 
     torch.manual_seed(0)
     first = [made(key) for key in keys]
@@ -222,11 +223,11 @@ def test_the_input_of_an_mlp_is_one_float_vector_per_sequence() -> None:
 def test_values_are_dropped_after_their_last_use(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = llama.LlamaSizes(num_layers=1, hidden_size=8, num_heads=2, feed_forward=12, vocabulary=11)
     block = modules.build(llama.build(sizes, name="l", sequence_length=4), seed=0).blocks[0]
-    log, real = [], modules.apply
+    log = []
 
-    def spy(op: Operator, values: dict[str, Tensor], owner: modules.Stretch | modules.Model) -> Tensor:
+    def spy(op: Operator, values: dict[str, Tensor], *, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         log.append((op.name.removeprefix("blocks.0."), " ".join(sorted(values.keys() - {"tokens"}))))
-        return real(op, values, owner)
+        return apply(op, values, weight=weight, bias=bias)
 
     monkeypatch.setattr(modules, "apply", spy)
     block(torch.zeros(1, 4, 8))

@@ -14,7 +14,7 @@ from torch.profiler import profile
 from torch.utils.checkpoint import checkpoint
 
 from tests.quick import one_in
-from zreal import modules, torch_private
+from zreal import batching, modules, torch_private
 from zreal.tracing import trace
 from zsim.lowering import lower
 from zsim.memory import replay
@@ -40,7 +40,7 @@ def family(name: str, attention: str | None) -> tuple[ModelSpec, Batch]:
 @cache
 def traced(name: str, attention: str | None, *, dtype: Dtype = "float32", **options: Any) -> TracedModel:
     spec, batch = family(name, attention)
-    data = modules.inputs(spec, batch, seed=0, rank=0, step=0, micro_batch=0)
+    data = batching.inputs(spec, batch, seed=0, rank=0, step=0, micro_batch=0)
     return trace(modules.build(spec, seed=0), data, dtype=dtype, **options)
 
 
@@ -154,7 +154,7 @@ def test_flops_of_a_traced_family_are_those_of_the_family(name: str, attention: 
 @pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
 def test_gradients_are_added_in_place_where_torch_does_so_when_nobody_watches(name: str) -> None:
     spec, batch = family(name, "sdpa")
-    loss = modules.build(spec, seed=0)(*modules.inputs(spec, batch, seed=0, rank=0, step=0, micro_batch=0))
+    loss = modules.build(spec, seed=0)(*batching.inputs(spec, batch, seed=0, rank=0, step=0, micro_batch=0))
     with profile() as profiled:
         loss.backward()
     in_place = sum(entry.count for entry in profiled.key_averages() if entry.key == "aten::add_")

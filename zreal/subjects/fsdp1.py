@@ -13,7 +13,8 @@ from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, M
 
 from zreal import torch_private
 from zreal.held import state_tensors
-from zreal.modules import DTYPES, Model
+from zreal.initial import DTYPES
+from zreal.modules import Model
 from zreal.optimizers import make_optimizer, trained
 from zreal.subjects import Subject
 from zsim.scenario import Scenario

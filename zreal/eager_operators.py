@@ -1,0 +1,87 @@
+"""The operators of a ModelSpec in eager torch: what the simulator counts is what runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from zreal.initial import DTYPES
+from zsim.operators import Operator
+
+_ROTARY_BASE = 10000.0
+KERNELS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+"""The kernels of scaled_dot_product_attention that a model can ask for."""
+
+
+def apply(op: Operator, values: Mapping[str, Tensor], *, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """One operator of eager torch on the `values` that it reads, with its parameters, None for those that it has not."""
+    first = op.inputs[0]
+    match op.kind:
+        case "linear":
+            return functional.linear(values[first], cast(Tensor, weight), bias)
+        case "embedding":
+            return functional.embedding(values[first], cast(Tensor, weight))
+        case "positions":
+            return values[first] + cast(Tensor, weight)[: values[first].shape[1]]
+        case "layer_norm":
+            return functional.layer_norm(values[first], (op.out_features,), weight, bias)
+        case "rms_norm":
+            return functional.rms_norm(values[first], (op.out_features,), weight)
+        case "gelu":
+            return functional.gelu(values[first])
+        case "swiglu":
+            return functional.silu(values[first]) * values[op.inputs[1]]
+        case "residual":
+            return values[first] + values[op.inputs[1]]
+        case "rotary":
+            return _rotary(values[first], op)
+        case "attention":
+            return _attention(op, *(values[name] for name in op.inputs))
+        case "cast":
+            return values[first].to(torch.promote_types(values[first].dtype, DTYPES[op.dtype]))
+        case "cross_entropy":
+            return functional.cross_entropy(values[first].flatten(0, -2), values[op.inputs[1]].flatten())
+        case _:
+            raise AssertionError(op.name)  # transformers runs it itself, or build() has refused it
+
+
+def _heads(x: Tensor, num_heads: int) -> Tensor:
+    return torch.unflatten(x, -1, (num_heads, -1)).transpose(1, 2)
+
+
+def _rotary(x: Tensor, op: Operator) -> Tensor:
+    half = op.head_dim // 2
+    rates = _ROTARY_BASE ** (-torch.arange(half, dtype=torch.float32, device=x.device) / half)
+    angles = torch.outer(torch.arange(x.shape[1], dtype=torch.float32, device=x.device), rates)
+    cos, sin = angles.cos().to(x.dtype)[:, None], angles.sin().to(x.dtype)[:, None]
+    left, right = torch.unflatten(x, -1, (op.num_heads, op.head_dim)).split(half, dim=-1)
+    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).flatten(-2)
+
+
+def _attention(op: Operator, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    q, k, v = _heads(query, op.num_heads), _heads(key, op.num_kv_heads), _heads(value, op.num_kv_heads)
+    if op.implementation != "explicit":
+        asked = KERNELS.get(op.implementation)
+        with sdpa_kernel(asked) if asked is not None else nullcontext():
+            mixed = functional.scaled_dot_product_attention(
+                q, k, v, is_causal=op.causal, enable_gqa=op.num_kv_heads != op.num_heads
+            )
+        return mixed.transpose(1, 2).flatten(-2)
+    if op.num_kv_heads != op.num_heads:
+        k, v = (t.repeat_interleave(op.num_heads // op.num_kv_heads, dim=1) for t in (k, v))
+    scores = (q @ k.transpose(-2, -1)) * op.head_dim**-0.5
+    if op.causal:
+        length = scores.shape[-1]
+        later = torch.ones(length, length, dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(later, float("-inf"))
+    return cast(Tensor, (scores.softmax(dim=-1) @ v).transpose(1, 2).flatten(-2))
