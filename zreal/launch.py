@@ -12,10 +12,8 @@ import json
 import multiprocessing
 import os
 import signal
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -23,6 +21,7 @@ from zreal.fork_server import CLOSING_S, server_end, server_pid
 from zreal.launch_errors import not_started, server_ended, unguarded, verdict
 from zreal.rank_process import PROGRESS_BYTES, rank_main
 from zreal.ranks import Rank
+from zsim.signals import undisturbed
 
 PRELOAD = ["torch", "torch.distributed", "torch.distributed.fsdp", "zreal.worker"]
 POLL_S = 0.25
@@ -72,7 +71,7 @@ def launch(
             raise server_ended(end, ranks, f"before rank {len(ranks)} of {world_size} was started") from error
         raise not_started(error) from error
     finally:
-        with _undisturbed():
+        with undisturbed():
             _end(ranks)
         del store
     return [rank.result for rank in ranks]
@@ -111,19 +110,6 @@ def _supervise(ranks: list[Rank], *, deadline: float, timeout_s: float) -> None:
     bad = [rank for rank in ranks if not rank.done]
     if bad:
         raise verdict(ranks, bad, timeout_s)
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """A second Ctrl-C does not stop the ending of ranks, which takes some seconds at most."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _end(ranks: list[Rank]) -> None:

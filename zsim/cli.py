@@ -12,11 +12,13 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from signal import SIGINT, SIGTERM
 from typing import NoReturn
 
 from zsim.errors import ScenarioError, ZsimError
 from zsim.garbage import uncollected
 from zsim.output import guarded
+from zsim.signals import Terminated, terminable
 
 EPILOG = "exit codes: 0 fine, 1 a verdict failed, 2 bad usage or bad scenario, 3 backend not available"
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
@@ -173,7 +175,7 @@ def _seconds(text: str) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    with guarded():
+    with guarded(), terminable():
         return _main(arguments)
 
 
@@ -197,9 +199,12 @@ def _main(arguments: Sequence[str] | None) -> int:
         return _say(lack, as_json=options.json)
     except OSError as error:  # standard output is full
         return _full(error)
+    except Terminated:
+        sys.stderr.write("zsim: ended by SIGTERM\n")
+        return 128 + SIGTERM
     except KeyboardInterrupt:
         sys.stderr.write("zsim: interrupted\n")
-        return 130
+        return 128 + SIGINT
     return code
 
 

@@ -207,6 +207,27 @@ def test_ranks_end_when_their_controller_is_killed_though_one_of_them_is_stopped
     assert [pid for pid in ranks if Path(f"/proc/{pid}").exists()] == []
 
 
+@pytest.mark.parametrize(("number", "said"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "ended by SIGTERM")])
+def test_a_signal_to_the_command_ends_its_ranks_and_is_said(number: signal.Signals, said: str, tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    scenario = tmp_path / "long.toml"
+    text = (root / "scenarios/parity/fsdp2-mlp-2.toml").read_text()
+    scenario.write_text(text.replace("steps = 3", "steps = 1000"))
+    command = [sys.executable, "-m", "zsim", "run", "--backend", "gloo", "--timeout", "80", str(scenario)]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    controller = subprocess.Popen(command, cwd=root, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    ranks = _descendants_when(controller.pid, at_least=4)
+    time.sleep(0.5)
+    controller.send_signal(number)
+    _, err = controller.communicate(timeout=30)
+
+    assert (controller.returncode, err.splitlines()[-1]) == (128 + number, f"zsim: {said}")
+    deadline = time.monotonic() + 10
+    while any(_runs(pid) for pid in ranks) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert [pid for pid in ranks if _runs(pid)] == []
+
+
 def test_what_ranks_themselves_had_started_ends_with_them(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="over"):
         launch(f"{BODIES}:parent", {"folder": str(tmp_path)}, world_size=2, timeout_s=30)
