@@ -1,7 +1,8 @@
 """Tables of the fastest single matrix products of accelerators: a shape, its dtype, and the rate that was reached.
 
 A product alone, repeated on a device that does nothing else and picked as the best of many shapes, is faster than the same product in a
-training step, whose clocks are lower for long; device presets hold what training reaches. The difference is in the band, and not fitted.
+training step, whose clocks are lower for long and whose products are launched once each. Device presets hold what training reaches, and
+`ALONE` how much less time the best product alone takes: one factor for A100 and one for what came after it, from these very tables.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ DTYPES: Mapping[str, str] = {
     "float8": "float8",
 }
 NBYTES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4, "float8": 1}
-ALONE = 0.83
-"""A training step's rate over that of the best product alone: 66.6 of 80.3 % of H100's peak (`presets/devices/h100-80.toml`)."""
+ALONE: Mapping[str, float] = {"A100": 80.3 / 86.9, "A800": 80.3 / 86.9}
+ALONE_LATER = 66.6 / 80.3
+"""The time of the best product alone over its time in training, by model, and for later ones: what training reaches of the peak (the
+presets' matmul_efficiency) over the best published products of A100 and H100 (in bf16; other dtypes and GPUs are predicted by them)."""
 WIDTHS: Mapping[str, float] = {"measured": 0.05, "calibrated": 0.1, "published": 0.15}
 """Half-width of a product's band by its efficiency's provenance; 0.3 for any other, as of a whole step from assumed constants."""
 
@@ -51,18 +54,20 @@ class Product:
 
     @property
     def predicted_s(self) -> float:
-        """Seconds by `zsim.compute`: the waves of the best tile, or the bytes of both factors and the result, and the kernel's start."""
+        """Seconds by `zsim.compute`, for one alone: the waves of the best tile, or the bytes of both factors and the result, and the
+        kernel's start."""
         device = load_device(self.device)
         m, n, k = self.shape
         nbytes = NBYTES[self.dtype] * (m * k + k * n) + max(2, NBYTES[self.dtype]) * m * n
         by_bytes = nbytes / (device.memory_bandwidth * device.memory_efficiency)
-        return max(product_s((1, m, n, k), device, self.dtype), by_bytes) + device.kernel / 1e9
+        alone = ALONE.get(part_of(self.gpu).model, ALONE_LATER)
+        return max(product_s((1, m, n, k), device, self.dtype) * alone, by_bytes) + device.kernel / 1e9
 
     @property
     def band(self) -> tuple[float, float]:
-        """Factors around the prediction: as wide as the efficiency's provenance, and longer below for a product alone."""
+        """Factors around the prediction: as wide as the efficiency's provenance."""
         width = WIDTHS.get(_provenance(load_device(self.device), self.dtype), 0.3)
-        return ALONE * (1 - width), 1 / (1 - width)
+        return 1 - width, 1 / (1 - width)
 
 
 def _provenance(device: Device, dtype: str) -> str:
@@ -96,7 +101,7 @@ def product(record: Record, *, source: str) -> Product:
         seconds=seconds,
         fields={"gpu": gpu, "dtype": record.text("dtype"), "shape_mxnxk": text},
         assumed=(
-            "the rate that training steps reach: the best of many products alone is faster",
+            f"alone, {100 * ALONE.get(part.model, ALONE_LATER):.0f} % of the time that it takes in a training step",
             *(() if is_sized(gpu) else (f"an {part.words}",)),
         ),
     )
