@@ -215,7 +215,7 @@ def test_the_best_products_alone_are_faster_than_in_training(
     table(tmp_path / "g.csv", PRODUCT | {"gpu": gpu, "dtype": dtype, "tflops": str(tflops), "shape_mxnxk": shape})
     (one,) = accuracy.accuracy(tmp_path).rows
     assert abs(one.error) < within
-    assert one.band[0] < one.measured < one.band[1]
+    assert one.band[0] < one.measured / one.predicted < one.band[1]
 
 
 def test_an_nccl_log_that_was_cut_is_skipped_with_its_count(tmp_path: Path) -> None:
