@@ -193,13 +193,32 @@ def require_known_memory(operator: str) -> None:
         _refuse_recurrent()
 
 
+LOSSES_IN_PLACE = frozenset({"mse_loss", "smooth_l1_loss", "soft_margin_loss", "binary_cross_entropy"})
+"""Losses whose single number keeps the room of all elements' losses."""
+LOSSES_BESIDE = frozenset({"mse_loss", "smooth_l1_loss", "huber_loss"})
+"""Losses that make those of all elements once more, or at all, while they add them up (on CUDA; within an operator a CPU's are not seen)."""
+FOLDS = frozenset({"col2im", "im2col"})
+
+
+def _each_loss_nbytes(arguments: tuple[Any, ...]) -> int:
+    """Bytes of the loss of each element."""
+    given, target = arguments[:2]
+    dtype = torch.promote_types(given.dtype, target.dtype)
+    return math.prod(torch.broadcast_shapes(given.shape, target.shape)) * dtype.itemsize
+
+
 def result_nbytes(operator: str, arguments: tuple[Any, ...], place: int, tensor: Tensor, *, device: Device) -> int:
-    """Bytes that the result at `place` of an operator holds: its storage's but for two that real ones have of another size.
+    """Bytes that the result at `place` of an operator holds: its storage's but for those that real ones have of another size.
 
     Statistics of a layer norm are float32 on CUDA. Where an embedding bag notes whose each index is, a CPU makes room for one more, but for
-    sums in two bytes, which it does without.
+    sums in two bytes, which it does without. Some losses make room for each element's and then one number of it, and folding begins
+    with room for what it reads (aten/src/ATen/native/Loss.cpp, BinaryOps.cpp, Col2Im.cpp, Im2Col.cpp and theirs for CUDA).
     """
     nbytes = tensor.untyped_storage().nbytes()
+    if operator in LOSSES_IN_PLACE:
+        return max(nbytes, _each_loss_nbytes(arguments))
+    if operator in FOLDS:
+        return max(nbytes, arguments[0].numel() * arguments[0].element_size())
     if operator == "native_layer_norm" and place > 0 and device == "cuda":
         return 4 * tensor.numel()
     if operator.startswith("_embedding_bag") and place == 1 and nbytes and device == "cpu":
@@ -209,7 +228,10 @@ def result_nbytes(operator: str, arguments: tuple[Any, ...], place: int, tensor:
 
 
 def scratch(operator: str, arguments: tuple[Any, ...], *, device: Device) -> tuple[int, ...]:
-    """Bytes of what lives only while attention's backward runs, as `zsim.eager_sdpa` has it for the built-in families."""
+    """Bytes of what lives only while an operator runs on a device: attention's backward, as `zsim.eager_sdpa` has it for the built-in
+    families, and some losses."""
+    if device == "cuda" and operator in LOSSES_BESIDE and (*arguments[2:3], 1)[0] != 0:
+        return (_each_loss_nbytes(arguments),)
     if device == "cpu" or operator not in (f"{_FLASH}_backward", f"{_EFFICIENT}_backward"):
         return ()
     query, key = arguments[1], arguments[2]

@@ -133,7 +133,7 @@ class Passes(Step):
                 self._compute("recompute", module, kernels=one.kernels, memory=one.memory, reads=reads)
             if one.call is not None and hook is not None:
                 hook(one.call)
-        if module.forward != NOTHING:
+        if module.forward != NOTHING or module.backward != NOTHING:  # the root may only sum gradients between two units
             self._compute("backward", module, kernels=self._backward_kernels(module), memory=memory)
 
     def _backward_kernels(self, module: LoweredModule) -> tuple[Kernel, ...]:

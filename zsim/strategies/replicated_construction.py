@@ -69,6 +69,8 @@ def _check_shapes(step: Step, model: ReplicatedModel) -> None:
 
 State = tuple[str, str, int]
 """What is broadcast: whether "parameters" or "buffers", its dtype and its bytes."""
+Piece = tuple[str, str, int, int]
+"""States of one dtype that are broadcast together, and how many they are."""
 
 
 def _buffers(model: ReplicatedModel) -> list[State]:
@@ -83,24 +85,26 @@ def broadcast_buffers(step: Step, model: ReplicatedModel, *, micro_batch: int) -
 def _broadcast(step: Step, model: ReplicatedModel, states: list[State], *, micro_batch: int = 0) -> None:
     """Rank 0's `states` in flat pieces of one dtype each, in the order of what they begin with; two are under way at a time.
 
-    torch/csrc/distributed/c10d/reducer.cpp (compute_bucket_assignment_by_size) and comm.cpp (broadcast_coalesced).
+    A piece of one tensor is that tensor, and no copy. torch/csrc/distributed/c10d/reducer.cpp (compute_bucket_assignment_by_size),
+    comm.cpp (broadcast_coalesced) and torch/csrc/utils/tensor_flatten.h (flatten_dense_tensors).
     """
     pieces = _coalesced(states)
-    names = [f"{unit}:broadcast{f'.{place}' if place else ''}" for place, (unit, _, _) in enumerate(pieces)]
-    for place, (unit, dtype, nbytes) in enumerate(pieces):
-        before: list[MemoryEvent] = [Free(names[place - IN_FLIGHT])] if place >= IN_FLIGHT else []
-        after: list[MemoryEvent] = [Free(name) for name in names[max(0, place + 1 - IN_FLIGHT) :]] if place == len(pieces) - 1 else []
-        memory = (*before, Alloc(names[place], "communication", nbytes), *after)
+    flat = [f"{unit}:broadcast{f'.{place}' if place else ''}" if count > 1 else "" for place, (unit, _, _, count) in enumerate(pieces)]
+    for place, (unit, dtype, nbytes, _) in enumerate(pieces):
+        over = [flat[place - IN_FLIGHT]] if place >= IN_FLIGHT else []
+        made = [Alloc(flat[place], "communication", nbytes)] if flat[place] else []
+        last = flat[max(0, place + 1 - IN_FLIGHT) :] if place == len(pieces) - 1 else []
+        memory: tuple[MemoryEvent, ...] = (*(Free(name) for name in over if name), *made, *(Free(name) for name in last if name))
         collective_over_replicas(step, model, "broadcast", unit, nbytes, dtype=dtype, memory=memory, micro_batch=micro_batch)
 
 
-def _coalesced(states: list[State]) -> list[State]:
+def _coalesced(states: list[State]) -> list[Piece]:
     """`states` joined up to the cap, each dtype by itself."""
-    found: list[tuple[int, State]] = []
-    filling: dict[str, tuple[int, State]] = {}
+    found: list[tuple[int, Piece]] = []
+    filling: dict[str, tuple[int, Piece]] = {}
     for place, (unit, dtype, nbytes) in enumerate(states):
-        first, (name, _, size) = filling.pop(dtype, (place, (unit, dtype, 0)))
-        joined = (first, (name, dtype, size + nbytes))
+        first, (name, _, size, count) = filling.pop(dtype, (place, (unit, dtype, 0, 0)))
+        joined = (first, (name, dtype, size + nbytes, count + 1))
         if size + nbytes >= BROADCAST_CAP:
             found.append(joined)
         else:

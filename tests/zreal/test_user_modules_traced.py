@@ -1,0 +1,230 @@
+"""What users write and chains of blocks do not have: values that pass units by, losses of every kind, one buffer alone. To the byte."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tests.zreal.test_matrix import figures, predicted
+from tests.zreal.traced_subject import Subject
+from tests.zreal.user_modules import Case
+from zreal import torch_private
+from zreal.tracing import trace
+from zsim.ops import Alloc, Free
+from zsim.program import PHASES
+from zsim.scenario import DTYPES, parse
+from zsim.traced_file import save
+
+WIDTH = 16
+FSDP2 = 'name = "fsdp2"'
+KEPT = 'name = "fsdp2", reshard_after_forward = false'
+DDP = 'name = "ddp"'
+SHARES = ("fp32", "bf16")
+
+
+class Layers(nn.Module):
+    """Four linears that `run` calls; the loss is the sum of what it returns."""
+
+    def __init__(self, run: Callable[[nn.ModuleList, Tensor], Tensor], width: int = WIDTH) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
+        self.run = run
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(self.layers, x).sum()
+
+
+def past_one(layers: nn.ModuleList, x: Tensor) -> Tensor:
+    first = layers[0](x)
+    second = layers[1](first)
+    return first + layers[3](layers[2](second))
+
+
+def past_two(layers: nn.ModuleList, x: Tensor) -> Tensor:
+    first = layers[0](x)
+    second = layers[1](first)
+    return layers[3](layers[2](second) + first) + second
+
+
+def together(layers: nn.ModuleList, x: Tensor) -> Tensor:
+    first = layers[0](x)
+    second = layers[1](first)
+    return torch.cat((layers[3](layers[2](second)), second, first), 1)
+
+
+def bent(layers: nn.ModuleList, x: Tensor) -> Tensor:
+    first = functional.silu(layers[0](x))
+    second = functional.silu(layers[1](first))
+    return layers[3](functional.silu(layers[2](second)) + first) + second
+
+
+def down_and_up(layers: nn.ModuleList, x: Tensor) -> Tensor:
+    """A U-Net's way: what is kept on the way down is joined to what comes back, and cut."""
+    first = layers[0](x)
+    second = layers[1](first)
+    joined = torch.cat((layers[2](second), first), 1)
+    return layers[3](joined[..., :WIDTH])
+
+
+def to_all(layers: nn.ModuleList, x: Tensor) -> Tensor:
+    first = layers[0](x)
+    return layers[1](first) * layers[2](first) * layers[3](first)
+
+
+def cut(layers: nn.ModuleList, x: Tensor) -> Tensor:
+    for layer in layers:
+        x = functional.pad(layer(x)[..., :12], (0, 4))
+    return x
+
+
+SKIPS = {run.__name__: run for run in (past_one, past_two, together, bent, down_and_up, to_all, cut)}
+
+
+class Regression(nn.Module):
+    def __init__(self, loss: Callable[..., Tensor], reduction: str) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.loss, self.reduction = loss, reduction
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        found = self.loss(x.sigmoid(), target, reduction=self.reduction)
+        return found.sum() if self.reduction == "none" else found
+
+
+LOSSES = {
+    loss.__name__: loss
+    for loss in (
+        functional.mse_loss,
+        functional.smooth_l1_loss,
+        functional.binary_cross_entropy,
+        functional.soft_margin_loss,
+        functional.l1_loss,
+        functional.huber_loss,
+    )
+}
+
+
+class Buffered(nn.Module):
+    def __init__(self, buffers: tuple[tuple[torch.dtype, int], ...]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        for place, (dtype, numel) in enumerate(buffers):
+            self.register_buffer(f"buffer_{place}", torch.ones(numel, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.sum()
+
+
+BUFFERS = {
+    "a mask": ((torch.bool, 4096),),
+    "rates": ((torch.float32, 1000),),
+    "places": ((torch.int64, 3000),),
+    "two of one": ((torch.float32, 500), (torch.float32, 700)),
+    "one of each": ((torch.bool, 4096), (torch.int64, 500), (torch.float32, 77)),
+}
+
+
+def differences(make: Callable[[], nn.Module], data: Callable[[], Any], strategy: str, tmp_path: Path, *, ranks: int, more: str = "",
+                parameters: str = "fp32", accumulation: int = 1) -> dict[str, Any]:  # fmt: skip
+    """By phase: what is predicted and what is measured, where these differ."""
+    units = [f"layers.{place}" for place in range(4)]
+    torch.manual_seed(0)
+    model = trace(make, data(), units=units, dtype=DTYPES[parameters], sums_in_place=False, name="traced")
+    save(model, tmp_path / "traced.json")
+    text = f"""
+model = {{ traced = "traced.json" }}
+batch = {{ micro_batch = {model.batch.micro_batch}, sequence_length = {model.batch.sequence_length}, accumulation = {accumulation} }}
+cluster = {{ preset = "cpu-gloo", ranks = {ranks} }}
+strategy = {{ {strategy} }}
+precision = {{ parameters = "{parameters}", reduce = "fp32" }}
+optimizer = {{ name = "sgd" }}
+"""
+    case = parse(text.encode(), where="user.toml", folder=tmp_path)
+    ours = predicted(case, ranks=(0,))[0]
+    with torch_private.fake_group(rank=0, world_size=ranks):
+        real = Subject(Case(make, "", data, num_units=0, more=tuple(units)), case)
+        first, _, steady = (real.step() for _ in range(3))
+    pairs = {name: (figures(ours[name]), figures(phase)) for name, phase in zip(PHASES, (real.construction, first, steady), strict=True)}
+    return {name: (found, measured) for name, (found, measured) in pairs.items() if found != measured}
+
+
+def inputs() -> tuple[Tensor, ...]:
+    return (torch.randn(6, WIDTH),)
+
+
+@pytest.mark.parametrize("strategy", [FSDP2, KEPT, DDP, 'name = "hsdp", dp_shard = 2, dp_replicate = 2'])
+@pytest.mark.parametrize("name", SKIPS)
+def test_values_that_pass_units_by(name: str, strategy: str, tmp_path: Path) -> None:
+    ranks = 4 if "hsdp" in strategy else 2
+    assert differences(lambda: Layers(SKIPS[name]), inputs, strategy, tmp_path, ranks=ranks) == {}
+
+
+@pytest.mark.parametrize("name", SKIPS)
+def test_values_that_pass_units_by_with_parameters_cast_and_reduced_apart(name: str, tmp_path: Path) -> None:
+    found = differences(lambda: Layers(SKIPS[name]), inputs, FSDP2, tmp_path, ranks=2, parameters="bf16", accumulation=2)
+    assert found == {}
+
+
+@pytest.mark.parametrize("name", ["past_one", "together", "bent", "cut"])
+def test_values_that_pass_units_by_under_fsdp1(name: str, tmp_path: Path) -> None:
+    assert differences(lambda: Layers(SKIPS[name]), inputs, 'name = "fsdp1", dp_shard = 2, dp_replicate = 1', tmp_path, ranks=2) == {}
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_whose_single_number_keeps_the_room_of_all(name: str, reduction: str, tmp_path: Path) -> None:
+    def data() -> tuple[Tensor, Tensor]:
+        return torch.randn(6, WIDTH), torch.randint(2, (6, WIDTH)).float()
+
+    assert differences(lambda: Regression(LOSSES[name], reduction), data, FSDP2, tmp_path, ranks=2) == {}
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_some_losses_make_those_of_all_elements_beside_on_a_device(name: str, reduction: str) -> None:
+    """From source, for no CUDA is here: what lives in the operator alone."""
+    data = (torch.randn(6, WIDTH), torch.randint(2, (6, WIDTH)).float())
+    units = [f"layers.{place}" for place in range(4)]
+    model = trace(lambda: Regression(LOSSES[name], reduction), data, units=units, device="cuda")
+    events = model.lowered[-1].forward.memory
+    brief = [one.nbytes for one, after in pairwise(events) if isinstance(one, Alloc) and after == Free(one.buffer)]
+    beside = reduction == "mean" and name in ("mse_loss", "smooth_l1_loss", "huber_loss")
+    assert brief == [6 * WIDTH * 4] * beside
+
+
+@pytest.mark.parametrize("strategy", [DDP, 'name = "zero_redundancy"'])
+@pytest.mark.parametrize("name", BUFFERS)
+def test_a_single_buffer_of_its_dtype_is_broadcast_as_it_is(name: str, strategy: str, tmp_path: Path) -> None:
+    for ranks in (1, 2):
+        assert differences(lambda: Buffered(BUFFERS[name]), inputs, strategy, tmp_path, ranks=ranks) == {}
+
+
+class Unfolding(nn.Module):
+    """Patches out of an image, and an image of patches: overlapping ones are more than the image, few of them less."""
+
+    def __init__(self, kernel: int, stride: int) -> None:
+        super().__init__()
+        self.kernel, self.stride = kernel, stride
+        self.layers = nn.ModuleList(nn.Conv2d(4, 4, 3, padding=1) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        patches = functional.unfold(x, self.kernel, stride=self.stride)
+        return functional.fold(patches * 2, x.shape[-2:], self.kernel, stride=self.stride).sum()
+
+
+@pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (1, 3), (2, 2)])
+def test_folding_begins_with_room_for_what_it_reads(kernel: int, stride: int, tmp_path: Path) -> None:
+    assert differences(lambda: Unfolding(kernel, stride), lambda: (torch.randn(2, 4, 8, 8),), FSDP2, tmp_path, ranks=2) == {}
