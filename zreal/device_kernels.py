@@ -196,7 +196,7 @@ def require_known_memory(operator: str) -> None:
 LOSSES_IN_PLACE = frozenset({"mse_loss", "smooth_l1_loss", "soft_margin_loss", "binary_cross_entropy"})
 """Losses whose single number keeps the room of all elements' losses."""
 LOSSES_BESIDE = frozenset({"mse_loss", "smooth_l1_loss", "huber_loss"})
-"""Losses that make those of all elements once more, or at all, while they add them up (on CUDA; within an operator a CPU's are not seen)."""
+"""Losses that make those of all elements once more, or at all, while they add them up (on CUDA; those of a CPU are not seen)."""
 FOLDS = frozenset({"col2im", "im2col"})
 
 

@@ -64,13 +64,25 @@ def kernel(func: Any, arguments: tuple[Any, ...], options: dict[str, Any], resul
     dtype = next((t.dtype for t in written if t.dtype.is_floating_point), written[0].dtype)
     flops = _flops(func, name, arguments, options, result)
     shape = _shape(name, arguments)
-    return Kernel(name, flops, nbytes, str(dtype).removeprefix("torch."), shape=shape if all(shape) else ())
+    told = shape if all(shape) else ()
+    transposed = bool(told) and name in _PRODUCTS and _is_transposed(*_factors(name, arguments))
+    return Kernel(name, flops, nbytes, str(dtype).removeprefix("torch."), shape=told, transposed=transposed)
+
+
+def _factors(name: str, arguments: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    first, second = arguments[_PRODUCTS[name] : _PRODUCTS[name] + 2]
+    return first, second
+
+
+def _is_transposed(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether the first factor lies transposed and the second does not, so that neither is contiguous along what they are summed over."""
+    return first.stride(-1) != 1 and second.stride(-1) == 1
 
 
 def _shape(name: str, arguments: tuple[Any, ...]) -> tuple[int, ...]:
     """That of a product or of fused attention, as `zsim.ops.Kernel` has it; () for any other operator."""
     if name in _PRODUCTS:
-        first, second = (tensor.shape for tensor in arguments[_PRODUCTS[name] : _PRODUCTS[name] + 2])
+        first, second = (tensor.shape for tensor in _factors(name, arguments))
         return (first[0] if len(first) == 3 else 1, first[-2], second[-1], first[-1])
     if name in _IS_CAUSAL:
         query, key = (tensor.shape for tensor in arguments[name.endswith("backward") :][:2])

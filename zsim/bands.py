@@ -193,7 +193,7 @@ def _decides(kernel: Kernel, costs: Costs) -> str:
         return "links.host.bandwidth"
     if is_attention(kernel.operator) and kernel.shape and costs.cluster.device.attention:
         return f"device.attention.{costs.execution.attention_kernels}.rate"
-    if kernel.shape and compute.is_misaligned(kernel.shape, kernel.dtype):
+    if kernel.shape and compute.is_misaligned(kernel.shape, kernel.dtype, transposed=kernel.transposed):
         return MISALIGNED
     if kernel.shape:
         return "device.float8_efficiency" if costs.execution.float8 else "device.matmul_efficiency"

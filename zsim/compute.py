@@ -24,7 +24,8 @@ STREAMS = frozenset({"copy", "cast", "add", ACCUMULATE, NORM_STEP, "norm", "scal
 
 
 ALIGNED = {"bfloat16": 8, "float16": 8, "float8": 16}
-"""Elements in 16 bytes, of which tensor cores' operands are made: sizes of a product that are no multiples of them take other kernels."""
+"""Elements in 16 bytes, which tensor cores' operands are loaded by: rows of a matrix that are no multiples of them take other kernels
+(cuBLAS documentation, tensor core usage: leading dimensions)."""
 MISALIGNED = 0.5
 """Of the rate, what those reach (assumed: padding GPT-2's vocabulary of 50257 to 50304 is known to save a quarter of a step, in which the
 head has a third of the products)."""
@@ -132,7 +133,8 @@ def _arithmetic_s(kernel: Kernel, device: Device, execution: Execution) -> float
     if is_attention(kernel.operator) and kernel.shape and device.attention:
         return _attention_s(kernel, device, execution.attention_kernels)
     if kernel.shape:
-        return product_s(kernel.shape, device, "float8" if _in_eight_bits(kernel, execution) else kernel.dtype)
+        dtype = "float8" if _in_eight_bits(kernel, execution) else kernel.dtype
+        return product_s(kernel.shape, device, dtype, transposed=kernel.transposed)
     return kernel.flops / _rate(device, kernel.dtype) if kernel.flops else 0.0  # dtypes without a rate, as integers, have none
 
 
@@ -154,18 +156,22 @@ def _rate(device: Device, dtype: str) -> float:
     return device.peak_flops(dtype) * share
 
 
-def is_misaligned(shape: tuple[int, ...], dtype: str) -> bool:
-    """Whether a product has a size that is no multiple of 16 bytes; of tokens too, which matter less and are seldom odd."""
-    return dtype in ALIGNED and any(size % ALIGNED[dtype] for size in shape[1:])
+def is_misaligned(shape: tuple[int, ...], dtype: str, *, transposed: bool = False) -> bool:
+    """Whether a product has a size that is no multiple of 16 bytes along which a factor or the result is contiguous.
+
+    That is never the number of tokens: they are rows of a linear's input and of its output, and what its weight's gradient sums over.
+    """
+    _, m, n, k = shape
+    return dtype in ALIGNED and any(size % ALIGNED[dtype] for size in (n, m if transposed else k))
 
 
-def product_s(shape: tuple[int, ...], device: Device, dtype: str) -> float:
-    """Seconds of (products, m, n, k): the waves of the best tile, times what a tile takes."""
+def product_s(shape: tuple[int, ...], device: Device, dtype: str, *, transposed: bool = False) -> float:
+    """Seconds of (products, m, n, k): the waves of the best tile, times what a tile takes. `transposed`: how the first factor lies."""
     count, m, n, k = shape
     rate, sms = _rate(device, dtype), device.num_sms
     if sms == 1:
         return 2 * count * m * n * k / rate
-    if is_misaligned(shape, dtype):
+    if is_misaligned(shape, dtype, transposed=transposed):
         rate *= MISALIGNED
     best = float("inf")
     for rows, columns, relative in TILES:

@@ -59,12 +59,12 @@ def _of_products(call: Call, dtype: str, needs_gradient: Collection[str]) -> Ite
         return
     count, m, n, k = call.shape
     weight = call.parameters[0] if call.parameters else call.inputs[-1]
-    shapes = []
+    shapes: list[tuple[tuple[int, ...], bool]] = []
     if call.inputs[0] in needs_gradient and call.inputs[0] in call.gradients:
-        shapes.append((count, m, k, n))
+        shapes.append(((count, m, k, n), False))
     if weight in call.gradients and (weight in call.parameters or weight in needs_gradient):
-        shapes.append((count, n, k, m) if call.parameters else (count, k, n, m))
-    for shape in shapes:
-        yield Kernel(call.operator, call.flops, call.moved, dtype, shape=shape)
+        shapes.append(((count, n, k, m) if call.parameters else (count, k, n, m), True))
+    for shape, transposed in shapes:
+        yield Kernel(call.operator, call.flops, call.moved, dtype, shape=shape, transposed=transposed)
     if any(fqn in call.gradients for fqn in call.parameters[1:]):
         yield Kernel("bias", 0, call.nbytes, dtype)

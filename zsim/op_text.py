@@ -2,8 +2,8 @@
 
     4  all_gather      blocks.1   all_gather  group=dp_shard 33,408 B  dtype=float32  after 3  | + communication blocks.1.out 33,408 B
 
-Fields that have their default are left out. After the first " | " come kernels ("linear 1x4x8x2 128 flop 112 B float32") and memory
-events in order ("+ kind buffer bytes" and "- buffer").
+Fields that have their default are left out. After the first " | " come kernels ("linear 1x4x8x2 128 flop 112 B float32", with a "t" after
+the sizes of a product whose first factor lies transposed) and memory events in order ("+ kind buffer bytes" and "- buffer").
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _OP = re.compile(
     r"(?:  group=(?P<group>\S+) (?P<nbytes>[\d,]+) B)?(?:  dtype=(?P<dtype>\w+))?(?:  root=(?P<root>\d+))?"
     r"(?:  micro_batch=(?P<micro_batch>\d+))?(?:  reads=(?P<reads>\S+))?(?:  after (?P<waits>[\d,]+))?(?P<rest>(?: \| .*)?)"
 )
-_KERNEL = re.compile(r"(\S+)(?: (\d+(?:x\d+)+))? ([\d,]+) flop ([\d,]+) B (\w+)(?: on (link|host))?")
+_KERNEL = re.compile(r"(\S+)(?: (\d+(?:x\d+)+)(t)?)? ([\d,]+) flop ([\d,]+) B (\w+)(?: on (link|host))?")
 _ALLOC = re.compile(r"\+ (\w+) (\S+) ([\d,]+) B")
 
 
 def _format_kernel(kernel: Kernel) -> str:
     place = "" if kernel.place == "device" else f" on {kernel.place}"
-    shape = f" {'x'.join(map(str, kernel.shape))}" if kernel.shape else ""
+    shape = f" {'x'.join(map(str, kernel.shape))}{'t' * kernel.transposed}" if kernel.shape else ""
     return f"{kernel.operator}{shape} {kernel.flops:,} flop {kernel.nbytes:,} B {kernel.dtype}{place}"
 
 
@@ -70,8 +70,8 @@ def parse_op(line: str, *, number: int = 1) -> Op:
             memory.append(Alloc(alloc[2], cast(Any, alloc[1]), _number(alloc[3])))
         elif kernel is not None:
             shape = tuple(map(int, kernel[2].split("x"))) if kernel[2] else ()
-            place = cast(Place, kernel[6] or "device")
-            kernels.append(Kernel(kernel[1], _number(kernel[3]), _number(kernel[4]), kernel[5], place, shape))
+            place = cast(Place, kernel[7] or "device")
+            kernels.append(Kernel(kernel[1], _number(kernel[4]), _number(kernel[5]), kernel[6], place, shape, kernel[3] is not None))
         else:
             raise bad_line(number, part, "a kernel, an allocation or a free")
     return Op(

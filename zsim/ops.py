@@ -73,6 +73,7 @@ class Kernel:
 
     It runs on the device, or is a transfer over the link between device and host, or runs on the host. A matrix product has as its
     `shape` the (products, m, n, k) of that many m × k by k × n, fused attention (sequences × heads, queries, keys, width of a head).
+    A product whose first factor is `transposed` in memory, as that of a weight's gradient is, has it contiguous along m and not along k.
     """
 
     operator: Final[str]
@@ -81,6 +82,7 @@ class Kernel:
     dtype: Final[str]
     place: Final[Place] = "device"
     shape: Final[tuple[int, ...]] = ()
+    transposed: Final[bool] = False
 
 
 NORM_STEP = "norm_step"

@@ -33,6 +33,7 @@ SCHEMA = "zsim-traced-model-1"
 MAX_FILE_BYTES = 64 * 1024**2
 MAX_DIMS = 16
 KERNEL_DIMS = 4
+TRANSPOSED = "transposed"
 MAX_MODULES = 20_000
 MAX_VARIANTS = 16
 FLOATS: Final = tuple(name for name in DTYPE_NBYTES if "float" in name)
@@ -96,7 +97,10 @@ def _parameter_row(parameter: Parameter) -> list[Any]:
 
 
 def _kernel_table(kernels: tuple[Kernel, ...]) -> list[list[Any]]:
-    return [[kernel.operator, kernel.flops, kernel.nbytes, kernel.dtype, list(kernel.shape)] for kernel in kernels]
+    return [
+        [kernel.operator, kernel.flops, kernel.nbytes, kernel.dtype, list(kernel.shape), *([TRANSPOSED] if kernel.transposed else [])]
+        for kernel in kernels
+    ]
 
 
 def _computation_table(computation: Computation) -> dict[str, Any]:
@@ -258,14 +262,20 @@ def _lowered(module: Module, table: dict[str, Reader]) -> LoweredModule:
 
 
 def _kernels(reader: Reader) -> tuple[Kernel, ...]:
-    return tuple(_kernel(*row.row(5)) for row in reader.items())
+    return tuple(_kernel(row) for row in reader.items())
 
 
-def _kernel(operator: Reader, flops: Reader, nbytes: Reader, dtype: Reader, shape: Reader) -> Kernel:
+def _kernel(reader: Reader) -> Kernel:
+    transposed = isinstance(reader.value, list) and len(reader.value) == 6
+    operator, flops, nbytes, dtype, shape, *marks = reader.row(6 if transposed else 5)
+    for mark in marks:
+        mark.one_of((TRANSPOSED,))
     sizes = tuple(size.size() for size in shape.items(at_most=KERNEL_DIMS))
     if len(sizes) not in (0, KERNEL_DIMS) or 0 in sizes:
         raise shape.refuse(f"{KERNEL_DIMS} sizes above 0, or none")
-    return Kernel(operator.name(), flops.size(), nbytes.size(), dtype.name(), shape=sizes)
+    if transposed and not sizes:
+        raise shape.refuse(f"{KERNEL_DIMS} sizes above 0 of a product that is {TRANSPOSED}")
+    return Kernel(operator.name(), flops.size(), nbytes.size(), dtype.name(), shape=sizes, transposed=transposed)
 
 
 def _computation(reader: Reader) -> Computation:

@@ -228,3 +228,12 @@ class Unfolding(nn.Module):
 @pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (1, 3), (2, 2)])
 def test_folding_begins_with_room_for_what_it_reads(kernel: int, stride: int, tmp_path: Path) -> None:
     assert differences(lambda: Unfolding(kernel, stride), lambda: (torch.randn(2, 4, 8, 8),), FSDP2, tmp_path, ranks=2) == {}
+
+
+@pytest.mark.parametrize("loss", [Tensor.sum, lambda found: found.square().sum()])
+def test_products_say_how_their_first_factor_lies(loss: Callable[[Tensor], Tensor]) -> None:
+    """As torch's own backward of a linear multiplies: the weight's gradient is of the transposed gradient of the output."""
+    model = trace(lambda: Layers(past_one), inputs(), units=["layers.0"], loss=loss)
+    (linear,) = (module for module in model.lowered if module.fqn == "layers.0")
+    found = {(kernel.shape, kernel.transposed) for kernel in (*linear.forward.kernels, *linear.backward.kernels) if kernel.shape}
+    assert found == {((1, 6, WIDTH, WIDTH), False), ((1, WIDTH, WIDTH, 6), True)}

@@ -14,12 +14,12 @@ from zsim.slowdown import simulate_step
 A100 = load_device("a100-80")
 
 
-def step(vocabulary: int) -> tuple[int, float]:
+def step(vocabulary: int, *, length: int = 1024) -> tuple[int, float]:
     """Nanoseconds of a step of GPT-2 124M on one A100, and the half-width of its compute."""
     sizes = f"num_layers = 12, hidden_size = 768, num_heads = 12, vocabulary = {vocabulary}, attention = \"sdpa\""
     text = f"""
 model = {{ family = "gpt", sizes = {{ {sizes} }} }}
-batch = {{ micro_batch = 12, sequence_length = 1024 }}
+batch = {{ micro_batch = 11, sequence_length = {length} }}
 cluster = {{ preset = "dgx-a100" }}
 strategy = {{ name = "ddp" }}
 precision = {{ parameters = "bf16", reduce = "bf16" }}
@@ -43,3 +43,22 @@ def test_an_odd_size_takes_twice_as_long_in_two_bytes(dtype: str, odd: bool) -> 
     even, other = (compute.product_s((1, 4096, n, 4096), A100, dtype) for n in (8192, 8191))
     assert other / even == pytest.approx(2 if odd else 1)
     assert compute.is_misaligned((1, 4096, 8191, 4096), dtype) is odd
+
+
+@pytest.mark.parametrize("length", [1023, 1025])
+def test_an_odd_number_of_tokens_costs_what_it_has_of_them(length: int) -> None:
+    """Tokens are rows of what a linear reads and writes, and what its weight's gradient sums over; no memory is contiguous along them."""
+    even, odd = step(50_304), step(50_304, length=length)
+    assert odd[0] / even[0] == pytest.approx(length / 1024, rel=0.02)
+    assert odd[1] == pytest.approx(even[1], rel=0.01)
+
+
+def test_a_weight_s_gradient_lies_along_features_and_its_input_s_along_them_too() -> None:
+    tokens, wide, narrow = 11 * 1023, 50_257, 768
+    forward, of_input, of_weight = (1, tokens, wide, narrow), (1, tokens, narrow, wide), (1, wide, narrow, tokens)
+    assert compute.is_misaligned(forward, "bfloat16")
+    assert compute.is_misaligned(of_input, "bfloat16")
+    assert compute.is_misaligned(of_weight, "bfloat16", transposed=True)
+    aligned = (1, tokens, 50_304, narrow), (1, tokens, narrow, 50_304)
+    assert not any(compute.is_misaligned(shape, "bfloat16") for shape in aligned)
+    assert not compute.is_misaligned((1, 50_304, narrow, tokens), "bfloat16", transposed=True)
