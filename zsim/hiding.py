@@ -5,7 +5,8 @@ waits for what. Each candidate is a scenario of its own, which is refused, plann
 token, so that a larger batch is not taken for a slower step, and whether what is proposed fits the device.
 
 The breakeven micro-batch is the smallest that hides the communication, to a sequence: doubled until it is hidden, then bisected. That takes
-the exposed share to fall as the batch grows; of the one proposed and the one below it, which does not hide, both were simulated.
+the exposed share to fall as the batch grows; of the one proposed and the one below it, which does not hide, both were simulated. Where
+that one does not fit the device, or none hides, the largest multiple that fits is proposed too.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ EAGER = {
 }
 """Where a strategy's option is no number: the value that lets it gather earliest, and that in words."""
 FACTORS = (1.25, 1.5, 2.0, 4.0, 8.0)
-BATCHES = (2, 4, 8, 16, 32)
+BATCHES = (2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +103,29 @@ def hiding(scenario: Scenario) -> Hiding:
         return Hiding(now=now, changes=(), untried=untried)
     asked = (_lookaheads, _units, _repaired, _links)
     lookahead, units, repaired, links = (_smallest(candidates(scenario)) for candidates in asked)
-    found = (lookahead, units, _breakeven(scenario), repaired, links)
-    return Hiding(now=now, changes=tuple(_with_memory(tried) for tried in found if tried is not None))
+    before, after = (_with_memory_of(found) for found in ((lookahead, units), (repaired, links)))
+    return Hiding(now=now, changes=(*before, *_batches(scenario, now), *after))
+
+
+def _batches(scenario: Scenario, now: Change) -> Iterator[Change]:
+    """The breakeven micro-batch, and where it is too large, or there is none, the largest multiple that fits and gains something."""
+    tried = _breakeven(scenario)
+    if tried is None:
+        return
+    breakeven = _with_memory(tried)
+    if breakeven.hides and breakeven.memory != "OOM":
+        yield breakeven
+        return
+    size = scenario.batch.micro_batch
+    for times in reversed(BATCHES):
+        smaller = _tried(*_with_batch(scenario, size * times)) if size * times < tried.scenario.batch.micro_batch else None
+        if smaller is None or smaller.change.ns_per_token > now.ns_per_token * (1 - NOTHING):
+            continue
+        fitting = _with_memory(smaller)
+        if fitting.memory != "OOM":
+            yield fitting
+            break
+    yield breakeven
 
 
 def _simulated(words: str, scenario: Scenario) -> _Tried:
@@ -138,6 +160,10 @@ def _with_memory(tried: _Tried) -> Change:
         capacity_bytes=found.capacity.nbytes,
         released=expected.words if expected else "",
     )
+
+
+def _with_memory_of(found: Iterable[_Tried | None]) -> list[Change]:
+    return [_with_memory(tried) for tried in found if tried is not None]
 
 
 def _smallest(candidates: Iterable[tuple[str, Scenario]]) -> _Tried | None:

@@ -156,9 +156,14 @@ precision = { parameters = "bf16", reduce = "bf16" }
     assert (found.hides, found.memory, found.memory_words) == (True, "FITS", "")
 
 
-def test_a_proposal_that_does_not_fit_the_device_says_so() -> None:
+def test_a_proposal_that_does_not_fit_the_device_says_so_and_the_largest_that_fits_stands_before_it() -> None:
     asked, found = llama()
-    batch, ahead = of(found, "micro_batch"), of(found, "lookahead")
+    ahead = of(found, "lookahead")
+    fitting, batch = (change for change in found.changes if "micro_batch" in change.words)
+    assert (fitting.memory, fitting.hides) == ("FITS", False)
+    size = int(fitting.words.rpartition(" ")[2])
+    assert simulated(replace(asked, batch=replace(asked.batch, micro_batch=size))) == (fitting.ns_per_token, fitting.exposed)
+    assert simulated(asked)[0] > fitting.ns_per_token > batch.ns_per_token
     one_less = replace(asked.batch, micro_batch=int(batch.words.rpartition(" ")[2]) - 1)
     assert batch.hides
     assert simulated(replace(asked, batch=one_less))[1] >= 0.01
@@ -166,7 +171,7 @@ def test_a_proposal_that_does_not_fit_the_device_says_so() -> None:
     assert batch.needed_bytes > batch.capacity_bytes == ahead.capacity_bytes
     assert batch.memory_words.startswith("does not fit: needs ")
     lines = list(time_report.lines(time_report.why(asked, plan(asked, device="cuda")), found, slower_ns=0))
-    assert [line.endswith(batch.memory_words) for line in lines if "micro_batch" in line] == [True]
+    assert [line.endswith(batch.memory_words) for line in lines if "micro_batch" in line] == [False, True]
     assert not any("fit" in line for line in lines if "lookahead" in line)
 
 
