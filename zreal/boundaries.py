@@ -136,7 +136,8 @@ class Boundaries:
                     where=self.visits[first].unit,
                     expected="the gradient of the unit's output",
                     found="none",
-                    remedy="return tensors, or tuples, lists and dicts of them, that the loss depends on",
+                    remedy="return tensors, or tuples, lists and dicts of them, that the loss depends on; "
+                    "a unit that runs under no_grad must be frozen",
                 )
 
     def _before(self, fqn: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -146,7 +147,7 @@ class Boundaries:
             return cast_floats((args, kwargs), self._dtype)
         self._require_own_place(fqn)
         args, kwargs = cast_floats((args, kwargs), self._dtype)
-        wanted = [tensor for tensor in tensors_in((args, kwargs)) if tensor.requires_grad]
+        wanted = [tensor for tensor in tensors_in((args, kwargs)) if tensor.requires_grad and torch.is_grad_enabled()]
         place = self._visit(Visit(fqn, begins=True, needs_gradient=bool(wanted)))
         self._open.append(place)
         if not wanted:
@@ -200,7 +201,7 @@ class Boundaries:
             return
         for place in range(self.log.place.stretch, last + 1, -1):  # stretches that are left without anybody's notice
             visit = self.visits[place]
-            if visit.needs_gradient or not (visit.begins or place - 1 in self._idle):
+            if visit.needs_gradient or not (visit.begins or place - 1 in self._idle | self.constant):
                 self._refuse_order(last)
             self.begun.add(place - 1)
         if self.log.place.stretch <= last:
@@ -223,7 +224,7 @@ class Boundaries:
                 where=fqn,
                 expected="a unit that is recomputed in its own backward",
                 found=f"one recomputed in that of {self.visits[now].unit}",
-                remedy="checkpoint the unit itself, or parts inside it, and not more",
+                remedy="checkpoint the unit itself, or parts inside it, and not more, with use_reentrant=False",
             )
 
     def _refuse_order(self, place: int) -> None:

@@ -17,7 +17,7 @@ from zreal.untraceable import UntraceableError
 from zsim.model import PART, ROOT, RUN, Module, ParamGroup
 from zsim.ops import Alloc, Free, Kernel, MemoryKind
 from zsim.tape import SEED
-from zsim.traced import FAMILY, INPUT, LOSS, TracedModel, check, placed, stretch
+from zsim.traced import FAMILY, INPUT, LOSS, TracedModel, check, placed, stretch, whole
 from zsim.training import (
     DTYPE_NBYTES,
     Batch,
@@ -101,18 +101,19 @@ def traced_model(
             modules=placed([_module(s, late, last=s is stretches[-1]) for s in stretches], units=step.groups),
             units=step.groups,
             idle=idle,
-            lowered=tuple(
-                LoweredModule(
-                    fqn=s.fqn,
-                    unit=s.unit,
-                    forward=f,
-                    backward=b,
-                    input_needs_gradient=s.needs_gradient,
-                    recompute=tuple(entry.kernel for entry in s.backward if isinstance(entry, Again)),
-                    differentiates=place >= last,
-                    uncached=uncached if s is stretches[-1] else (),
-                )
-                for place, (s, f, b) in enumerate(zip(stretches, forward, backward, strict=True))
+            lowered=whole(
+                (
+                    LoweredModule(
+                        fqn=s.fqn,
+                        unit=s.unit,
+                        forward=f,
+                        backward=b,
+                        input_needs_gradient=s.needs_gradient,
+                        recompute=tuple(entry.kernel for entry in s.backward if isinstance(entry, Again)),
+                    )
+                    for s, f, b in zip(stretches, forward, backward, strict=True)
+                ),
+                uncached,
             ),
             dtype=step.dtype,
             batch=step.batch,

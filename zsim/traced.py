@@ -16,7 +16,7 @@ from zsim.model import ROOT, ModelSpec, Module, ParamGroup
 from zsim.operators import Operator, OperatorKind
 from zsim.ops import Alloc, Free
 from zsim.traced_problems import problems
-from zsim.training import Batch, Computation, Device, Dtype, LoweredModule
+from zsim.training import NOTHING, Batch, Computation, Device, Dtype, LoweredModule
 
 FAMILY: Final = "traced"
 INPUT = "x"
@@ -125,6 +125,19 @@ def stretch(fqn: str, *, unit: str, weights: tuple[tuple[str, str], ...], last: 
     if last or not operators:
         operators.append(_operator(FAMILY, name=fqn, weight="", bias="", output=LOSS if last else "y"))
     return Module(fqn=fqn, unit=unit, operators=tuple(operators))
+
+
+def whole(lowered: Iterable[LoweredModule], uncached: tuple[Free, ...]) -> tuple[LoweredModule, ...]:
+    """`lowered` with what follows from all of them: which have a backward, and what goes when forward is over.
+
+    Before the first that does something in backward none has. Later a unit has none that does nothing there in any of its stretches, and
+    takes nothing that needs a gradient, as one that is called under no_grad.
+    """
+    found = tuple(lowered)
+    first = next((place for place, one in enumerate(found) if one.backward != NOTHING), 0)
+    units = {one.unit for one in found if one.backward != NOTHING or one.input_needs_gradient} | {ROOT}
+    found = tuple(replace(one, differentiates=place >= first and one.unit in units) for place, one in enumerate(found))
+    return (*found[:-1], *(replace(one, uncached=uncached) for one in found[-1:]))
 
 
 def placed(modules: Iterable[Module], *, units: Iterable[ParamGroup]) -> tuple[Module, ...]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from errno import EINVAL
 from pathlib import Path
 from typing import Any, Final
@@ -14,10 +13,9 @@ from zsim.checkpointing import SAVEABLE, Checkpointing
 from zsim.json_reader import Reader
 from zsim.model import ROOT, Module, Parameter, ParamGroup
 from zsim.ops import MEMORY_KINDS, Alloc, Free, Kernel
-from zsim.traced import DEVICES, FAMILY, TracedModel, TracedModelError, check, placed, stretch
+from zsim.traced import DEVICES, FAMILY, TracedModel, TracedModelError, check, placed, stretch, whole
 from zsim.training import (
     DTYPE_NBYTES,
-    NOTHING,
     Batch,
     Computation,
     Device,
@@ -169,7 +167,7 @@ def _model(reader: Reader) -> TracedModel:
         modules=placed(modules, units=units),
         units=units,
         idle=tuple(unit.fqn for unit in units if unit.fqn not in {ROOT, *(module.unit for module in modules)}),
-        lowered=_whole([lowered for _, lowered in pairs], uncached),
+        lowered=whole([lowered for _, lowered in pairs], uncached),
         dtype=table["dtype"].one_of(FLOATS),
         batch=Batch(micro_batch=table["micro_batch"].size(), sequence_length=table["sequence_length"].size()),
         casts_input=table["casts_input"].truth(),
@@ -183,20 +181,13 @@ def _model(reader: Reader) -> TracedModel:
     )
 
 
-def _whole(lowered: Sequence[LoweredModule], uncached: tuple[Free, ...]) -> tuple[LoweredModule, ...]:
-    """`lowered` with what follows from all of them: where backward ends, and what goes when forward is over."""
-    first = next((place for place, one in enumerate(lowered) if one.backward != NOTHING), 0)
-    found = [replace(one, differentiates=place >= first) for place, one in enumerate(lowered)]
-    return tuple(found[:-1] + [replace(one, uncached=uncached) for one in found[-1:]])
-
-
 def _variant(reader: Reader, modules: list[Module], uncached: tuple[Free, ...]) -> tuple[Checkpointing, tuple[LoweredModule, ...]]:
     asked, rows = reader.row(2)
     tables = [row.table(*COMPUTED, lists=(PASSES_ON,)) for row in rows.items(at_most=MAX_MODULES)]
     if len(tables) != len(modules):
         raise rows.refuse(f"one row for each of the {len(modules)} modules")
     lowered = [_lowered(module, table) for module, table in zip(modules, tables, strict=True)]
-    return _checkpointing(asked), _whole(lowered, uncached)
+    return _checkpointing(asked), whole(lowered, uncached)
 
 
 def _checkpointing(reader: Reader) -> Checkpointing:

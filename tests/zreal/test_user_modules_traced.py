@@ -17,6 +17,7 @@ from tests.zreal.traced_subject import Subject
 from tests.zreal.user_modules import Case
 from zreal import torch_private
 from zreal.tracing import trace
+from zsim.errors import ZsimError
 from zsim.ops import Alloc, Free
 from zsim.program import PHASES
 from zsim.scenario import DTYPES, parse
@@ -85,6 +86,43 @@ def cut(layers: nn.ModuleList, x: Tensor) -> Tensor:
 
 
 SKIPS = {run.__name__: run for run in (past_one, past_two, together, bent, down_and_up, to_all, cut)}
+
+
+class Teacher(nn.Module):
+    """Four linears, of which those at `frozen` places run under no_grad beside the others."""
+
+    def __init__(self, frozen: tuple[int, ...]) -> None:
+        super().__init__()
+        self.frozen = frozen
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        for place in frozen:
+            self.layers[place].requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for place, layer in enumerate(self.layers):
+            if place in self.frozen:
+                with torch.no_grad():
+                    told = layer(x)
+                x = (x - told).abs()
+            else:
+                x = layer(x).relu()
+        return x.sum()
+
+
+@pytest.mark.parametrize("strategy", [FSDP2, KEPT, DDP])
+@pytest.mark.parametrize("frozen", [(0,), (1,), (3,), (1, 2), (0, 3)])
+def test_frozen_units_that_run_under_no_grad(frozen: tuple[int, ...], strategy: str, tmp_path: Path) -> None:
+    """They are gathered in forward and have no backward; who comes after them prefetches them all the same."""
+    assert differences(lambda: Teacher(frozen), inputs, strategy, tmp_path, ranks=2) == {}
+
+
+def test_a_trained_unit_under_no_grad_is_refused_with_what_to_do() -> None:
+    def make() -> nn.Module:
+        found = Teacher((2,))
+        return found.requires_grad_(True)
+
+    with pytest.raises(ZsimError, match=r"layers\.2: expected the gradient of the unit's output.*no_grad must be frozen"):
+        trace(make, inputs(), units=["layers.2"])
 
 
 class Regression(nn.Module):
