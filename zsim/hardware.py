@@ -97,12 +97,13 @@ class SlowRail:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
-    """A ring over some ranks: mean latency of its hops, rounded up, and bytes/s of its narrowest hop."""
+    """A ring over some ranks: mean latency of its hops, rounded up, bytes/s of its narrowest hop, and the ranks of its fullest node."""
 
     alpha_ns: int
     bytes_per_s: int
     num_ranks: int
     num_nodes: int
+    fullest: int
 
 
 Layout = tuple[int, int, int]
@@ -165,14 +166,14 @@ class ClusterSpec:
         inside = 2 * self.links.fabric.latency
         if len(per_node) <= 1:
             width = self.links.fabric.bandwidth
-            return Path(alpha_ns=inside, bytes_per_s=width, num_ranks=len(ranks), num_nodes=len(per_node))
+            return Path(alpha_ns=inside, bytes_per_s=width, num_ranks=len(ranks), num_nodes=len(per_node), fullest=len(ranks))
         outside = 2 * (2 * self.links.pcie.latency + self.links.rail.latency)
         hops = len(ranks)
         alpha = -(-((hops - len(per_node)) * inside + len(per_node) * outside) // hops)
         nic = min(self.links.pcie.bandwidth, self.links.rail.bandwidth, *self._slow(ranks))
         rails = min(per_node.values()) * nic * self.nics_per_node // self.devices_per_node
         widest = min(rails, self.links.fabric.bandwidth) if max(per_node.values()) > 1 else rails
-        return Path(alpha_ns=alpha, bytes_per_s=widest, num_ranks=len(ranks), num_nodes=len(per_node))
+        return Path(alpha_ns=alpha, bytes_per_s=widest, num_ranks=hops, num_nodes=len(per_node), fullest=max(per_node.values()))
 
     def usage(self, ranks: tuple[int, ...]) -> dict[str, Fraction]:
         """What a ring over `ranks` at full speed takes of each member's `fabric` link, and of its part of the `rail`s.

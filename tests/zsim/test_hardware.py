@@ -66,9 +66,9 @@ def test_a_figure_shows_what_the_file_says() -> None:
 def test_a_dgx_h100_has_the_link_rates_that_nccl_reaches() -> None:
     cluster = load_cluster("dgx-h100", nodes=2)
     assert (cluster.num_ranks, cluster.devices_per_node, cluster.kind) == (16, 8, "cuda")
-    assert cluster.path(tuple(range(8))) == Path(alpha_ns=3400, bytes_per_s=360 * 10**9, num_ranks=8, num_nodes=1)
-    assert cluster.path(tuple(range(16))) == Path(alpha_ns=4725, bytes_per_s=360 * 10**9, num_ranks=16, num_nodes=2)
-    assert cluster.path((3, 11)) == Path(alpha_ns=14000, bytes_per_s=48 * 10**9, num_ranks=2, num_nodes=2)
+    assert cluster.path(tuple(range(8))) == Path(alpha_ns=3400, bytes_per_s=360 * 10**9, num_ranks=8, num_nodes=1, fullest=8)
+    assert cluster.path(tuple(range(16))) == Path(alpha_ns=4725, bytes_per_s=360 * 10**9, num_ranks=16, num_nodes=2, fullest=8)
+    assert cluster.path((3, 11)) == Path(alpha_ns=14000, bytes_per_s=48 * 10**9, num_ranks=2, num_nodes=2, fullest=1)
 
 
 @pytest.mark.parametrize(

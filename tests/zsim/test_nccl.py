@@ -218,3 +218,23 @@ def test_what_is_calibrated_is_no_further_off_than_the_tuner(case: str) -> None:
     bus = passes * nbytes * (asked.num_ranks - 1) / asked.num_ranks / estimate(op, nbytes, asked).microseconds / 1000
     rounding = 0.5 if stated >= 10 else 0.0  # larger ones are stated in whole per cent
     assert 100 * abs(bus / published - 1) <= stated + rounding
+
+
+@pytest.mark.parametrize("name", CUDA)
+@pytest.mark.parametrize("op", OPS)
+def test_a_rank_more_on_a_further_node_is_never_faster(name: str, op: str) -> None:
+    """The fullest node has as many ranks as before, and the network comes to it. Latency alone, and a size at which bandwidth counts."""
+    for full in (8, 16, 24, 32, 64):
+        for nbytes in (1024, 46 * 1024, MIB, 64 * MIB):
+            even, odd = (
+                estimated(op, nbytes, cluster=load_cluster(name, nodes=-(-ranks // 8), ranks=ranks), ranks=tuple(range(ranks))).microseconds
+                for ranks in (full, full + 1)
+            )
+            assert odd >= even, (full, nbytes)
+
+
+def test_uneven_nodes_without_a_fullest_one_are_rounded_up() -> None:
+    """Of 3 ranks on 2 nodes one node has 2: nothing for PAT, whose nodes have one each."""
+    uneven = network("hopper", 3, 2, 48.0)
+    assert uneven.per_node == 2
+    assert estimate("all_gather", 1024, uneven).algorithm == "ring"

@@ -74,6 +74,7 @@ def communicator(cluster: ClusterSpec, path: Path) -> nccl.Communicator:
         generation=node.generation,
         num_ranks=path.num_ranks,
         num_nodes=path.num_nodes,
+        fullest=path.fullest,
         bus_gb_s=path.bytes_per_s / 10**9,
         inside_gb_s=cluster.links.fabric.bandwidth / 10**9,
         fabric=node.fabric,

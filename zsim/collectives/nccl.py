@@ -55,22 +55,26 @@ CTAS_OVER_PCIE = 4
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Communicator:
     """A group of ranks as NCCL lays its rings over it. `bus_gb_s` is the ring's bus bandwidth: its narrowest shared place; `inside_gb_s`
-    that of a ring inside a node where parts have fewer NVLinks than their generation, else no less than the generation's."""
+    that of a ring inside a node where parts have fewer NVLinks than their generation, else no less than the generation's. `fullest` are
+    the ranks of the node with most of them where nodes have not as many each, else 0."""
 
     generation: Generation
     num_ranks: int
     num_nodes: int
+    fullest: int = 0
     bus_gb_s: float
     inside_gb_s: float = inf
     fabric: Fabric = "unknown"
     processor: Processor = "intel"
     links: Literal["nvlink", "pcie"] = "nvlink"
     nvls: bool = True
+    algorithm: Algorithm | None = None
+    """The one that NCCL is made to take; None for its own choice."""
 
     @property
     def per_node(self) -> int:
-        """Ranks per node."""
-        return max(1, self.num_ranks // self.num_nodes)
+        """Ranks of the fullest node, for which the others wait."""
+        return self.fullest or -(-self.num_ranks // self.num_nodes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,15 +98,27 @@ def time_ns(op: str, nbytes: int, communicator: Communicator, curves: Curves = C
 @lru_cache(maxsize=1 << 14)
 def estimate(op: str, nbytes: int, communicator: Communicator, curves: Curves = CURVES) -> Estimate:
     """What nccl-tests would show for `op`; KeyError for an unknown collective."""
-    candidates = [_ring(op, nbytes, communicator, curves)]
-    if op == "all_reduce" and _can_use_nvls(communicator):
-        candidates.append(_nvls(nbytes, communicator, curves))
-    if op in ("all_gather", "reduce_scatter") and communicator.per_node == 1 and communicator.num_nodes > 1:
-        candidates.append(_pat(op, nbytes, communicator, curves))
-    found = min(candidates, key=lambda each: each.microseconds)
+    known = [one for one in algorithms(op, communicator) if communicator.algorithm in (None, one)]
+    found = min((_by(one, op, nbytes, communicator, curves) for one in known), key=lambda each: each.microseconds)
     if communicator.num_nodes == 1 or communicator.per_node == 1 or communicator.links == "pcie":
         return found
     return max(found, estimate(op, nbytes, _one_node(communicator), curves), key=lambda each: each.microseconds)
+
+
+def algorithms(op: str, communicator: Communicator) -> tuple[Algorithm, ...]:
+    """Those among which NCCL chooses for `op`, as far as there is a model of them."""
+    found: list[Algorithm] = ["ring"]
+    if op == "all_reduce" and _can_use_nvls(communicator):
+        found.append("nvls" if communicator.num_nodes == 1 else "nvls_tree")
+    if op in ("all_gather", "reduce_scatter") and communicator.per_node == 1 and communicator.num_nodes > 1:
+        found.append("pat")
+    return tuple(found)
+
+
+def _by(algorithm: Algorithm, op: str, nbytes: int, communicator: Communicator, curves: Curves) -> Estimate:
+    if algorithm == "ring":
+        return _ring(op, nbytes, communicator, curves)
+    return _pat(op, nbytes, communicator, curves) if algorithm == "pat" else _nvls(nbytes, communicator, curves)
 
 
 def channels(communicator: Communicator, algorithm: Algorithm) -> int:
@@ -116,7 +132,8 @@ def _one_node(communicator: Communicator) -> Communicator:
     """One of its nodes alone, which the whole is never faster than: with many NICs a node is the narrower part."""
     channels, rate = RINGS_IN_NODE[communicator.generation]
     inside = min(channels * rate, communicator.inside_gb_s)
-    return replace(communicator, num_ranks=communicator.per_node, num_nodes=1, bus_gb_s=max(inside, communicator.bus_gb_s))
+    bus_gb_s = max(inside, communicator.bus_gb_s)
+    return replace(communicator, num_ranks=communicator.per_node, num_nodes=1, fullest=0, algorithm=None, bus_gb_s=bus_gb_s)
 
 
 def _passes(op: str) -> int:
@@ -213,7 +230,7 @@ def _filling_us(op: str, system: System) -> float:
     nodes (nanotron, 256 MiB), where its all-gathers fall from 229 to 44 as rings do."""
     few = system
     if op == "all_reduce" and system.num_nodes > MEASURED_NODES:
-        few = replace(system, num_nodes=MEASURED_NODES, num_ranks=MEASURED_NODES * system.per_node)
+        few = replace(system, num_nodes=MEASURED_NODES, num_ranks=MEASURED_NODES * system.per_node, fullest=0)
     longer = latency_us(op, "tree", "Simple", system) / latency_us(op, "tree", "Simple", few) if few is not system else 1.0
     return latency_us(op, "ring", "LL128", few) * longer
 
@@ -240,6 +257,7 @@ def _system(communicator: Communicator) -> System:
         generation=communicator.generation,
         num_ranks=communicator.num_ranks,
         num_nodes=communicator.num_nodes,
+        fullest=communicator.per_node,
         ring=Graph(channels=1, intra=communicator.bus_gb_s, inter=communicator.bus_gb_s),
         processor=communicator.processor,
         links=communicator.links,

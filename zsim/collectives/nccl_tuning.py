@@ -91,11 +91,13 @@ class Graph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """A communicator as the tuner sees it. `nvls` is None where the switch cannot reduce; `links` joins GPUs of a node."""
+    """A communicator as the tuner sees it. `nvls` is None where the switch cannot reduce; `links` joins GPUs of a node; `fullest` are the
+    ranks of the node with most of them, 0 for what NCCL's own tuner takes: as many for each node, rounded down."""
 
     generation: Generation
     num_ranks: int
     num_nodes: int
+    fullest: int = 0
     ring: Graph
     nvls: Graph | None = None
     processor: Processor = "intel"
@@ -105,7 +107,7 @@ class System:
     @property
     def per_node(self) -> int:
         """Ranks per node."""
-        return max(1, self.num_ranks // self.num_nodes)
+        return self.fullest or max(1, self.num_ranks // self.num_nodes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
