@@ -118,10 +118,13 @@ def accuracy(folder: Path, *, collective: str = "", say: Callable[[str], None] =
 
 
 def predict_row(row: Row) -> Predicted | Skipped:
-    """A row of any kind, predicted."""
-    if isinstance(row, Step):
-        return predict(row)
-    return predicted_collective(row) if isinstance(row, NcclRow) else predicted_product(row)
+    """A row of any kind, predicted; skipped by name where its figures lead to no number, so that one row never ends a folder."""
+    try:
+        if isinstance(row, Step):
+            return predict(row)
+        return predicted_collective(row) if isinstance(row, NcclRow) else predicted_product(row)
+    except (ArithmeticError, ValueError) as error:
+        return Skipped(source=row.source, line=row.line, reason=f"no arithmetic can be done with its figures: {error}")
 
 
 def predicted_collective(row: NcclRow) -> Predicted:

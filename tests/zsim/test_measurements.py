@@ -9,6 +9,8 @@ import pytest
 
 from zsim import measurements, scenario
 from zsim.measurements import MeasurementError, Skipped, Step
+from zsim.measurements.checks import RATES
+from zsim.measurements.table import OTHER_FIELDS
 
 FOUNDRY = {
     "model": "mpt-1b",
@@ -196,15 +198,42 @@ def test_a_line_with_more_fields_than_columns_is_skipped(tmp_path: Path) -> None
     path = table(tmp_path / "t.csv", FOUNDRY)
     path.write_text(path.read_text().rstrip("\r\n") + ",1,2\r\n")
     (skipped,) = found(path)
-    assert skipped == Skipped(source="t.csv", line=2, reason="more fields than the table has columns")
+    assert skipped == Skipped(source="t.csv", line=2, reason=OTHER_FIELDS)
 
 
-def test_a_line_that_ends_early_is_skipped(tmp_path: Path) -> None:
-    path = table(tmp_path / "t.csv", FOUNDRY)
-    path.write_text(path.read_text().rstrip("\r\n").rpartition(",PURE")[0] + "\r\n")
-    (skipped,) = found(path)
-    assert isinstance(skipped, Skipped)
-    assert skipped.reason.endswith("missing")
+@pytest.mark.parametrize("name", ROWS)
+def test_a_line_that_ends_early_is_skipped_wherever_it_was_cut(tmp_path: Path, name: str) -> None:
+    """Also in the middle of a rate behind which only remarks follow, which without its end is a rate as well; the row before it is kept."""
+    rate = next(column for column in ("tokens_per_s", "tokens_per_s_per_gpu", "iter_time_ms") if column in ROWS[name])
+    row = {key: value for key, value in ROWS[name].items() if key not in RATES} | {rate: ROWS[name][rate], "date": "2024-12", "source": "x"}
+    path = table(tmp_path / "t.csv", row, row)
+    whole = path.read_text()
+    begin = len(whole) - len(f"{row[rate]},2024-12,x\n")
+    for length in range(begin + 1, len(whole) - len(",x\n")):
+        path.write_text(whole[:length])
+        kept, skipped = found(path)
+        assert isinstance(kept, Step)
+        assert skipped == Skipped(source="t.csv", line=3, reason=OTHER_FIELDS)
+
+
+def test_a_field_that_is_read_and_may_have_lost_its_end_is_named(tmp_path: Path) -> None:
+    """Of a whole file, and of one whose last field nobody reads, there is nothing to name."""
+    last = {key: value for key, value in TITAN.items() if key != "tokens_per_s_per_gpu"} | {"tokens_per_s_per_gpu": "5762"}
+    words = "tokens_per_s_per_gpu = '576' whole, though the file ends there without a line end"
+    for row, end, expected in ((last, 2, [words]), (last, 1, []), (last | {"source": "x"}, 1, [])):
+        path = table(tmp_path / "t.csv", row, row)
+        path.write_text(path.read_text()[:-end] + ("" if end == 2 or "source" in row else "\n"))
+        first, second = found(path)
+        assert isinstance(first, Step)
+        assert isinstance(second, Step)
+        assert [one for one in second.assumed if one not in first.assumed] == expected
+        assert second.widened == first.widened
+
+
+def test_a_column_without_a_name_spoils_no_row(tmp_path: Path) -> None:
+    """As that of row numbers, which some programs put first."""
+    (step,) = found(table(tmp_path / "t.csv", {"": "0", **FOUNDRY}))
+    assert isinstance(step, Step)
 
 
 @pytest.mark.parametrize(

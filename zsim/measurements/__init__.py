@@ -16,7 +16,18 @@ from typing import TypeVar
 from zsim.measurements import fms_fsdp, llm_foundry, megatron, nanotron, nccl_files, nccl_logs, products, torchtitan
 from zsim.measurements.nccl_rows import NcclRow
 from zsim.measurements.products import Product
-from zsim.measurements.table import MeasurementError, Record, RowError, Skipped, Step, content, decoded, read, table_of
+from zsim.measurements.table import (
+    OTHER_FIELDS,
+    MeasurementError,
+    Record,
+    RowError,
+    Skipped,
+    Step,
+    content,
+    decoded,
+    read,
+    table_of,
+)
 
 MAX_FILES = 1000
 SUFFIXES = (".csv", ".tsv", ".txt", ".log", ".out", ".json")
@@ -103,7 +114,7 @@ def rows(path: Path, *, name: str = "", collective: str = "") -> list[Row | Skip
     if schema:
         return list(steps(schema, records, file=name))
     if products.COLUMNS.issubset(columns):
-        return list(_each(records, name, products.product))
+        return list(each(records, name, products.product))
     reason = f"columns of no known source: {', '.join(columns)[:200] or 'the first line is empty'}"
     return [Skipped(source=name, line=1, reason=reason + (f" ({len(records)} rows)" if len(records) > 1 else ""))]
 
@@ -146,17 +157,20 @@ def source_of(columns: tuple[str, ...]) -> str:
 
 def steps(name: str, records: list[Record], *, file: str) -> Iterator[Step | Skipped]:
     """Every row of a table as a training step, or why it is skipped."""
-    yield from _each(records, file, SOURCES[name].step)
+    yield from each(records, file, SOURCES[name].step)
 
 
-def _each(records: list[Record], file: str, make: Callable[..., Made]) -> Iterator[Made | Skipped]:
+def each(records: list[Record], file: str, make: Callable[..., Made]) -> Iterator[Made | Skipped]:
+    """What `make` has of every row of a table, or why it is skipped; no row ends its file."""
     for record in records:
         try:
             if not record.fields:
-                raise RowError("more fields than the table has columns")
+                raise RowError(OTHER_FIELDS)
             yield make(record, source=file)
         except RowError as error:
             yield Skipped(source=file, line=record.line, reason=str(error))
+        except (ArithmeticError, ValueError) as error:
+            yield Skipped(source=file, line=record.line, reason=f"no arithmetic can be done with its figures: {error}")
 
 
 __all__ = [
@@ -171,6 +185,7 @@ __all__ = [
     "Skipped",
     "Source",
     "Step",
+    "each",
     "files",
     "read",
     "readable",

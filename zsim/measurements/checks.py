@@ -87,7 +87,7 @@ def only_data_parallel(record: Record) -> None:
         if not _AXIS.fullmatch(re.sub(r"[\s\-.]+", "_", name.strip().lower())):
             continue
         value = record.text(name, "")
-        number = re.fullmatch(r"(\d+)(?:\.0*)?", value)
+        number = re.fullmatch(r"([0-9]{1,15})(?:\.0*)?", value)
         if value.lower() not in NOTHING and not (number and int(number[1]) <= 1):
             raise RowError(f"{name} = {number[1] if number else value[:40]}: only data parallelism is simulated")
 
@@ -210,6 +210,17 @@ def unsaid(record: Record, names: Iterable[str], assumed: Assumed) -> None:
     missing = [name for name in names if not record.text(name, "")]
     if missing:
         assumed.add(f"as the source usually has them, for the row does not say: {', '.join(missing)}", widens=UNSAID)
+
+
+def whole_field(record: Record) -> tuple[str, ...]:
+    """Words for `assumed` where a field that is read may have lost its end: the file's last, behind which there is no line end."""
+    name = record.unended
+    return (whole_to_the_end(name, record.text(name, "")),) if name in record.asked else ()
+
+
+def whole_to_the_end(name: str, value: str) -> str:
+    """The words for a field `name` behind which its file ends without a line end, as one that was cut does."""
+    return f"{name} = {value[:40]!r} whole, though the file ends there without a line end"
 
 
 def unread(record: Record, assumed: Assumed) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from zsim.devices import load_device
 from zsim.errors import ZsimError
-from zsim.measurements.checks import Assumed, unread, unsaid
+from zsim.measurements.checks import Assumed, unread, unsaid, whole_field
 from zsim.measurements.machines import Machine
 from zsim.measurements.table import Record, RowError, Step
 from zsim.models import FAMILIES, build, load_preset
@@ -100,6 +100,8 @@ def step_of(
     _possible(num_parameters(text.model, length), tokens / seconds, machine, eight_bits=bool(text.execution.get("float8")))
     unsaid(record, (name for name in names if name not in SAID_ELSEWHERE), assumed)
     unread(record, assumed)
+    for words in whole_field(record):
+        assumed.add(words)
     return Step(
         source=source,
         line=record.line,
@@ -164,4 +166,4 @@ def _every(number: str) -> int:
     above, _, below = number.partition("/")
     share = float(above) / float(below) if below and float(below) else float(above) if not below else 0.0
     blocks = 1 / share if 0 < share < 1 else share
-    return round(blocks) if blocks >= 1 and abs(blocks - round(blocks)) <= 0.02 * blocks else 0
+    return round(blocks) if 1 <= blocks <= MAX_LAYERS and abs(blocks - round(blocks)) <= 0.02 * blocks else 0

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from zsim.compute import product_s
 from zsim.devices import Device, load_device
-from zsim.measurements.checks import said
+from zsim.measurements.checks import said, whole_field
 from zsim.measurements.gpus import is_sized, part_of
 from zsim.measurements.table import Record, RowError
 
@@ -103,6 +103,7 @@ def product(record: Record, *, source: str) -> Product:
         assumed=(
             f"alone, {100 * ALONE.get(part.model, ALONE_LATER):.0f} % of the time that it takes in a training step",
             *(() if is_sized(gpu) else (f"an {part.words}",)),
+            *whole_field(record),
         ),
     )
 

@@ -10,7 +10,7 @@ import csv
 import io
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 
@@ -19,6 +19,9 @@ from zsim.errors import ZsimError
 MAX_FILE_BYTES = 32 * 1024**2
 MAX_ROWS = 200_000
 MAX_FIELD = 20_000
+MOST = 1e15
+"""Of any figure, whose inverse is the least: nothing measured has a larger one, and products of several are still finite."""
+OTHER_FIELDS = "more or fewer fields than the header"
 SEPARATORS = ",;\t"
 """Between the fields of a table; the one that its first line has most of."""
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
@@ -73,11 +76,13 @@ class Skipped:
 class Record:
     """One line of a table, with its fields as text; asking for one that is missing or wrong raises RowError.
 
-    `asked` are the fields that anybody has read.
+    `asked` are the fields that anybody has read; `unended` is the last column where the line is the file's last and has no line end, as
+    one that was cut inside its last field, and "" for all others.
     """
 
     line: int
     fields: Mapping[str, str]
+    unended: str = ""
     asked: set[str] = field(default_factory=set, compare=False, repr=False)
 
     def text(self, name: str, default: str | None = None) -> str:
@@ -97,7 +102,7 @@ class Record:
             number = _number(value)
         except ValueError:
             raise RowError(f"{name}: expected a whole number, found {value[:40]!r}") from None
-        if not isfinite(number) or number != int(number) or not 1 <= number <= 1e15:
+        if not isfinite(number) or number != int(number) or not 1 <= number <= MOST:
             raise RowError(f"{name}: expected a whole number of at least 1, found {value[:40]!r}")
         return int(number)
 
@@ -110,10 +115,12 @@ class Record:
             raise RowError(f"{name}: expected a number, found {value[:40]!r}") from None
 
     def positive(self, name: str) -> float:
-        """A finite number above 0."""
+        """A number above 0, neither larger nor smaller than anything that is measured."""
         number = self.number(name)
         if not isfinite(number) or number <= 0:
             raise RowError(f"{name}: expected a number above 0, found {self.text(name)[:40]!r}")
+        if not 1 / MOST <= number <= MOST:
+            raise RowError(f"{name}: expected a number of {1 / MOST:g} to {MOST:g}, found {self.text(name)[:40]!r}")
         return number
 
     def truth(self, name: str, default: bool | None = None) -> bool:
@@ -134,7 +141,9 @@ class Record:
 
 
 def _number(value: str) -> float:
-    """5762, 5.762e3, and 5,762, whose comma groups thousands; ValueError for a comma that does not."""
+    """5762, 5.762e3, and 5,762, whose comma groups thousands; ValueError for a comma that does not, and for what only Python calls one."""
+    if "_" in value or not value.isascii():
+        raise ValueError
     return float(value.replace(",", "") if _THOUSANDS.fullmatch(value) else value)
 
 
@@ -186,13 +195,15 @@ def table_of(data: bytes, *, where: str) -> tuple[tuple[str, ...], list[Record]]
     try:
         text = decoded(data)
         lines = io.StringIO(text, newline="")
-        reader = csv.DictReader(lines, strict=True, restkey="", restval="", delimiter=separator(text))
+        reader = csv.DictReader(lines, strict=True, delimiter=separator(text))
         columns = tuple(map(column, reader.fieldnames or ()))
         twice = next((name for name in columns if name and columns.count(name) > 1), "")
         if twice:
             raise csv.Error(f"two columns {twice[:40]!r}")
         reader.fieldnames = columns
         rows = list(_records(reader))
+        if rows and columns and not text.endswith(("\n", "\r")):
+            rows[-1] = replace(rows[-1], unended=columns[-1])
     except (UnicodeDecodeError, csv.Error) as error:
         raise MeasurementError(where=where, expected="a CSV table in UTF-8 or UTF-16", found=str(error)[:200]) from None
     return columns, rows
@@ -202,7 +213,7 @@ def _records(reader: csv.DictReader[str]) -> Iterator[Record]:
     for count, fields in enumerate(reader):
         if count >= MAX_ROWS:
             raise csv.Error(f"more than {MAX_ROWS:,} rows")
-        broken = "" in fields
+        broken = None in fields or None in fields.values()  # more fields than columns, or fewer
         if any(isinstance(value, str) and len(value) > MAX_FIELD for value in fields.values()):
             raise csv.Error(f"line {reader.line_num}: a field of more than {MAX_FIELD:,} characters")
         named = {key: value for key, value in fields.items() if isinstance(value, str) and key}
