@@ -231,8 +231,8 @@ def test_a_time_is_taken_from_what_there_is_and_said_to_be(cells: str, microseco
 
 
 def test_a_column_that_nobody_knows_is_named_as_assumed() -> None:
-    (row,) = read_csv(f"{HEADER.strip()},algo,dtype\nall_reduce,A100,8,1,{GIB},8203.9,229.04,Tree,float\n", source="rows.csv").rows
-    assert row.assumed == ("algo = 'Tree' changes nothing: the column is not known",)
+    (row,) = read_csv(f"{HEADER.strip()},clocks,dtype\nall_reduce,A100,8,1,{GIB},8203.9,229.04,1410,float\n", source="rows.csv").rows
+    assert row.assumed == ("clocks = '1410' changes nothing: the column is not known",)
 
 
 @pytest.mark.parametrize("cells", ["8.2039,130.88,,,,", "8203.9,229.04,,,,", ",,,8.2039,130.88,", ",130.88,130.88,,,"])
@@ -379,6 +379,17 @@ def test_rows_with_wrong_results_are_refused() -> None:
     assert read_text(wrong, source="a").reasons == {"wrong results": 1}
     whole = report()
     whole["results"][0]["out_of_place"]["nwrong"] = 5.0  # type: ignore[index]
+    assert read_json(json.dumps(whole), source="a.json").reasons["wrong results"] == 1
+
+
+def test_rows_with_wrong_results_in_place_are_refused_as_well() -> None:
+    wrong = LOG.replace("357.91  357.91       0\n", "357.91  357.91       5\n")
+    assert [row.size_bytes for row in read_text(wrong, source="a").rows] == [2 * GIB]
+    assert read_text(wrong, source="a").reasons == {"wrong results": 1}
+    unchecked = LOG.replace("357.91  357.91       0\n", "357.91  357.91     N/A\n")
+    assert len(read_text(unchecked, source="a").rows) == 2
+    whole = report()
+    whole["results"][0]["in_place"] = {"nwrong": 5.0}  # type: ignore[index]
     assert read_json(json.dumps(whole), source="a.json").reasons["wrong results"] == 1
 
 

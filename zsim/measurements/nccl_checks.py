@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from zsim.collectives.nccl_curves import LARGE
 from zsim.measurements.nccl_rows import NcclRow, UnknownGpuError, mapped
 from zsim.measurements.nccl_units import another_unit, whole_message
+from zsim.measurements.nccl_words import UnmodelledError
 
 FACTORS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
@@ -77,6 +78,8 @@ def collect(makers: Iterable[tuple[int, Callable[[], NcclRow]]], source: str) ->
             rows.append(make())
         except RefusedError as refused:
             skipped.append(Skipped(source=source, line=line, reason=str(refused)))
+        except (ArithmeticError, ValueError) as error:  # one row never ends a folder
+            skipped.append(Skipped(source=source, line=line, reason=f"no arithmetic can be done with its figures: {error}"))
     return Rows(rows=tuple(rows), skipped=tuple(skipped))
 
 
@@ -106,9 +109,11 @@ def checked(row: NcclRow, timed: Timed) -> NcclRow:
         raise RefusedError("size or time is not above 0")
     try:
         carried = mapped(row).communicator.bus_gb_s
-        inside = mapped(replace(row, n_ranks=min(row.n_ranks, 8), n_nodes=1)).communicator.bus_gb_s
+        inside = mapped(replace(row, n_ranks=min(row.n_ranks, 8), n_nodes=1, notes="", tool="")).communicator.bus_gb_s
     except UnknownGpuError:
         raise RefusedError(f"no NCCL model of the GPU {row.gpu[:40]!r}") from None
+    except UnmodelledError as error:
+        raise RefusedError(str(error)) from None
     algorithm = row.size_bytes / row.microseconds / 1000
     bus = algorithm * FACTORS[name](row.n_ranks)
     if _differ(timed.bus, bus) or _differ(timed.algorithm, algorithm):
@@ -136,20 +141,20 @@ def _with_time(row: NcclRow, timed: Timed) -> NcclRow:
 
 def inferred(text: str, ranks: int) -> None:
     """RefusedError where a number of ranks that was inferred from bandwidths is not that of the row."""
-    if text and abs(number(text, "n_ranks_inferred") / ranks - 1) > CONTRADICTION:
+    if text and abs(number(text, "n_ranks_inferred") - ranks) > CONTRADICTION * ranks:
         raise RefusedError("ranks contradict those that the bandwidths imply")
 
 
 def whole(said: dict[str, str], name: str) -> int:
     """The whole number in the column `name`; RefusedError for none."""
     text = said.get(name, "")
-    if not re.fullmatch(r"\d{1,15}", text):
+    if not re.fullmatch(r"[0-9]{1,15}", text):
         raise RefusedError(f"{name} missing or no whole number")
     return int(text)
 
 
 def number(text: str, name: str) -> float:
     """The number in `text`, which the column `name` holds; RefusedError for none."""
-    if not re.fullmatch(r"\d{1,15}(?:\.\d{1,12})?(?:e[+-]?\d{1,2})?", text.strip(), re.IGNORECASE):
+    if not re.fullmatch(r"[0-9]{1,15}(?:\.[0-9]{1,12})?(?:e[+-]?[0-9]{1,2})?", text.strip(), re.IGNORECASE):
         raise RefusedError(f"{name} missing or no number")
     return float(text)

@@ -10,11 +10,11 @@ import io
 from collections.abc import Callable
 from pathlib import Path
 
-from zsim.measurements.checks import OUTCOMES
+from zsim.measurements.checks import OUTCOMES, whole_to_the_end
 from zsim.measurements.nccl_checks import RefusedError, Rows, Skipped, Timed, checked, collect, inferred, number, whole
 from zsim.measurements.nccl_logs import plain, read_json, read_text
 from zsim.measurements.nccl_rows import NcclRow
-from zsim.measurements.table import column, decoded, separator
+from zsim.measurements.table import OTHER_FIELDS, column, decoded, separator
 
 CSV_NEEDS: tuple[str, ...] = ("collective", "gpu", "n_ranks", "n_nodes", "size_bytes")
 CSV_TIMES: tuple[str, ...] = ("time_us_oop", "time_us")
@@ -22,8 +22,10 @@ CSV_BUS: tuple[str, ...] = ("busbw_gb_s_oop", "busbw_gb_s")
 CSV_ALGORITHM: tuple[str, ...] = ("algbw_gb_s_oop", "algbw_gb_s")
 CSV_KNOWN = frozenset(
     (*CSV_NEEDS, *CSV_TIMES, *CSV_BUS, *CSV_ALGORITHM, "time_us_ip", "busbw_gb_s_ip", "algbw_gb_s_ip", "n_ranks_inferred", "intra_node")
-) | {"inter_node", "nccl_version", "dtype"}
+) | {"inter_node", "nccl_version", "dtype", "algo", "algorithm", "proto", "protocol"}
 """A dtype changes nothing of a message whose bytes are known."""
+FORCED = {"algo": "NCCL_ALGO", "algorithm": "NCCL_ALGO", "proto": "NCCL_PROTO", "protocol": "NCCL_PROTO"}
+"""Columns that say what variables of NCCL do."""
 NODE = 8
 """As many GPUs as fit one node, where a table does not count nodes."""
 IN_PLACE: tuple[str, ...] = ("time_us_ip", "busbw_gb_s_ip", "algbw_gb_s_ip")
@@ -65,13 +67,21 @@ def _read_csv(text: str, source: str) -> Rows:
     if lacking:
         count = sum(1 for _ in reader)
         return Rows(rows=(), skipped=(Skipped(source=source, line=1, reason=f"no column {', '.join(lacking)}", count=count),))
-    return collect(((reader.line_num, _csv_row(table, source, reader.line_num)) for table in reader), source)
+    unended = 0 if text.endswith(("\n", "\r")) else text.count("\n") + 1
+    last = names[-1] if names[-1] in (*CSV_KNOWN, "notes") else ""
+    return collect(
+        (
+            (reader.line_num, _csv_row(table, source, reader.line_num, unended=last if reader.line_num == unended else ""))
+            for table in reader
+        ),
+        source,
+    )
 
 
-def _csv_row(table: dict[str, str | None], source: str, line: int) -> Callable[[], NcclRow]:
+def _csv_row(table: dict[str, str | None], source: str, line: int, *, unended: str) -> Callable[[], NcclRow]:
     def make() -> NcclRow:
         if None in table or any(value is None for value in table.values()):
-            raise RefusedError("more or fewer fields than the header")
+            raise RefusedError(OTHER_FIELDS)
         said = {key: (value or "").strip() for key, value in table.items()}
         ranks, size = (whole(said, name) for name in ("n_ranks", "size_bytes"))
         timed, assumed = _timed(said)
@@ -81,6 +91,7 @@ def _csv_row(table: dict[str, str | None], source: str, line: int) -> Callable[[
         unread = [name for name, value in said.items() if value and not _known(name)]
         assumed += tuple(f"{name} = {said[name][:40]!r} changes nothing: the column is not known" for name in unread)
         inferred(said.get("n_ranks_inferred", ""), ranks)
+        cautions = (whole_to_the_end(unended, said[unended]),) if unended else ()
         return checked(
             NcclRow(
                 collective=said["collective"],
@@ -92,8 +103,9 @@ def _csv_row(table: dict[str, str | None], source: str, line: int) -> Callable[[
                 inter_node=said.get("inter_node", ""),
                 nccl_version=said.get("nccl_version", ""),
                 tool=said.get("tool", ""),
-                notes=said.get("notes", ""),
+                notes=" ".join([said.get("notes", ""), *(f"{to}={said[name]}" for name, to in FORCED.items() if said.get(name))]).strip(),
                 assumed=assumed,
+                cautions=cautions,
                 origin=said.get("source", ""),
                 source=source,
                 line=line,

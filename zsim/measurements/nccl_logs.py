@@ -11,9 +11,10 @@ from typing import Any
 from zsim.measurements.nccl_checks import RefusedError, Rows, Skipped, Timed, checked, collect, collective_of, number
 from zsim.measurements.nccl_rows import NcclRow
 from zsim.measurements.nccl_units import size_unit
+from zsim.measurements.nccl_words import in_log
 
-WRONG = 8
-"""The column of how many results of an out-of-place run are wrong, where a table has it."""
+WRONG = (8, 12)
+"""The columns of how many results are wrong, out of place and in place, where a table has them."""
 STARTS = ("# nccl-tests version", "# Collective test starting", "# nThread")
 """What the lines begin with that a run begins with."""
 PREFIX = re.compile(
@@ -90,7 +91,7 @@ def _read_run(lines: list[str], first: int, source: str, collective: str, gpu: s
         def row() -> NcclRow:
             if len(cells) < 8:
                 raise RefusedError("fewer fields than the table has")
-            if has_wrong and len(cells) > WRONG and cells[WRONG].isdigit() and int(cells[WRONG]):
+            if has_wrong and any(re.fullmatch("0*[1-9][0-9]*", cell) for place in WRONG for cell in cells[place : place + 1]):
                 raise RefusedError("wrong results")
             if guessed and name in REDUCES and REDUCES[name] == (cells[3] == "none"):
                 raise RefusedError(f"its operation is {cells[3][:20]}, which contradicts {name}")
@@ -104,7 +105,7 @@ def _read_run(lines: list[str], first: int, source: str, collective: str, gpu: s
                     size_bytes=int(cells[0]),
                     inter_node=inter_node,
                     nccl_version=about.version,
-                    notes=notes,
+                    notes=f"{notes} {about.variables}".strip(),
                     source=source,
                     line=place,
                 ),
@@ -125,13 +126,14 @@ class _About:
     version: str
     mixed: str
     """What is wrong with its GPUs, "" for nothing."""
+    variables: str
 
 
 def _about(text: str) -> _About:
     started = re.search(r"\w+_perf\b", text)
     devices = re.findall(r"#\s+Rank\s+\d+ .*?\bon\s+(\S+)\s+device\s+\d+ \[[^\]]*\]\s*(.*)", text)
     version = re.search(r"NCCL version (\d+\.\d+(?:\.\d+)?)", text)
-    code = re.search(r"nccl-library=(\d+)", text)
+    code = re.search(r"nccl-library=(\d{1,9})(?!\d)", text)
     return _About(
         collective=collective_of(started[0]) if started else "",
         gpu=devices[0][1].strip() if devices else "",
@@ -139,6 +141,7 @@ def _about(text: str) -> _About:
         nodes=len({host for host, _ in devices}),
         version=version[1] if version else _version(int(code[1])) if code else "",
         mixed=_mixed(name.strip() for _, name in devices),
+        variables=in_log(text),
     )
 
 
@@ -174,8 +177,9 @@ def read_json(text: str, *, source: str, collective: str = "", inter_node: str =
         def row() -> NcclRow:
             if not isinstance(result, dict) or not isinstance(result.get("out_of_place"), dict):
                 raise RefusedError("no out-of-place time")
-            if isinstance(wrong := result["out_of_place"].get("nwrong"), int | float) and wrong > 0:
-                raise RefusedError("wrong results")
+            for run in (result["out_of_place"], result.get("in_place")):
+                if isinstance(run, dict) and isinstance(wrong := run.get("nwrong"), int | float) and wrong > 0:
+                    raise RefusedError("wrong results")
             timed, name = result["out_of_place"], str(result.get("experiment_name") or "")
             found = collective_of(name) or collective_of(text[:4096]) or collective or collective_of(source)
             if not found:

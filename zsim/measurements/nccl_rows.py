@@ -8,11 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from zsim.collectives.nccl import Communicator, estimate
+from zsim.collectives.nccl import Communicator, algorithms, estimate
 from zsim.collectives.nccl_curves import CURVES, TORCH_US, CurveProvenance, Curves
 from zsim.collectives.nccl_search import PCIE_GB_S, Rails, between_nodes, in_node
 from zsim.hardware import Fabric
 from zsim.measurements import congestion, nccl_text
+from zsim.measurements.nccl_words import UnmodelledError, told
 
 PCIE_RING_GB_S = 20.0
 """A ring of 4 or more GPUs over PCIe 4: 20 GB/s across bridged pairs of A100 (NVIDIA/nccl-tests issue 178)."""
@@ -39,6 +40,8 @@ class NcclRow:
     line: int = 0
     assumed: tuple[str, ...] = ()
     """What was read into the row besides its words."""
+    cautions: tuple[str, ...] = ()
+    """What is to be known of the row, and changes nothing of its prediction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +91,7 @@ def predict(row: NcclRow, *, curves: Curves = CURVES, apart: Mapped | None = Non
         high=high,
         provenance=provenance,
         algorithm=alone.algorithm,
-        assumed=found.assumed,
+        assumed=(*found.assumed, *row.cautions),
     )
 
 
@@ -108,13 +111,14 @@ def _congested(row: NcclRow, microseconds: float, low: float, high: float) -> tu
 
 
 def mapped(row: NcclRow) -> Mapped:
-    """The row's words as a communicator. UnknownGpuError for a GPU without a model."""
+    """The row's words as a communicator. UnknownGpuError for a GPU without a model, UnmodelledError for an algorithm without one."""
     part = nccl_text.part(row.gpu, row.intra_node)
     if part is None:
         raise UnknownGpuError(row.gpu)
     domain = nccl_text.NVLINK_DOMAIN if "NVL72" in f"{row.gpu} {row.intra_node}".upper() or part.name in ("GB200", "GB300") else 0
     nodes = -(-row.n_ranks // domain) if domain else row.n_nodes
-    assumed = list(row.assumed)
+    ran = told(row.notes, row.tool, num_ranks=row.n_ranks, num_nodes=row.n_nodes, nbytes=row.size_bytes)
+    assumed = [*row.assumed, *(f"notes {words!r} change nothing: they are not understood" for words in ran.unread)]
     bus = _inside(part, max(1, row.n_ranks // nodes), assumed)
     if nodes > 1:
         bus = min(bus, _between(row, part, nodes, assumed)) if row.n_ranks > nodes else _between(row, part, nodes, assumed)
@@ -127,8 +131,11 @@ def mapped(row: NcclRow) -> Mapped:
         fabric=_fabric(row, assumed) if nodes > 1 else "unknown",
         processor="amd" if part.generation == "ampere" else "intel",
         links=links,
-        nvls=nccl_text.has_nvls(f"{row.notes} {row.tool}", row.nccl_version),
+        nvls=nccl_text.has_nvls(f"{row.notes} {row.tool}", row.nccl_version) and not ran.no_switch,
+        algorithm=ran.algorithm,
     )
+    if ran.algorithm and ran.algorithm not in algorithms(row.collective, communicator):
+        raise UnmodelledError(f"{ran.algorithm} for {row.collective} on {part.name}, {row.n_ranks} ranks on {nodes} nodes: no model of it")
     return Mapped(
         communicator=communicator,
         through_torch=nccl_text.through_torch(row.tool),

@@ -48,7 +48,7 @@ _CABLE = (
 """How many cables, before or behind their name, and the name."""
 _KINDS = r"(?:ethernet|infiniband|ib|roce|rdma|efa|tcp|network|bandwidth)(?:[ ,]+(?:ethernet|rdma|network|bandwidth))*"
 """Words that may stand between a rate and whose it is."""
-_RATE = r"(\d+(?:\.\d+)?)\s*(G|T)(B/s|b/s|bps|bit/s|bE|)(?![A-Za-z])"
+_RATE = r"(?<!\d)(\d{1,9}(?:\.\d{1,9})?)\s*(G|T)(B/s|b/s|bps|bit/s|bE|)(?![A-Za-z])"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ def node_gb_s(inter: str, *, per_node: int, most: float = 50.0) -> float | None:
     their letter; a bare G is gigabits, as NICs are sold.
     """
     text = inter.replace("×", "x").replace("*", "x")
-    many = re.search(rf"(?<![\w\-])(\d+)\s*x\s*(?:[A-Za-z][A-Za-z0-9\-]*\s+)?{_RATE}", text)
+    many = re.search(rf"(?<![\w\-])(\d{{1,4}})\s*x\s*(?:[A-Za-z][A-Za-z0-9\-]*\s+)?{_RATE}", text)
     if many:
         return int(many[1]) * _gb_s(many[2], many[3], many[4])
     behind = re.search(rf"{_RATE}\s*x\s*(\d{{1,2}})\b", text)

@@ -31,6 +31,11 @@ def another_unit(words: str) -> str:
     return found[0] if found else ""
 
 
+def without(words: str) -> str:
+    """The words without those that say of which part of a message a size is, which `whole_message` reads."""
+    return _PER_RANK.sub(" ", words)
+
+
 def whole_message(collective: str, nbytes: int, *, ranks: int, words: str) -> int:
     """Bytes of the whole message, of which `words` may say that `nbytes` are each rank's part."""
     return nbytes * ranks if collective in SHARED_OUT and _PER_RANK.search(words) else nbytes
