@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import hypot
 from pathlib import Path
 
 import pytest
@@ -250,6 +251,19 @@ def test_figures_that_fit_are_taken(tmp_path: Path) -> None:
         FOUNDRY | {"n_params": str(MPT_1B - 2048 * 2048), "learned_pos_emb": "False"},
     )
     assert all(step(tmp_path, row).seconds > 0 for row in rows)
+
+
+def test_parameters_that_its_source_says_do_not_add_up_are_those_of_the_sizes(tmp_path: Path) -> None:
+    """The band is wider by what the model may be larger; the source's own MFU counts what it says, and beyond half it is another model."""
+    rate = 154171 / 8 * (6 * 1.2 * MPT_1B + 12 * 24 * 2048 * 2048)
+    doubted = {"n_params_formula_ok": "False", "n_params": str(round(1.2 * MPT_1B)), "mfu_pct": f"{100 * rate / 312e12:.2f}"}
+    words = "parameters by the sizes, of which the source says that they do not add up"
+    plain, found = step(tmp_path, FOUNDRY), step(tmp_path, FOUNDRY | doubted | {"peak_tflops_used": "312"})
+    assert found.scenario == plain.scenario
+    assert set(found.assumed) - set(plain.assumed) == {words}
+    assert found.widened == pytest.approx(hypot(plain.widened, 0.2), rel=1e-3)
+    assert reason(tmp_path, FOUNDRY | doubted | {"n_params_formula_ok": "True"}).startswith("n_params: 1.57")
+    assert reason(tmp_path, FOUNDRY | doubted | {"n_params": str(2 * MPT_1B)}).startswith("n_params: 2.6")
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,8 @@ SIZES = {"d_model": "hidden_size", "n_heads": "num_heads", "n_layers": "num_laye
 STEP_OVERHEAD, MICRO_BATCH_OVERHEAD = "12 ms", "6 ms"
 SMALL_CHANGE = 0.05
 """How much wider a band is for what changes a step a little and no preset or option is of."""
+MOST_ANOTHER = 0.5
+"""By how much parameters that do not add up may differ from those of the sizes; beyond it is another model."""
 
 
 def step(record: Record, *, source: str) -> Step:
@@ -68,8 +70,6 @@ def step(record: Record, *, source: str) -> Step:
     assumed = Assumed()
     for name in VERSIONS:
         record.text(name, "")  # tells whether recomputation stops early, and nothing else
-    if not record.truth("n_params_formula_ok", True):
-        assumed.add("parameters by the sizes, of which the source says that they do not add up", widens=SMALL_CHANGE)
     place = machine(record, assumed)
     batch = micro_batch(record, "micro_batch", total="global_batch_seqs", steps="grad_accum", ranks=place.ranks, assumed=assumed)
     length = record.size("seq_len")
@@ -77,22 +77,39 @@ def step(record: Record, *, source: str) -> Step:
     sequences = batch * steps * place.ranks
     text = _scenario(record, place, batch, steps, assumed)
     seconds = seconds_of(record, "tokens_per_s", tokens=batch * steps * length, ranks=place.ranks, assumed=assumed)
-    _consistent(record, text.model, sequences=sequences, rate=sequences * length / seconds, ranks=place.ranks)
+    _consistent(record, text.model, sequences=sequences, rate=sequences * length / seconds, ranks=place.ranks, assumed=assumed)
     model = {f"model.{name}": str(text.model["sizes"][key]) for name, key in SIZES.items()}
     return step_of(record, text, source=source, machine=place, seconds=seconds, assumed=assumed, names=FIELDS, also=model)
 
 
-def _consistent(record: Record, model: Mapping[str, Any], *, sequences: int, rate: float, ranks: int) -> None:
+def _counted(record: Record, parameters: int, assumed: Assumed) -> float:
+    """The parameters that the source's own figures count: those of the sizes, RowError for others, unless it says that they do not add up.
+
+    Then the sizes are predicted, and the band is wider by what the model may be larger or smaller.
+    """
+    if record.truth("n_params_formula_ok", True):
+        said(record, "n_params", parameters)
+        return parameters
+    said(record, "n_params", parameters, within=MOST_ANOTHER)
+    count = record.positive("n_params") if record.text("n_params", "") else parameters
+    words = "parameters by the sizes, of which the source says that they do not add up"
+    assumed.add(words, widens=max(SMALL_CHANGE, abs(count / parameters - 1)))
+    return count
+
+
+def _consistent(
+    record: Record, model: Mapping[str, Any], *, sequences: int, rate: float, ranks: int, assumed: Assumed
+) -> None:
     """RowError where the row's other figures do not follow from its sizes and its rate; those of the source are rounded to whole ones."""
     sizes = model["sizes"]
     length, width, layers = record.size("seq_len"), sizes["hidden_size"], sizes["num_layers"]
     parameters = num_parameters(model, length)
     if not record.truth("learned_pos_emb", True):
         parameters -= length * width
-    said(record, "n_params", parameters)
+    counted = _counted(record, parameters, assumed)
     said(record, "seqs_per_s", rate / length, rounding=1)
     said(record, "global_batch_tokens", sequences * length)
-    flops = (6 * parameters + 12 * layers * width * length) * rate / ranks
+    flops = (6 * counted + 12 * layers * width * length) * rate / ranks
     said(record, "model_tflops_per_gpu", flops / 1e12, within=0.05, rounding=1)
     if record.text("peak_tflops_used", ""):
         peak = record.positive("peak_tflops_used") * 1e12
