@@ -105,7 +105,7 @@ def prepared(rows: Iterable[Step | Skipped], *, say: Callable[[str], None] = lam
             asked = scenario.parse(row.scenario.encode(), where=f"{row.source} line {row.line}")
             cases.append(Case(step=row, scenario=asked, program=plan(asked, device=asked.cluster.kind)))
             say(f"planned {len(cases)} steps")
-        except ZsimError as error:
+        except (ZsimError, ArithmeticError, ValueError) as error:
             skipped.append(Skipped(source=row.source, line=row.line, reason=str(error)))
     return cases, skipped
 

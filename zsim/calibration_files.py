@@ -21,6 +21,7 @@ from zsim.run import Run
 from zsim.scenario import Scenario
 
 MAX_SCENARIOS = 2000
+PRODUCTS = "single products are not calibrated: what training reaches is fitted on steps"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,33 +36,48 @@ class Material:
 
 
 def read(files: Sequence[Path], *, scenarios: Path | None) -> Material:
-    """Everything in `files`; CalibrationError for a file without a single usable row, and for a Run without a folder of scenarios."""
+    """Everything in `files`, of which a table of products is skipped with its count.
+
+    CalibrationError for another file without a single usable row, where products are all there is, and for a Run without a folder of
+    scenarios.
+    """
     found = Material()
     for path in files:
-        before = len(found.steps) + len(found.cases) + len(found.collectives)
-        _read(path, scenarios, found)
-        if before == len(found.steps) + len(found.cases) + len(found.collectives):
-            reason = found.skipped[-1].reason if found.skipped else "no rows"
-            expected = "measured steps or collectives: columns of a known source, nccl-tests' text or JSON, or a saved Run"
-            raise CalibrationError(where=str(path), expected=expected, found=reason)
+        before, skipped = _count(found), len(found.skipped)
+        of_products = _read(path, scenarios, found)
+        if before == _count(found) and not of_products:
+            raise _nothing(path, found.skipped[skipped:])
+    if not _count(found):
+        raise _nothing(files[-1], found.skipped)
     return found
 
 
-def _read(path: Path, scenarios: Path | None, found: Material) -> None:
+def _count(found: Material) -> int:
+    return len(found.steps) + len(found.cases) + len(found.collectives)
+
+
+def _nothing(path: Path, skipped: Sequence[Skipped]) -> CalibrationError:
+    expected = "measured steps or collectives: columns of a known source, nccl-tests' text or JSON, or a saved Run"
+    return CalibrationError(where=str(path), expected=expected, found=skipped[-1].reason if skipped else "no rows")
+
+
+def _read(path: Path, scenarios: Path | None, found: Material) -> bool:
+    """Adds what the file holds; whether that is products, none of which is used whatever it says."""
     if is_run(path):
         made = _case(path, scenarios, found)
         (found.cases if isinstance(made, Case) else found.skipped).append(made)  # type: ignore[arg-type]
-        return
-    for row in measurements.rows(path):
+        return False
+    rows = measurements.rows(path)
+    of_products = any(isinstance(row, Product) for row in rows)
+    for row in rows:
         if isinstance(row, Step):
             found.steps.append(row)
         elif isinstance(row, NcclRow):
             found.collectives.append(row)
-        elif isinstance(row, Product):
-            reason = "a product alone: what training reaches is fitted on steps"
-            found.skipped.append(Skipped(source=row.source, line=row.line, reason=reason))
         else:
-            found.skipped.append(row)
+            reason = PRODUCTS if isinstance(row, Product) or of_products else row.reason
+            found.skipped.append(Skipped(source=row.source, line=row.line, reason=reason))
+    return of_products
 
 
 def is_run(path: Path) -> bool:

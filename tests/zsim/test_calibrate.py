@@ -111,6 +111,31 @@ def test_a_table_of_no_known_source_is_refused(tmp_path: Path, capsys: pytest.Ca
     assert "found columns of no known source: a" in capsys.readouterr().err
 
 
+def test_tables_of_products_are_skipped_with_their_count_and_the_others_go_through(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also those of its rows that nobody could predict; alone they are nothing to calibrate on."""
+    product = {"gpu": "A100", "dtype": "bf16", "tflops": "271.2", "shape_mxnxk": "1024x10240x5120"}
+    products = table(tmp_path / "gemm.csv", product, product | {"gpu": "Intel Gaudi 2"}, product | {"shape_mxnxk": ""})
+    (tmp_path / "log.txt").write_text(nccl_text(slower(1.0)))
+    assert cli.main(["calibrate", "--from", str(products), str(tmp_path / "log.txt"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["collectives"]["fitted"]["n"] > 0
+    reason = "single products are not calibrated: what training reaches is fitted on steps"
+    assert [(one["source"], one["reason"]) for one in found["skipped"]] == [("gemm.csv", reason)] * 3
+    assert cli.main(["calibrate", "--from", str(products)]) == 2
+    assert f"found {reason}" in capsys.readouterr().err
+
+
+def test_a_row_that_was_cut_is_not_calibrated_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = measured(tmp_path, {})
+    path.write_text(path.read_text() + path.read_text().splitlines()[-1].rpartition(",")[0] + "\n")
+    assert cli.main(["calibrate", "--from", str(path), "--cluster", "dgx-a100-40", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["fitted"]["n"] == len(ROWS)
+    assert [one["reason"] for one in found["skipped"]] == ["more or fewer fields than the header"]
+
+
 def test_no_rows_are_no_calibration() -> None:
     with pytest.raises(CalibrationError):
         calibrate.fit([])
