@@ -20,6 +20,7 @@ from zreal.changed_views import require_history
 from zreal.storages import CalledAgain, Died, Place, StorageLog
 from zreal.untraceable import UntraceableError
 from zsim.model import ROOT
+from zsim.training import Accumulated
 
 
 class _InputsDone(torch.autograd.Function):
@@ -279,6 +280,7 @@ class ParameterGradients:
             self.made[fqn].append(self._log.number(gradients[place]))
 
     def _keep(self, fqn: str, parameter: Tensor) -> None:
+        self._log.entries.append((self._log.place, Accumulated(fqn)))
         if parameter.grad is not None:
             self.kept[fqn] = self._log.number(parameter.grad)
 

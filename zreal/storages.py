@@ -20,7 +20,7 @@ from zreal.kernels import base_name, kernel, tensors
 from zreal.known_values import KnownValues
 from zreal.untraceable import UntraceableError
 from zsim.ops import Kernel
-from zsim.training import Device
+from zsim.training import Accumulated, Device
 
 
 class Place(NamedTuple):
@@ -72,7 +72,7 @@ class CalledAgain:
     returns: bool
 
 
-Entry = Born | Died | Summed | Kernel | Again | CalledAgain
+Entry = Born | Died | Summed | Kernel | Again | CalledAgain | Accumulated
 
 
 class StorageLog(TorchDispatchMode):

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from zreal.boundaries import ParameterGradients, Visit
@@ -20,6 +19,7 @@ from zsim.tape import SEED
 from zsim.traced import FAMILY, INPUT, LOSS, TracedModel, check, placed, stretch, whole
 from zsim.training import (
     DTYPE_NBYTES,
+    Accumulated,
     Batch,
     Computation,
     Device,
@@ -78,7 +78,7 @@ def traced_model(
     visited = {visit.unit for visit in step.visits}
     idle = tuple(group.fqn for group in step.groups if group.fqn not in (ROOT, *visited))
     marks = _marks(step, lives, gradients, idle=idle)
-    stretches = _stretches(step, lives, reads)
+    stretches = _stretches(step, _accumulated_once(lives, marks), reads)
     names = _Names(
         marks=marks,
         given=dict(zip(map(lives.final, loss), (SEED, f"{stretches[-1].fqn}:{LOSS}"), strict=True)),
@@ -93,12 +93,11 @@ def traced_model(
     ends = tuple(Free(name) for name in names.given.values())
     last = next((place for place, one in enumerate(stretches) if one.backward), 0)  # nothing before it is trained
     backward[last] = Computation(kernels=backward[last].kernels, memory=(*backward[last].memory, *ends))
-    late = _late(marks, lives, gradients)
     return check(
         TracedModel(
             name=step.name,
             family=FAMILY,
-            modules=placed([_module(s, late, last=s is stretches[-1]) for s in stretches], units=step.groups),
+            modules=placed([_module(s, last=s is stretches[-1]) for s in stretches], units=step.groups),
             units=step.groups,
             idle=idle,
             lowered=whole(
@@ -195,6 +194,8 @@ def _computation(fqn: str, entries: list[Entry], names: _Names) -> Computation:
             again = len(memory)
         elif isinstance(entry, Born):
             memory += _born(fqn, entry, names)
+        elif isinstance(entry, Accumulated):
+            memory.append(entry)
         elif isinstance(entry, Died) and entry.storage in names.known:
             memory.append(Free(names.known.pop(entry.storage)))
     if again is not None:
@@ -204,7 +205,7 @@ def _computation(fqn: str, entries: list[Entry], names: _Names) -> Computation:
 
 def _born(fqn: str, born: Born, names: _Names) -> list[TapeEvent]:
     if born.storage in names.marks:
-        return [ParameterGradient(parameter) for parameter in names.marks[born.storage]]
+        return [ParameterGradient(parameter, waits=True) for parameter in names.marks[born.storage]]
     kind: MemoryKind = "temporaries" if names.backward else "activations"
     if born.storage in names.given:
         return [Alloc(names.given[born.storage], kind, born.nbytes)]
@@ -214,11 +215,9 @@ def _born(fqn: str, born: Born, names: _Names) -> list[TapeEvent]:
     return [Alloc(name, kind, born.nbytes)]
 
 
-def _module(one: _Stretch, late: Mapping[str, str], *, last: bool) -> Module:
-    """Its reads as operators: a weight together with the bias whose gradient overtakes its own."""
-    biases = {late[fqn] for fqn in one.reads if fqn in late}
-    weights = tuple((fqn, late.get(fqn, "")) for fqn in one.reads if fqn not in biases)
-    return stretch(one.fqn, unit=one.unit, weights=weights, last=last)
+def _module(one: _Stretch, *, last: bool) -> Module:
+    """Its reads as operators."""
+    return stretch(one.fqn, unit=one.unit, weights=tuple((fqn, "") for fqn in one.reads), last=last)
 
 
 def _marks(step: Step, lives: Lives, gradients: ParameterGradients, *, idle: tuple[str, ...]) -> dict[int, tuple[str, ...]]:
@@ -252,9 +251,15 @@ def _marks(step: Step, lives: Lives, gradients: ParameterGradients, *, idle: tup
     return marks
 
 
-def _late(marks: Mapping[int, tuple[str, ...]], lives: Lives, gradients: ParameterGradients) -> dict[str, str]:
-    """Weights whose gradient is born just before their bias's, but accumulated just after it; with that bias."""
-    born = [fqn for _, entry in lives.entries if isinstance(entry, Born) for fqn in marks.get(entry.storage, ())]
-    kept = list(gradients.kept)
-    after = {fqn: other for other, fqn in pairwise(kept)}
-    return {fqn: other for fqn, other in pairwise(born) if after.get(fqn) == other}
+def _accumulated_once(lives: Lives, marks: Mapping[int, tuple[str, ...]]) -> Lives:
+    """`lives` in which each parameter is accumulated once, after its last gradient: a reentrant checkpoint in it may do so again."""
+    due, entries = set[str](), list[tuple[Place, Entry]]()
+    last = {fqn: index for index, (_, e) in enumerate(lives.entries) if isinstance(e, Born) for fqn in marks.get(e.storage, ())}
+    for index, (place, entry) in enumerate(lives.entries):
+        if isinstance(entry, Born):
+            due.update(fqn for fqn in marks.get(entry.storage, ()) if last[fqn] == index)
+        if not isinstance(entry, Accumulated) or entry.fqn in due:
+            entries.append((place, entry))
+        if isinstance(entry, Accumulated):
+            due.discard(entry.fqn)
+    return replace(lives, entries=entries)

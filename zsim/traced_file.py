@@ -16,6 +16,7 @@ from zsim.ops import MEMORY_KINDS, Alloc, Free, Kernel
 from zsim.traced import DEVICES, FAMILY, TracedModel, TracedModelError, check, placed, stretch, whole
 from zsim.training import (
     DTYPE_NBYTES,
+    Accumulated,
     Batch,
     Computation,
     Device,
@@ -41,6 +42,9 @@ FROZEN: Final = "frozen"
 """What follows a parameter's shape in a file where it needs no gradient."""
 RECOMPUTING: Final = "recomputing"
 """What a file has besides where the module was traced with activation checkpointing as well."""
+WAITS: Final = "gradient that waits"
+ACCUMULATED: Final = "accumulated"
+"""A gradient of which the file says when it is accumulated, and that it is. In older files none does."""
 CALLS: Final = "calls a unit"
 RETURNS: Final = "a unit returns"
 PASSES_ON: Final = "passes_on"
@@ -119,6 +123,10 @@ def _event_table(event: TapeEvent) -> list[Any]:
         return [RETURNS if event.returns else CALLS, event.unit, event.kernels]
     if isinstance(event, Free):
         return ["-", event.buffer]
+    if isinstance(event, Accumulated):
+        return [ACCUMULATED, event.fqn]
+    if event.waits:
+        return [WAITS, event.fqn]
     return ["gradient that is not the last" if event.goes_on else "gradient", event.fqn]
 
 
@@ -276,7 +284,7 @@ def _computation(reader: Reader) -> Computation:
 
 
 def _event(reader: Reader) -> TapeEvent:
-    signs = ("+", "-", "gradient", "gradient that is not the last", "node over", "recomputed", CALLS, RETURNS)
+    signs = ("+", "-", "gradient", "gradient that is not the last", "node over", "recomputed", CALLS, RETURNS, WAITS, ACCUMULATED)
     sign = next(reader.items(), reader).one_of(signs)
     if sign == "+":
         _, buffer, kind, nbytes = reader.row(4)
@@ -288,4 +296,8 @@ def _event(reader: Reader) -> TapeEvent:
         _, unit, kernels = reader.row(3)
         return InnerCall(unit.name(), returns=sign == RETURNS, kernels=kernels.size())
     _, name = reader.row(2)
-    return Free(name.name()) if sign == "-" else ParameterGradient(name.name(), goes_on=sign != "gradient")
+    if sign == "-":
+        return Free(name.name())
+    if sign == ACCUMULATED:
+        return Accumulated(name.name())
+    return ParameterGradient(name.name(), goes_on=sign == "gradient that is not the last", waits=sign == WAITS)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from zsim.model import ROOT, ModelSpec
 from zsim.ops import Alloc, Free
 from zsim.tape import SEED
-from zsim.training import InnerCall, LoweredModule, NodeOver, ParameterGradient, Recomputed
+from zsim.training import Accumulated, InnerCall, LoweredModule, NodeOver, ParameterGradient, Recomputed
 
 
 def problems(model: ModelSpec, lowered: tuple[LoweredModule, ...], *, loss: str) -> Iterator[tuple[str, str, str]]:
@@ -39,6 +40,7 @@ def _lifetime_problems(
 ) -> Iterator[tuple[str, str, str]]:
     live: set[str] = set()
     made: set[str] = set()
+    turns = _Turns()
     units = {unit.fqn for unit in model.units}
     marked: list[str] = []
     passes = [(module, module.forward) for module in lowered]
@@ -53,6 +55,8 @@ def _lifetime_problems(
         for event in (*computation.memory, *after):
             if isinstance(event, ParameterGradient):
                 made.add(event.fqn)
+                if computation is module.forward or turns.made(event):
+                    yield module.fqn, "gradients in backward, each until it is accumulated", event.fqn
                 if owner.get(event.fqn) not in (module.unit, ROOT):
                     yield module.fqn, "gradients of its own parameters", event.fqn
             elif isinstance(event, Recomputed):
@@ -60,6 +64,9 @@ def _lifetime_problems(
             elif isinstance(event, InnerCall):
                 if event.unit not in units or event.kernels > len(module.recompute):
                     yield module.fqn, "calls of units that there are, between kernels that are recomputed", event.unit
+            elif isinstance(event, Accumulated):
+                if turns.accumulated(event):
+                    yield module.fqn, "gradients accumulated that wait for it", event.fqn
             elif isinstance(event, NodeOver):
                 continue
             elif isinstance(event, Alloc) == (event.buffer in live):
@@ -70,6 +77,8 @@ def _lifetime_problems(
         yield model.name, "one mark in the backward of each module that recomputes", "other marks"
     for buffer in sorted(live):
         yield buffer, "a buffer that is freed by the end of backward", "it still lives"
+    for fqn in sorted(turns.waiting):
+        yield fqn, "a gradient that is accumulated", "one that is only made"
     for fqn in sorted(model.trained - made):
         yield fqn, "a gradient in every backward", "none"
     for fqn in sorted(made & model.frozen):
@@ -77,3 +86,27 @@ def _lifetime_problems(
     ends = next(module for module in lowered if module.differentiates).backward.memory[-2:]
     if ends != (Free(SEED), Free(loss)):
         yield model.name, "the loss and its gradient freed last", "another end"
+
+
+@dataclass(slots=True)
+class _Turns:
+    """Whether gradients that wait to be accumulated are so once, when all of the parameter's have been made. Methods say what is wrong."""
+
+    waiting: set[str] = field(default_factory=set)
+    told: set[str] = field(default_factory=set)
+    """Parameters whose gradient waits or has waited."""
+    untold: set[str] = field(default_factory=set)
+
+    def made(self, event: ParameterGradient) -> bool:
+        if not event.waits:
+            self.untold.add(event.fqn)
+            return event.fqn in self.told
+        wrong = event.fqn in self.untold or (event.fqn in self.told and event.fqn not in self.waiting)
+        self.waiting.add(event.fqn)
+        self.told.add(event.fqn)
+        return wrong
+
+    def accumulated(self, event: Accumulated) -> bool:
+        wrong = event.fqn not in self.waiting
+        self.waiting.discard(event.fqn)
+        return wrong

@@ -66,11 +66,21 @@ class Optimizer:
 class ParameterGradient:
     """Autograd has made the gradient of `fqn`. The strategy says where it lives; the tape only says when it is born.
 
-    `goes_on`: its node makes another one, also where it lets go of something in between.
+    `goes_on`: its node makes another one, also where it lets go of something in between. `waits`: an `Accumulated` says when it is
+    accumulated, as in a trace, which sees that; elsewhere it follows from where nodes end.
     """
 
     fqn: Final[str]
     goes_on: Final[bool] = False
+    waits: Final[bool] = False
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Accumulated:
+    """Autograd's engine has accumulated the gradient of `fqn`: kept it or, where an earlier micro-batch left one, added it to that."""
+
+    fqn: str
 
 
 @final
@@ -97,7 +107,7 @@ class NodeOver:
 
 SUM_OF_GRADIENTS = ".summed"
 """In the name of a buffer: two gradients of one value, which several operators read, have been added up in it."""
-TapeEvent = Alloc | Free | ParameterGradient | NodeOver | Recomputed | InnerCall
+TapeEvent = Alloc | Free | ParameterGradient | Accumulated | NodeOver | Recomputed | InnerCall
 
 
 def storage_events(tape: Iterable[TapeEvent]) -> list[MemoryEvent]:

@@ -19,6 +19,7 @@ from zsim.sharding import FlatLayout, Granularity, regroup
 from zsim.training import (
     DTYPE_NBYTES,
     SUM_OF_GRADIENTS,
+    Accumulated,
     InnerCall,
     LoweredModule,
     NodeOver,
@@ -165,11 +166,16 @@ def adds_up(event: TapeEvent) -> bool:
 
 
 def accumulated(
-    tape: Iterable[TapeEvent], born: Callable[[str], tuple[list[Alloc], list[Free]]], *, after_sums: frozenset[str]
+    tape: Iterable[TapeEvent],
+    born: Callable[[str], tuple[list[Alloc], list[Free]]],
+    *,
+    after_sums: frozenset[str],
+    waiting: dict[str, list[Free]],
 ) -> list[BackwardEvent]:
     """A module's backward, in which `born` says what a gradient allocates and what goes once it is accumulated.
 
-    That is when the node that made it is over, and has let go of what it held; for those in `after_sums` later still.
+    Where the tape does not say when that is, it is when the node that made it is over, and has let go of what it held; for those in
+    `after_sums` later still. `waiting` is what goes with gradients that wait for the tape to say so, which may be in a later module.
     """
     found = list[BackwardEvent]()
     early, late = list[Free](), list[Free]()
@@ -192,8 +198,12 @@ def accumulated(
             goes_on = event.goes_on
             made, gone = born(event.fqn)
             found += made
-            if gone:
+            if gone and event.waits:
+                waiting.setdefault(event.fqn, []).extend(gone)
+            elif gone:
                 (late if event.fqn in after_sums else early).extend(gone)
+        elif type(event) is Accumulated:
+            found += waiting.pop(event.fqn, [])
         elif type(event) is NodeOver:
             found += early
             early.clear()

@@ -43,6 +43,8 @@ class FlatStep:
     _gradients: set[str] = field(default_factory=set)
     _shards: set[str] = field(default_factory=set)
     _made: Counter[str] = field(default_factory=Counter)
+    _waiting: dict[str, list[Free]] = field(default_factory=dict)
+    """By parameter: gradients that go when they are accumulated."""
     _compute: list[int] = field(default_factory=list)
     _reduced: list[int] = field(default_factory=list)
     _in_place: dict[str, int] = field(default_factory=dict)
@@ -108,7 +110,7 @@ class FlatStep:
             if group.trained and group.fqn not in self._gradients:
                 self._gradients.add(group.fqn)
                 yield Alloc(f"{group.fqn}:gradients", self.gradient_kind, self.model.full_nbytes(group))
-        yield from accumulated(module.backward.memory, self._born, after_sums=self.model.after_sums)
+        yield from accumulated(module.backward.memory, self._born, after_sums=self.model.after_sums, waiting=self._waiting)
 
     def _born(self, fqn: str) -> tuple[list[Alloc], list[Free]]:
         """A gradient is made apart; the last of a parameter's gradients lets all of them be added and freed."""

@@ -23,6 +23,7 @@ from zsim.strategies.replicated_construction import collective_over_replicas
 from zsim.strategies.replicated_model import AXIS, USED, Bucket, ReplicatedModel
 from zsim.training import (
     DTYPE_NBYTES,
+    Accumulated,
     LoweredModule,
     NodeOver,
     ParameterGradient,
@@ -41,6 +42,8 @@ class ReplicatedStep:
     _live: dict[str, None] = field(default_factory=dict)
     _viewed: bool = False
     _made: dict[str, list[str]] = field(default_factory=dict)
+    _waiting: dict[str, list[MemoryEvent]] = field(default_factory=dict)
+    """By parameter: what comes and goes when its gradient is accumulated."""
     _compute: int = 0
     _reductions: list[int] = field(default_factory=list)
     _reduced: list[int] = field(default_factory=list)
@@ -59,6 +62,7 @@ class ReplicatedStep:
             step=Step(list(self.step.ops), list(self.step.parts)),
             _live=dict(self._live),
             _made=made,
+            _waiting={fqn: list(events) for fqn, events in self._waiting.items()},
             _reductions=list(self._reductions),
             _reduced=list(self._reduced),
         )
@@ -120,7 +124,7 @@ class ReplicatedStep:
         """A node makes its gradients, then frees what it held; only then are the gradients accumulated, and full buckets reduced.
 
         A late weight is accumulated after its bias although it is made before; parameters of other nodes after the gradient of the
-        input has been added to what other nodes made of it.
+        input has been added to what other nodes made of it. Where the tape says when one is accumulated, it is then.
         """
         tape, loss = module.backward.memory, loss_buffers(self.model.training.model)
         early, late, last = list[MemoryEvent](), list[MemoryEvent](), list[MemoryEvent]()
@@ -140,7 +144,9 @@ class ReplicatedStep:
                 made, *rest = self._born(event.fqn, self.model.nbytes_of[event.fqn], into_buckets=into_buckets)
                 yield made
                 turn = late if event.fqn in self.model.late else last if event.fqn in self.model.after_sums else early
-                turn += rest
+                (self._waiting.setdefault(event.fqn, []) if event.waits else turn).extend(rest)
+            elif isinstance(event, Accumulated):
+                yield from self._waiting.pop(event.fqn, ())
             elif isinstance(event, NodeOver):
                 yield from (*early, *late)
                 early.clear()

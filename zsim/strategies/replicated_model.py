@@ -19,6 +19,7 @@ from zsim.strategies.building import (
 )
 from zsim.training import (
     DTYPE_NBYTES,
+    Accumulated,
     ParameterGradient,
     Training,
 )
@@ -35,12 +36,17 @@ def ready_order(training: Training) -> Bucket:
     """The parameters in the order in which their gradients are ready: a tied one with its last gradient of backward.
 
     Of a linear the bias is ready before the weight, whose gradient is transposed by a further node. Where gradients of several
-    uses are summed, that order is the tape's already.
+    uses are summed, that order is the tape's already. So it is where the tape says when each is accumulated.
     """
     parameters = {parameter.fqn: parameter for parameter in training.model.parameters}
     last = late_weights(training)
     late = {op.weight: op.bias for m in training.model.modules for op in m.operators if op.weight in last}
-    events = [e.fqn for m in training.modules[::-1] for e in m.backward.memory if isinstance(e, ParameterGradient)]
+    events = [
+        event.fqn
+        for module in training.modules[::-1]
+        for event in module.backward.memory
+        if isinstance(event, Accumulated) or (isinstance(event, ParameterGradient) and not event.waits)
+    ]
     follows = dict(pairwise(events))
     ready = {fqn: place + (1.5 if late.get(fqn) == follows.get(fqn, "") else 0) for place, fqn in enumerate(events)}
     return tuple(parameters[fqn] for fqn in sorted(ready, key=lambda fqn: ready[fqn]))
@@ -154,10 +160,10 @@ class ReplicatedModel:
 
     @cached_property
     def last_module(self) -> dict[str, str]:
-        """By parameter: the module whose backward makes its last gradient."""
+        """By parameter: the module in whose backward its last gradient is made and, where the tape tells, accumulated."""
         return {
             event.fqn: module.fqn
             for module in self.training.modules[::-1]
             for event in module.backward.memory
-            if isinstance(event, ParameterGradient)
+            if isinstance(event, ParameterGradient | Accumulated)
         }

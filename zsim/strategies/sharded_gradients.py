@@ -23,6 +23,8 @@ class Gradients:
     tied_parts: dict[str, list[str]] = field(default_factory=dict)
     born: set[str] = field(default_factory=set)
     """Parameters whose gradient this backward has made anew, rather than found from an earlier micro-batch."""
+    waiting: dict[str, list[Free]] = field(default_factory=dict)
+    """By parameter: what goes when the gradient that is there is accumulated."""
     added: list[str] = field(default_factory=list)
     """Those that the module at hand has added to one found, in its order."""
 
@@ -39,7 +41,7 @@ class Gradients:
         A gradient that finds an older one is added to it when it is accumulated; `added` names those.
         """
         self.added = []
-        return accumulated(tape, lambda fqn: self._born(fqn, live), after_sums=self.after_sums)
+        return accumulated(tape, lambda fqn: self._born(fqn, live), after_sums=self.after_sums, waiting=self.waiting)
 
     def _born(self, fqn: str, live: set[str]) -> tuple[list[Alloc], list[Free]]:
         name, nbytes = f"{fqn}.unsharded_gradient", self.nbytes[fqn]
