@@ -238,19 +238,22 @@ class Boundaries:
 
 
 class ParameterGradients:
-    """Which storages are gradients of which parameter: those that autograd makes, and the one it keeps."""
+    """Which storages are gradients of which parameter: those that autograd makes, and the one it keeps, which may be a copy."""
 
     def __init__(self, log: StorageLog) -> None:
         self.made: dict[str, list[int]] = defaultdict(list)
         self.kept: dict[str, int] = {}
         self._log = log
+        self.copied: set[str] = set()
         self._arrived: Counter[int] = Counter()
+        self._before: dict[str, int] = {}
 
     @contextmanager
     def hooks(self, parameters: Mapping[str, nn.Parameter]) -> Iterator[None]:
         """The gradients that are kept are noted inside."""
         trained = {fqn: parameter for fqn, parameter in parameters.items() if parameter.requires_grad}
-        handles = [p.register_post_accumulate_grad_hook(partial(self._keep, fqn)) for fqn, p in trained.items()]
+        handles = [p.register_hook(partial(self._accumulate, fqn)) for fqn, p in trained.items()]
+        handles += [p.register_post_accumulate_grad_hook(partial(self._keep, fqn)) for fqn, p in trained.items()]
         try:
             yield
         finally:
@@ -279,10 +282,14 @@ class ParameterGradients:
         if fqn:
             self.made[fqn].append(self._log.number(gradients[place]))
 
+    def _accumulate(self, fqn: str, gradient: Tensor) -> None:
+        self._before[fqn] = self._log.number(gradient)
+
     def _keep(self, fqn: str, parameter: Tensor) -> None:
         self._log.entries.append((self._log.place, Accumulated(fqn)))
         if parameter.grad is not None:
             self.kept[fqn] = self._log.number(parameter.grad)
+            (self.copied.discard if self.kept[fqn] == self._before.pop(fqn, 0) else self.copied.add)(fqn)
 
 
 def _nodes(first: Any) -> Iterator[Any]:

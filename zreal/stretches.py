@@ -81,6 +81,7 @@ def traced_model(
     stretches = _stretches(step, _accumulated_once(lives, marks), reads)
     names = _Names(
         marks=marks,
+        copied=gradients.copied,
         given=dict(zip(map(lives.final, loss), (SEED, f"{stretches[-1].fqn}:{LOSS}"), strict=True)),
         inputs={storage: f"{INPUT}.{i}" if i else INPUT for i, storage in enumerate(step.cast_inputs)},
     )
@@ -170,9 +171,10 @@ def _stretches(step: Step, lives: Lives, reads: Mapping[Place, Mapping[str, None
 
 @dataclass(slots=True, kw_only=True)
 class _Names:
-    """Buffers by storage. `marks` are storages that are gradients of parameters, `given` those that have a name of their own."""
+    """Buffers by storage. `marks` are storages that are gradients of parameters, some `copied`, `given` those that have a name of their own."""
 
     marks: Mapping[int, tuple[str, ...]]
+    copied: set[str]
     given: Mapping[int, str]
     inputs: Mapping[int, str]
     backward: bool = False
@@ -205,7 +207,7 @@ def _computation(fqn: str, entries: list[Entry], names: _Names) -> Computation:
 
 def _born(fqn: str, born: Born, names: _Names) -> list[TapeEvent]:
     if born.storage in names.marks:
-        return [ParameterGradient(parameter, waits=True) for parameter in names.marks[born.storage]]
+        return [ParameterGradient(fqn, waits=True, copied=fqn in names.copied) for fqn in names.marks[born.storage]]
     kind: MemoryKind = "temporaries" if names.backward else "activations"
     if born.storage in names.given:
         return [Alloc(names.given[born.storage], kind, born.nbytes)]

@@ -42,7 +42,9 @@ FROZEN: Final = "frozen"
 """What follows a parameter's shape in a file where it needs no gradient."""
 RECOMPUTING: Final = "recomputing"
 """What a file has besides where the module was traced with activation checkpointing as well."""
+GOES_ON: Final = "gradient that is not the last"
 WAITS: Final = "gradient that waits"
+COPIED: Final = "gradient that waits, a copy"
 ACCUMULATED: Final = "accumulated"
 """A gradient of which the file says when it is accumulated, and that it is. In older files none does."""
 CALLS: Final = "calls a unit"
@@ -126,8 +128,8 @@ def _event_table(event: TapeEvent) -> list[Any]:
     if isinstance(event, Accumulated):
         return [ACCUMULATED, event.fqn]
     if event.waits:
-        return [WAITS, event.fqn]
-    return ["gradient that is not the last" if event.goes_on else "gradient", event.fqn]
+        return [COPIED if event.copied else WAITS, event.fqn]
+    return [GOES_ON if event.goes_on else "gradient", event.fqn]
 
 
 def save(model: TracedModel, path: str | Path) -> None:
@@ -284,7 +286,7 @@ def _computation(reader: Reader) -> Computation:
 
 
 def _event(reader: Reader) -> TapeEvent:
-    signs = ("+", "-", "gradient", "gradient that is not the last", "node over", "recomputed", CALLS, RETURNS, WAITS, ACCUMULATED)
+    signs = ("+", "-", "gradient", GOES_ON, "node over", "recomputed", CALLS, RETURNS, WAITS, COPIED, ACCUMULATED)
     sign = next(reader.items(), reader).one_of(signs)
     if sign == "+":
         _, buffer, kind, nbytes = reader.row(4)
@@ -300,4 +302,4 @@ def _event(reader: Reader) -> TapeEvent:
         return Free(name.name())
     if sign == ACCUMULATED:
         return Accumulated(name.name())
-    return ParameterGradient(name.name(), goes_on=sign == "gradient that is not the last", waits=sign == WAITS)
+    return ParameterGradient(name.name(), goes_on=sign == GOES_ON, waits=sign in (WAITS, COPIED), copied=sign == COPIED)

@@ -96,12 +96,16 @@ class _Turns:
     told: set[str] = field(default_factory=set)
     """Parameters whose gradient waits or has waited."""
     untold: set[str] = field(default_factory=set)
+    copies: set[str] = field(default_factory=set)
+    """Those of which a copy is kept: of a sum of several gradients none is."""
 
     def made(self, event: ParameterGradient) -> bool:
         if not event.waits:
             self.untold.add(event.fqn)
             return event.fqn in self.told
-        wrong = event.fqn in self.untold or (event.fqn in self.told and event.fqn not in self.waiting)
+        wrong = event.fqn in self.untold | self.copies or (event.fqn in self.told and (event.copied or event.fqn not in self.waiting))
+        if event.copied:
+            self.copies.add(event.fqn)
         self.waiting.add(event.fqn)
         self.told.add(event.fqn)
         return wrong

@@ -67,12 +67,14 @@ class ParameterGradient:
     """Autograd has made the gradient of `fqn`. The strategy says where it lives; the tape only says when it is born.
 
     `goes_on`: its node makes another one, also where it lets go of something in between. `waits`: an `Accumulated` says when it is
-    accumulated, as in a trace, which sees that; elsewhere it follows from where nodes end.
+    accumulated, as in a trace, which sees that; elsewhere it follows from where nodes end. `copied`: what the node made is shared with
+    others, or lies otherwise than the parameter: a copy of it is kept, but where an earlier micro-batch left one it is added as it is.
     """
 
     fqn: Final[str]
     goes_on: Final[bool] = False
     waits: Final[bool] = False
+    copied: Final[bool] = False
 
 
 @final

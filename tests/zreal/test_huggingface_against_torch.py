@@ -27,7 +27,7 @@ from zsim.plan import plan
 from zsim.program import PHASES
 from zsim.run import RunOptions
 from zsim.scenario import Scenario, parse
-from zsim.training import DTYPE_NBYTES, Dtype, NodeOver, Recomputed
+from zsim.training import DTYPE_NBYTES, Accumulated, Dtype, NodeOver, Recomputed
 
 transformers = pytest.importorskip("transformers", minversion="5")
 
@@ -92,7 +92,7 @@ def lowered_events(case: Scenario, dtype: Dtype) -> list[int]:
     lowered = lower(case.model, batch=case.batch, dtype=dtype)
     for computation in [one.forward for one in lowered] + [one.backward for one in lowered[::-1]]:
         for event in computation.memory:
-            if isinstance(event, Recomputed | NodeOver):
+            if isinstance(event, Recomputed | NodeOver | Accumulated):
                 continue
             if isinstance(event, Alloc):
                 nbytes[event.buffer] = event.nbytes

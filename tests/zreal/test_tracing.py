@@ -26,7 +26,7 @@ from zsim.program import PHASES
 from zsim.strategies import STRATEGIES
 from zsim.traced import TracedModel, TracedModelError
 from zsim.traced_file import dump, parse
-from zsim.training import Batch, Device, Dtype, LoweredModule, ParameterGradient, Precision, Training
+from zsim.training import Accumulated, Batch, Device, Dtype, LoweredModule, NodeOver, ParameterGradient, Precision, Training
 
 FAMILIES = [("mlp-tiny", None), ("mlp-uneven", None), ("gpt-tiny", "explicit"), ("gpt-tiny", "sdpa")]
 
@@ -70,6 +70,8 @@ def events(lowered: tuple[LoweredModule, ...]) -> list[tuple[str, str | int]]:
     found: list[tuple[str, str | int]] = []
     passes = [module.forward for module in lowered] + [module.backward for module in lowered[::-1]]
     for event in (event for computation in passes for event in computation.memory):
+        if isinstance(event, Accumulated | NodeOver):
+            continue
         if isinstance(event, Alloc):
             nbytes[event.buffer] = event.nbytes
         found.append(

@@ -25,7 +25,7 @@ from zsim.mesh import Mesh
 from zsim.ops import Alloc, Free
 from zsim.strategies import STRATEGIES, ddp, fsdp2
 from zsim.traced import TracedModel
-from zsim.training import DTYPE_NBYTES, Dtype, Precision, Recomputed, Training
+from zsim.training import DTYPE_NBYTES, Accumulated, Dtype, Precision, Recomputed, Training
 
 Phases = dict[str, tuple[int, int, int]]
 
@@ -68,7 +68,7 @@ def traced_events(model: TracedModel) -> list[int]:
     events = []
     passes = [module.forward for module in model.lowered] + [module.backward for module in model.lowered[::-1]]
     for event in (event for computation in passes for event in computation.memory):
-        if isinstance(event, Recomputed):
+        if isinstance(event, Recomputed | Accumulated):
             continue
         if isinstance(event, Alloc):
             nbytes[event.buffer] = event.nbytes

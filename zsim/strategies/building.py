@@ -167,7 +167,7 @@ def adds_up(event: TapeEvent) -> bool:
 
 def accumulated(
     tape: Iterable[TapeEvent],
-    born: Callable[[str], tuple[list[Alloc], list[Free]]],
+    born: Callable[[ParameterGradient], tuple[list[Alloc], list[Free]]],
     *,
     after_sums: frozenset[str],
     waiting: dict[str, list[Free]],
@@ -196,7 +196,7 @@ def accumulated(
             found.append(event)
         elif type(event) is ParameterGradient:
             goes_on = event.goes_on
-            made, gone = born(event.fqn)
+            made, gone = born(event)
             found += made
             if gone and event.waits:
                 waiting.setdefault(event.fqn, []).extend(gone)

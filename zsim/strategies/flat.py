@@ -112,8 +112,9 @@ class FlatStep:
                 yield Alloc(f"{group.fqn}:gradients", self.gradient_kind, self.model.full_nbytes(group))
         yield from accumulated(module.backward.memory, self._born, after_sums=self.model.after_sums, waiting=self._waiting)
 
-    def _born(self, fqn: str) -> tuple[list[Alloc], list[Free]]:
+    def _born(self, event: ParameterGradient) -> tuple[list[Alloc], list[Free]]:
         """A gradient is made apart; the last of a parameter's gradients lets all of them be added and freed."""
+        fqn = event.fqn
         self._made[fqn] += 1
         number, nbytes = self._made[fqn], self.model.numels[fqn] * DTYPE_NBYTES[self.model.dtype]
         over = number == self.model.uses[fqn] and self._made.pop(fqn)

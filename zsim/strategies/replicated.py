@@ -141,8 +141,8 @@ class ReplicatedStep:
             is_over = frees
             if isinstance(event, ParameterGradient):
                 goes_on = event.goes_on
-                made, *rest = self._born(event.fqn, self.model.nbytes_of[event.fqn], into_buckets=into_buckets)
-                yield made
+                made, rest = self._born(event, into_buckets=into_buckets)
+                yield from made
                 turn = late if event.fqn in self.model.late else last if event.fqn in self.model.after_sums else early
                 (self._waiting.setdefault(event.fqn, []) if event.waits else turn).extend(rest)
             elif isinstance(event, Accumulated):
@@ -156,25 +156,28 @@ class ReplicatedStep:
                 yield event
         yield from (*early, *late, *last)
 
-    def _born(self, fqn: str, nbytes: int, *, into_buckets: bool) -> Iterator[MemoryEvent]:
-        """A first gradient is kept; later ones, of more micro-batches or a tied parameter, are added to it."""
+    def _born(self, event: ParameterGradient, *, into_buckets: bool) -> tuple[list[Alloc], list[MemoryEvent]]:
+        """A first gradient is kept; later ones, of more micro-batches or a tied parameter, are added to it. And what comes after that."""
+        fqn, nbytes = event.fqn, self.model.nbytes_of[event.fqn]
         made = self._made.setdefault(fqn, [])
         kept = fqn in self._live or self._viewed
         made.append(f"{fqn}.gradient{len(made) + 1}")
-        if kept or len(made) > 1:
-            yield Alloc(made[-1], "temporaries", nbytes)
-        else:
+        births = [Alloc(made[-1], "temporaries", nbytes)]
+        if kept and event.copied:
+            births = []
+        elif not kept and len(made) == 1:
             made[-1] = f"{fqn}.gradient"
             self._live[fqn] = None
-            yield Alloc(made[-1], "gradients", nbytes)
-        if len(made) == self.model.uses[fqn]:
-            del self._made[fqn]
-            parts = [Free(name) for name in reversed(made) if name != f"{fqn}.gradient"]
-            moved = [Free(f"{fqn}.gradient")] if into_buckets and fqn in self._live else []
-            if moved:
-                del self._live[fqn]
-            # What was there has moved into its bucket when the hook runs; what has just come lives until it is over.
-            yield from (*(moved if parts else ()), *self._casts.get(fqn, ()), *(parts or moved))
+            births = [Alloc(made[-1], "gradients", nbytes)]
+        if len(made) < self.model.uses[fqn]:
+            return births, []
+        del self._made[fqn]
+        parts = [Free(name) for name in reversed(made) if births and name != f"{fqn}.gradient"]
+        moved = [Free(f"{fqn}.gradient")] if into_buckets and fqn in self._live else []
+        if moved:
+            del self._live[fqn]
+        # What was there has moved into its bucket when the hook runs; what has just come lives until it is over.
+        return births, [*(moved if parts else ()), *self._casts.get(fqn, ()), *(parts or moved)]
 
     def _last_gradients(self) -> list[str]:
         """By bucket: the gradient after which it is reduced. Buckets are reduced in their order, thus none before those ahead of it.

@@ -41,15 +41,19 @@ class Gradients:
         A gradient that finds an older one is added to it when it is accumulated; `added` names those.
         """
         self.added = []
-        return accumulated(tape, lambda fqn: self._born(fqn, live), after_sums=self.after_sums, waiting=self.waiting)
+        return accumulated(tape, lambda event: self._born(event, live), after_sums=self.after_sums, waiting=self.waiting)
 
-    def _born(self, fqn: str, live: set[str]) -> tuple[list[Alloc], list[Free]]:
+    def _born(self, event: ParameterGradient, live: set[str]) -> tuple[list[Alloc], list[Free]]:
+        fqn = event.fqn
         name, nbytes = f"{fqn}.unsharded_gradient", self.nbytes[fqn]
         self.uses_left[fqn] -= 1
         if name not in live:
             self.born.add(fqn)
             live.add(name)
             return [Alloc(name, "unsharded_gradients", nbytes)], []
+        if event.copied:
+            self.added.append(fqn)
+            return [], []
         part = f"{name}.added{self.uses_left[fqn]}"
         parts = [*self.tied_parts.pop(fqn, []), part]
         if fqn not in self.born:
