@@ -171,7 +171,7 @@ def _stretches(step: Step, lives: Lives, reads: Mapping[Place, Mapping[str, None
 
 @dataclass(slots=True, kw_only=True)
 class _Names:
-    """Buffers by storage. `marks` are storages that are gradients of parameters, some `copied`, `given` those that have a name of their own."""
+    """Buffers by storage. `marks` are storages that are gradients of parameters, some `copied`; `given` have a name of their own."""
 
     marks: Mapping[int, tuple[str, ...]]
     copied: set[str]

@@ -26,7 +26,17 @@ from zsim.program import PHASES
 from zsim.strategies import STRATEGIES
 from zsim.traced import TracedModel, TracedModelError
 from zsim.traced_file import dump, parse
-from zsim.training import Accumulated, Batch, Device, Dtype, LoweredModule, NodeOver, ParameterGradient, Precision, Training
+from zsim.training import (
+    Accumulated,
+    Batch,
+    Device,
+    Dtype,
+    LoweredModule,
+    NodeOver,
+    ParameterGradient,
+    Precision,
+    Training,
+)
 
 FAMILIES = [("mlp-tiny", None), ("mlp-uneven", None), ("gpt-tiny", "explicit"), ("gpt-tiny", "sdpa")]
 

@@ -191,7 +191,7 @@ def test_fully_shard_holds_the_bytes_that_the_traced_module_says(name: str, dtyp
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), one_in(3, itertools.product(["encoder, tied, logits largest", "pairs"], ["float32", "bfloat16"]))
+    ("name", "dtype"), one_in(3, itertools.product(["encoder, tied, logits largest", "pairs", "turned"], ["float32", "bfloat16"]))
 )
 def test_so_it_does_when_gradients_are_accumulated(name: str, dtype: Dtype) -> None:
     model = traced(CASES[name], dtype=dtype)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from tests.zreal.split_nodes import NUM_UNITS, SPLIT, rows
 from zsim.training import Dtype
 
 
@@ -255,6 +256,8 @@ CASES = {
     "llama, ends apart": Case(llama, "model.layers", sentences, more=("model.embed_tokens", "model.norm", "lm_head")),
     "gpt2": Case(gpt2, "transformer.h", sentences),
     "gpt2, all ones": Case(gpt2, "transformer.h", lambda: sentences(padding=0)),
+    "turned": Case(SPLIT["turned"], "layers", rows, num_units=NUM_UNITS),
+    "decoders, whole": Case(SPLIT["decoders"], "layers", rows, num_units=0),  # as units they let their second input's gradients wait
 }
 FROZEN = {
     "adapters": Case(Adapted, "blocks", lambda: tokens(2, 16)),

@@ -24,7 +24,7 @@ from zsim.strategies.building import (
     until_recomputed,
 )
 from zsim.strategies.flat_model import AXIS, FlatModel
-from zsim.training import DTYPE_NBYTES, LoweredModule
+from zsim.training import DTYPE_NBYTES, LoweredModule, ParameterGradient
 
 
 @dataclass(slots=True)
