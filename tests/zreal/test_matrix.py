@@ -23,7 +23,7 @@ import pytest
 from tests.matrix import TRACED, matrix
 from tests.quick import one_in
 from tests.zreal.traced_subject import Subject
-from tests.zreal.user_modules import CASES, FROZEN
+from tests.zreal.user_modules import CASES, FROZEN, SHARING
 from zreal import torch_private
 from zreal.tracing import trace
 from zsim.backends import find
@@ -38,7 +38,7 @@ from zsim.traced import FAMILY
 from zsim.traced_file import save
 
 RECORD = Path(__file__).parents[1] / "measured" / "memory_matrix.json"
-USER_MODULES = {name: (CASES | FROZEN)[name] for name in TRACED}
+USER_MODULES = {name: (CASES | FROZEN | SHARING)[name] for name in TRACED}
 COMMUNICATED = ("communication", "unsharded_parameters", "unsharded_gradients")
 OPTIONS = (
     'bf16", reduce = "fp32"',

@@ -257,8 +257,10 @@ CASES = {
     "gpt2": Case(gpt2, "transformer.h", sentences),
     "gpt2, all ones": Case(gpt2, "transformer.h", lambda: sentences(padding=0)),
     "turned": Case(SPLIT["turned"], "layers", rows, num_units=NUM_UNITS),
-    "decoders, whole": Case(SPLIT["decoders"], "layers", rows, num_units=0),  # as units they let their second input's gradients wait
+    "decoders, whole": Case(SPLIT["decoders"], "layers", rows, num_units=0),
 }
+SHARING = {"decoders": Case(SPLIT["decoders"], "layers", rows, num_units=NUM_UNITS)}
+"""Units that share their second input: its gradients are added up when a unit is over, and not where a plain step adds them."""
 FROZEN = {
     "adapters": Case(Adapted, "blocks", lambda: tokens(2, 16)),
     "adapters, dropout": Case(lambda: Adapted(dropout=0.1), "blocks", lambda: tokens(2, 16)),
