@@ -9,11 +9,18 @@ import pytest
 
 from tests.quick import one_in
 from tests.zreal.split_nodes import NUM_UNITS, SPLIT, rows
+from tests.zreal.test_event_order import in_order, of_program
 from tests.zreal.test_user_modules_traced import differences
+from tests.zreal.traced_subject import Subject
+from tests.zreal.user_modules import Case
+from zreal import torch_private
 from zreal.tracing import trace
+from zsim.scenario import Scenario, parse
 from zsim.traced import TracedModel
+from zsim.traced_file import save
 from zsim.training import Accumulated, ParameterGradient
 
+UNITS = [f"layers.{place}" for place in range(NUM_UNITS)]
 STRATEGIES = {"ddp": 2, "ddp, views": 2, "fsdp2": 2, "hsdp": 4, "zero_redundancy": 2}
 """With how many ranks."""
 TEXTS = {"ddp, views": 'name = "ddp", gradient_as_bucket_view = true', "hsdp": 'name = "hsdp", dp_shard = 2, dp_replicate = 2'}
@@ -39,12 +46,46 @@ def test_so_they_do_in_bfloat16_with_gradients_kept_in_float32(name: str, tmp_pa
     assert differences(SPLIT[name], rows, text, tmp_path, ranks=2, accumulation=2, parameters="bf16") == {}
 
 
+# -- every allocation and free, in order
+
+RESHARDING = 'name = "fsdp2", reshard_after_forward = true'
+APART = [*itertools.product(SPLIT, ("ddp", "ddp, views", "zero_redundancy", "fsdp2", RESHARDING), ("last", "every"))]
+ORDERS = [case for case in APART if case[0] != "decoders" or "fsdp2" in case[1]]
+"""Decoders share an input, whose gradients are summed where fully_shard's hooks let them through: without those, some sums are earlier."""
+
+
+def events_of_torch(case: Scenario, name: str) -> list[int]:
+    """What the third step on rank 0 allocates and, negative, frees."""
+    with torch_private.fake_group(rank=0, world_size=case.world_size):
+        real = Subject(Case(SPLIT[name], "", rows, num_units=0, more=tuple(UNITS)), case, log=True)
+        for _ in range(3):
+            real.step()
+        assert real.meter.events is not None
+        return in_order(nbytes for _, nbytes in real.meter.events)
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy", "sync"),
+    [case if case[1:] in (("ddp", "last"), ("fsdp2", "last")) else pytest.param(*case, marks=pytest.mark.slow) for case in ORDERS],
+)
+def test_every_allocation_and_free_of_two_micro_batches_comes_in_torchs_order(name: str, strategy: str, sync: str, tmp_path: Path) -> None:
+    save(traced(name), tmp_path / "traced.json")
+    text = f"""
+model = {{ traced = "traced.json" }}
+batch = {{ micro_batch = 2, sequence_length = 1, accumulation = 2 }}
+cluster = {{ preset = "cpu-gloo", ranks = 2 }}
+strategy = {{ {strategy if strategy == RESHARDING else TEXTS.get(strategy, f'name = "{strategy}"')}, sync = "{sync}" }}
+"""
+    case = parse(text.encode(), where="order.toml", folder=tmp_path)
+    assert of_program(case) == events_of_torch(case, name)
+
+
 # -- what a trace says of it
 
 
 def traced(name: str) -> TracedModel:
     """The module with a unit for each of its blocks."""
-    return trace(SPLIT[name], rows(), units=[f"layers.{place}" for place in range(NUM_UNITS)], sums_in_place=False)
+    return trace(SPLIT[name], rows(), units=UNITS, sums_in_place=False)
 
 
 def turns(model: TracedModel, unit: str) -> list[str]:
