@@ -1,12 +1,14 @@
 """Where one unit of a module ends and the next begins, in forward and in backward, as fully_shard sees it.
 
 A unit's backward begins when a gradient of its output arrives and ends when those of its inputs are complete: the same hooks
-and the same identity function that torch puts there. Here too: which gradients of parameters come from where.
+and the same identity function that torch puts there. Other strategies put nothing there: a unit's backward is then that of the nodes which
+its forward has made, and as autograd's engine takes those from the last made to the first, it begins with the last of them.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,11 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from zreal import torch_private
 from zreal.changed_views import require_history
+from zreal.parameter_gradients import nodes
+from zreal.run_views import RunViews
 from zreal.storages import CalledAgain, Died, Place, StorageLog
 from zreal.untraceable import UntraceableError
 from zsim.model import ROOT
-from zsim.training import Accumulated
+from zsim.training import Autograd
 
 
 class _InputsDone(torch.autograd.Function):
@@ -82,10 +87,19 @@ class Boundaries:
     """Follows the units of a module and tells the log its place. `visits` are the stretches as forward met them.
 
     A unit in a unit cuts that one's stretch in two. `constant` are the last stretches of units whose output needs no gradient, as
-    nothing up to them is trained: they have no backward.
+    nothing up to them is trained: they have no backward. `autograd`: what it has of units. Hooks make a difference
+    if they have cast something (`casts`), or make sums of gradients of their own (`keeps_apart`). `views`: what units read in later runs.
     """
 
-    def __init__(self, log: StorageLog, *, units: Mapping[str, nn.Module], dtype: torch.dtype | None) -> None:
+    def __init__(
+        self,
+        log: StorageLog,
+        *,
+        units: Mapping[str, nn.Module],
+        dtype: torch.dtype | None,
+        autograd: Autograd = "hooked",
+        views: RunViews | None = None,
+    ) -> None:
         self.log = log
         self.visits: list[Visit] = [Visit(ROOT)]
         self.begun: set[int] = set()
@@ -94,7 +108,11 @@ class Boundaries:
         self._open: list[int] = []
         self._idle: set[int] = set()
         self._units = units
-        self._dtype = dtype
+        self._hooked = autograd == "hooked"
+        self._dtype = dtype if self._hooked else None
+        self._views = views
+        self._since = [0]
+        self.casts = self.keeps_apart = False
 
     @contextmanager
     def hooks(self) -> Iterator[None]:
@@ -114,8 +132,8 @@ class Boundaries:
         """Forward is over, and autocast about to drop what it has cached: that has a place of its own."""
         self.log.place = Place(backward=False, stretch=len(self.visits))
 
-    def begin_backward(self) -> None:
-        """Forward is over: UntraceableError for a unit that did not run, unless nobody has read what it owns: it is then unused."""
+    def begin_backward(self, loss: Tensor) -> None:
+        """Forward is over, and has made `loss`: UntraceableError for a unit that did not run, unless nobody has read what it owns."""
         run, read = {visit.unit for visit in self.visits}, {fqn for reads in self.log.reads.values() for fqn in reads}
         for fqn in self._units:
             if fqn not in run and any(parameter.startswith(f"{fqn}.") for parameter in read):
@@ -128,10 +146,29 @@ class Boundaries:
         worked = {place.stretch for place, entry in self.log.entries if not isinstance(entry, Died)}
         self._idle = set(range(len(self.visits))) - worked
         self.log.place = Place(backward=True, stretch=len(self.visits) - 1)
+        if self._hooked:
+            self.keeps_apart = _keeps_apart(loss)
+        else:
+            self._follow_nodes(loss)
+
+    def _follow_nodes(self, loss: Tensor) -> None:
+        """Watch the first node of each stretch that backward comes to, which is the last that it has made in forward."""
+        last: dict[int, tuple[int, Any]] = {}
+        for node in nodes(loss.grad_fn):
+            if not hasattr(node, "variable"):  # which accumulates, as soon as it can
+                number = torch_private.sequence_number(node)
+                stretch = bisect_right(self._since, number) - 1
+                last[stretch] = max(last.get(stretch, (-1, None)), (number, node), key=lambda pair: pair[0])
+        for stretch, (_, node) in last.items():
+            self.begun.add(stretch)
+            node.register_prehook(partial(self._arrive_at, stretch))
+
+    def _arrive_at(self, stretch: int, gradients: Any) -> None:
+        self.log.place = Place(backward=True, stretch=stretch)
 
     def end_backward(self) -> None:
         """Backward is over: UntraceableError for a unit whose backward nobody saw begin."""
-        for first, last in self._ends.items():
+        for first, last in self._ends.items() if self._hooked else ():
             if last not in self.begun | self.constant:
                 raise UntraceableError(
                     where=self.visits[first].unit,
@@ -147,17 +184,23 @@ class Boundaries:
             self._call_again(fqn, returns=False)
             return cast_floats((args, kwargs), self._dtype)
         self._require_own_place(fqn)
+        if self._views is not None:
+            self._views.put(fqn, module)
+        given = [*tensors_in((args, kwargs))]
         args, kwargs = cast_floats((args, kwargs), self._dtype)
+        self.casts |= any(one is not other for one, other in zip(given, tensors_in((args, kwargs)), strict=True))
+        del given
         wanted = [tensor for tensor in tensors_in((args, kwargs)) if tensor.requires_grad and torch.is_grad_enabled()]
         place = self._visit(Visit(fqn, begins=True, needs_gradient=bool(wanted)))
         self._open.append(place)
-        if not wanted:
+        if not wanted or not self._hooked:
             return args, kwargs
         marked = iter(_InputsDone.apply(partial(self._end, place), *wanted))
         return mapped(lambda tensor: next(marked) if tensor.requires_grad else tensor, (args, kwargs))
 
     def _visit(self, visit: Visit) -> int:
         self.visits.append(visit)
+        self._since.append(torch_private.next_sequence_number())
         self.log.place = Place(backward=False, stretch=len(self.visits) - 1)
         return self.log.place.stretch
 
@@ -188,7 +231,9 @@ class Boundaries:
         last, first = self.log.place.stretch, self._open.pop()
         self._ends[first] = last
         wanted = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
-        for tensor in wanted:
+        if self._views is not None:
+            self._views.put_back(fqn, module)
+        for tensor in wanted if self._hooked else ():
             require_history(fqn, tensor)
             tensor.register_hook(partial(self.gradient_arrives, last))
         trains = any(p.requires_grad for p in module.parameters())
@@ -237,68 +282,15 @@ class Boundaries:
         )
 
 
-class ParameterGradients:
-    """Which storages are gradients of which parameter: those that autograd makes, and the one it keeps, which may be a copy."""
+def _keeps_apart(loss: Tensor) -> bool:
+    """Whether a unit takes what gets other gradients too, or takes it twice: its own are then added up before they meet those.
 
-    def __init__(self, log: StorageLog) -> None:
-        self.made: dict[str, list[int]] = defaultdict(list)
-        self.kept: dict[str, int] = {}
-        self._log = log
-        self.copied: set[str] = set()
-        self._arrived: Counter[int] = Counter()
-        self._before: dict[str, int] = {}
-
-    @contextmanager
-    def hooks(self, parameters: Mapping[str, nn.Parameter]) -> Iterator[None]:
-        """The gradients that are kept are noted inside."""
-        trained = {fqn: parameter for fqn, parameter in parameters.items() if parameter.requires_grad}
-        handles = [p.register_hook(partial(self._accumulate, fqn)) for fqn, p in trained.items()]
-        handles += [p.register_post_accumulate_grad_hook(partial(self._keep, fqn)) for fqn, p in trained.items()]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def follow(self, loss: Tensor, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Watch every value of the graph that gets more than one gradient: autograd adds those up."""
-        names = {id(parameter): fqn for fqn, parameter in parameters.items()}
-        edges: dict[tuple[Any, int], list[tuple[Any, int]]] = defaultdict(list)
-        for node in _nodes(loss.grad_fn):
-            for place, (target, number) in enumerate(node.next_functions):
-                if target is not None:
-                    edges[target, number].append((node, place))
-        for value, ((target, _), sources) in enumerate(edges.items()):
-            if len(sources) > 1:
-                fqn = names.get(id(getattr(target, "variable", None)), "")
-                for node, place in sources:
-                    node.register_hook(partial(self._arrive, value, place, fqn))
-
-    def _arrive(self, value: int, place: int, fqn: str, gradients: tuple[Any, ...], _: Any) -> None:
-        if gradients[place] is None:
-            return
-        self._arrived[value] += 1
-        self._log.sums_due += self._arrived[value] > 1
-        if fqn:
-            self.made[fqn].append(self._log.number(gradients[place]))
-
-    def _accumulate(self, fqn: str, gradient: Tensor) -> None:
-        self._before[fqn] = self._log.number(gradient)
-
-    def _keep(self, fqn: str, parameter: Tensor) -> None:
-        self._log.entries.append((self._log.place, Accumulated(fqn)))
-        if parameter.grad is not None:
-            self.kept[fqn] = self._log.number(parameter.grad)
-            (self.copied.discard if self.kept[fqn] == self._before.pop(fqn, 0) else self.copied.add)(fqn)
-
-
-def _nodes(first: Any) -> Iterator[Any]:
-    """Every node of an autograd graph, once."""
-    seen, waiting = {first}, [first]
-    while waiting:
-        node = waiting.pop()
-        yield node
-        for target, _ in node.next_functions:
-            if target is not None and target not in seen:
-                seen.add(target)
-                waiting.append(target)
+    Or takes what it does not use, of which the node of the hook then makes a gradient of zeros.
+    """
+    found = [*nodes(loss.grad_fn)]
+    edges = Counter(edge for node in found for edge in node.next_functions)
+    hooks = [node for node in found if node.name() == f"{_InputsDone.__name__}Backward"]
+    if any(not edges[node, number] for node in hooks for number in range(len(node.next_functions))):
+        return True
+    taken = (edge for node in hooks for edge in node.next_functions)
+    return any(node is not None and (edges[node, number] > 1 or hasattr(node, "variable")) for node, number in taken)

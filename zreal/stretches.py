@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from zreal.boundaries import ParameterGradients, Visit
+from zreal.boundaries import Visit
+from zreal.parameter_gradients import ParameterGradients
 from zreal.storages import Again, Born, CalledAgain, Died, Entry, Lives, Place
 from zreal.untraceable import UntraceableError
 from zsim.model import PART, ROOT, RUN, Module, ParamGroup
@@ -75,46 +76,15 @@ def traced_model(
     loss: tuple[int, int],
 ) -> TracedModel:
     """The model of one traced step; UntraceableError or TracedModelError where it does not hold together."""
-    visited = {visit.unit for visit in step.visits}
-    idle = tuple(group.fqn for group in step.groups if group.fqn not in (ROOT, *visited))
-    marks = _marks(step, lives, gradients, idle=idle)
-    stretches = _stretches(step, _accumulated_once(lives, marks), reads)
-    names = _Names(
-        marks=marks,
-        copied=gradients.copied,
-        given=dict(zip(map(lives.final, loss), (SEED, f"{stretches[-1].fqn}:{LOSS}"), strict=True)),
-        inputs={storage: f"{INPUT}.{i}" if i else INPUT for i, storage in enumerate(step.cast_inputs)},
-    )
-    forward = [_computation(s.fqn, s.forward, names) for s in stretches]
-    after = [entry for place, entry in lives.entries if place == Place(False, len(step.visits))]
-    dropped = (event for event in _computation("", after, names).memory if isinstance(event, Free))
-    uncached = tuple(dropped) if step.autocast != "none" else ()
-    names.backward = True
-    backward = [_computation(s.fqn, s.backward, names) for s in reversed(stretches)][::-1]
-    ends = tuple(Free(name) for name in names.given.values())
-    last = next((place for place, one in enumerate(stretches) if one.backward), 0)  # nothing before it is trained
-    backward[last] = Computation(kernels=backward[last].kernels, memory=(*backward[last].memory, *ends))
+    seen = _seen(step, lives=lives, reads=reads, gradients=gradients, loss=loss)
     return check(
         TracedModel(
             name=step.name,
             family=FAMILY,
-            modules=placed([_module(s, last=s is stretches[-1]) for s in stretches], units=step.groups),
+            modules=placed([_module(s, last=s is seen.stretches[-1]) for s in seen.stretches], units=step.groups),
             units=step.groups,
-            idle=idle,
-            lowered=whole(
-                (
-                    LoweredModule(
-                        fqn=s.fqn,
-                        unit=s.unit,
-                        forward=f,
-                        backward=b,
-                        input_needs_gradient=s.needs_gradient,
-                        recompute=tuple(entry.kernel for entry in s.backward if isinstance(entry, Again)),
-                    )
-                    for s, f, b in zip(stretches, forward, backward, strict=True)
-                ),
-                uncached,
-            ),
+            idle=_idle(step),
+            lowered=seen.lowered,
             dtype=step.dtype,
             batch=step.batch,
             casts_input=step.casts_input,
@@ -128,11 +98,93 @@ def traced_model(
     )
 
 
-def _stretches(step: Step, lives: Lives, reads: Mapping[Place, Mapping[str, None]]) -> list[_Stretch]:
+def traced_otherwise(
+    step: Step,
+    *,
+    lives: Lives,
+    reads: Mapping[Place, Mapping[str, None]],
+    gradients: ParameterGradients,
+    loss: tuple[int, int],
+    like: TracedModel,
+) -> tuple[LoweredModule, ...]:
+    """The lowered modules of a step of the same module in which autograd has something else of its units, for the modules of `like`."""
+    names = [module.fqn for module in like.modules]
+    seen = _seen(step, lives=lives, reads=reads, gradients=gradients, loss=loss, names=frozenset(names))
+    if [module.fqn for module in seen.lowered] != names:
+        raise UntraceableError(
+            where=step.name,
+            expected="the same parts whatever autograd has of units",
+            found="others",
+            remedy="trace it without units",
+        )
+    return seen.lowered
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """What of one step is a model's."""
+
+    stretches: list[_Stretch]
+    marks: Mapping[int, tuple[str, ...]]
+    lowered: tuple[LoweredModule, ...]
+
+
+def _idle(step: Step) -> tuple[str, ...]:
+    """The units that do not run."""
+    visited = {visit.unit for visit in step.visits}
+    return tuple(group.fqn for group in step.groups if group.fqn not in (ROOT, *visited))
+
+
+def _seen(
+    step: Step,
+    *,
+    lives: Lives,
+    reads: Mapping[Place, Mapping[str, None]],
+    gradients: ParameterGradients,
+    loss: tuple[int, int],
+    names: frozenset[str] = frozenset(),
+) -> _Seen:
+    marks = _marks(step, lives, gradients, idle=_idle(step))
+    stretches = _stretches(step, _accumulated_once(lives, marks), reads, names=names)
+    buffers = _Names(
+        marks=marks,
+        copied=gradients.copied,
+        given=dict(zip(map(lives.final, loss), (SEED, f"{stretches[-1].fqn}:{LOSS}"), strict=True)),
+        inputs={storage: f"{INPUT}.{i}" if i else INPUT for i, storage in enumerate(step.cast_inputs)},
+    )
+    forward = [_computation(s.fqn, s.forward, buffers) for s in stretches]
+    after = [entry for place, entry in lives.entries if place == Place(False, len(step.visits))]
+    dropped = (event for event in _computation("", after, buffers).memory if isinstance(event, Free))
+    uncached = tuple(dropped) if step.autocast != "none" else ()
+    buffers.backward = True
+    backward = [_computation(s.fqn, s.backward, buffers) for s in reversed(stretches)][::-1]
+    ends = tuple(Free(name) for name in buffers.given.values())
+    last = next((place for place, one in enumerate(stretches) if one.backward), 0)  # nothing before it is trained
+    backward[last] = Computation(kernels=backward[last].kernels, memory=(*backward[last].memory, *ends))
+    lowered = whole(
+        (
+            LoweredModule(
+                fqn=s.fqn,
+                unit=s.unit,
+                forward=f,
+                backward=b,
+                input_needs_gradient=s.needs_gradient,
+                recompute=tuple(entry.kernel for entry in s.backward if isinstance(entry, Again)),
+            )
+            for s, f, b in zip(stretches, forward, backward, strict=True)
+        ),
+        uncached,
+    )
+    return _Seen(stretches=stretches, marks=marks, lowered=lowered)
+
+
+def _stretches(
+    step: Step, lives: Lives, reads: Mapping[Place, Mapping[str, None]], *, names: frozenset[str]
+) -> list[_Stretch]:
     """In the order of forward; stretches of the root in which nothing happens are left out.
 
     What lies between units in a unit is called as that one, with the number of the part. What an outer unit drops when an inner one
-    returns is the inner's.
+    returns is the inner's. With `names` of stretches those of the root are just these.
     """
     entries: dict[Place, list[Entry]] = {}
     for place, entry in lives.entries:
@@ -162,9 +214,12 @@ def _stretches(step: Step, lives: Lives, reads: Mapping[Place, Mapping[str, None
         )
         while inside and not visit.begins and one.forward and isinstance(one.forward[0], Died):
             found[-1].forward.append(one.forward.pop(0))
-        if found and not inside and not one.backward and all(isinstance(entry, Died) for entry in one.forward):
+        if found and not inside and fqn not in names and not one.backward and all(isinstance(entry, Died) for entry in one.forward):
             found[-1].forward += one.forward  # what the root drops when a unit returns
-        elif inside or one.forward or one.backward:
+        elif found and not inside and names and fqn not in names:
+            found[-1].forward += one.forward
+            found[-1].backward[:0] = one.backward
+        elif fqn in names or inside or one.forward or one.backward:
             found.append(one)
     return found
 
@@ -228,19 +283,24 @@ def _marks(step: Step, lives: Lives, gradients: ParameterGradients, *, idle: tup
     marks: dict[int, tuple[str, ...]] = {}
     used = (p for group in step.groups if group.fqn not in idle for p in group.parameters)
     numels = {p.fqn: p.numel for p in used if p.requires_grad}
-    for fqn in numels:
-        if fqn not in gradients.kept:
+    runs: dict[str, list[str]] = {fqn: [] for fqn in numels}  # of what each run of a unit may have read a view
+    for name in gradients.kept:
+        runs.get(name if name in runs else name.rpartition(RUN)[0], []).append(name)
+    numels |= {name: numels[fqn] for fqn, found in runs.items() for name in found}
+    for fqn, found in runs.items():
+        if not found:
             raise UntraceableError(
                 where=fqn,
                 expected="a gradient for every parameter that is not frozen",
                 found="none: the loss does not depend on it",
                 remedy="drop the parameter, freeze it, or use it in forward",
             )
-        kept = lives.final(gradients.kept[fqn])
-        made = dict.fromkeys(map(lives.final, gradients.made.get(fqn, [])))
-        added = [storage for storage in made if storage in lives.used_up and storage != kept] if kept in made else []
-        for storage in (kept, *added):
-            marks[storage] = (*marks.get(storage, ()), fqn)
+        for name in found:
+            kept = lives.final(gradients.kept[name])
+            made = dict.fromkeys(map(lives.final, gradients.made.get(name, [])))
+            added = [storage for storage in made if storage in lives.used_up and storage != kept] if kept in made else []
+            for storage in (kept, *added):
+                marks[storage] = (*marks.get(storage, ()), name)
     for storage, fqns in marks.items():
         nbytes = sum(numels[fqn] * DTYPE_NBYTES[step.dtype] for fqn in fqns)
         if births.get(storage) != nbytes:

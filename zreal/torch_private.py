@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from torch._C._autograd import _get_sequence_nr
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.autograd.graph import _engine_run_backward
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
@@ -112,6 +113,16 @@ def base(view: torch.Tensor) -> torch.Tensor:
     found = view._base
     assert found is not None
     return found
+
+
+def next_sequence_number() -> int:
+    """The number of the next node of autograd's graph that this thread makes."""
+    return int(_get_sequence_nr())
+
+
+def sequence_number(node: Any) -> int:
+    """The number of a node of autograd's graph; of two that are ready the engine takes the one with the larger number."""
+    return int(node._sequence_nr())
 
 
 def version(tensor: torch.Tensor) -> int:

@@ -9,33 +9,30 @@ Whatever does not follow from the shapes alone is refused by name. It must not k
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
-from zreal import batching, torch_private
-from zreal.boundaries import Boundaries, ParameterGradients, cast_floats, tensors_in
+from zreal import torch_private
+from zreal.boundaries import tensors_in
 from zreal.changed_views import ChangedViews
 from zreal.device_kernels import KernelChoices
-from zreal.faking import Faked, Inputs, Units, default_batch, fake, made, refuse, require_word, total
+from zreal.faking import Inputs, Units, default_batch, fake, made, refuse, require_word, total
 from zreal.initial import DTYPES
-from zreal.known_values import as_on_real_tensors
 from zreal.recomputing import recomputing
-from zreal.storages import Born, Lives, Place, StorageLog, merged
-from zreal.stretches import Step, traced_model
+from zreal.storages import StorageLog
+from zreal.stretches import Step, traced_model, traced_otherwise
 from zreal.untraceable import UntraceableError
+from zreal.watching import WatchedStep, steady
 from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.checkpointing import problems as checkpointing_problems
-from zsim.traced import DEVICES, TracedModel
-from zsim.training import Batch, Device, Dtype, Precision
-from zsim.units import format_bytes
+from zsim.repeats import most_runs
+from zsim.traced import DEVICES, Otherwise, TracedModel, check
+from zsim.training import Autograd, Batch, Device, Dtype, LoweredModule, Precision
 
 
 def trace(
@@ -72,7 +69,8 @@ def trace(
     gradients of one value are then never added in place.
 
     `device`: whose kernels; where none of them depends on that, the trace stands for both. `checkpointing`: traced once more with
-    the units recomputed so, as torch's checkpoint_wrapper around each does; a scenario may then ask for any of them. UntraceableError,
+    the units recomputed so, as torch's checkpoint_wrapper around each does; a scenario may then ask for any of them. And once more without
+    fully_shard's hooks, or with FSDP1's views, where other bytes may come of that: strategies take what torch does there. UntraceableError,
     which names what stands in the way, for anything that shapes alone do not determine.
     """
     if dtype is not None:
@@ -95,9 +93,50 @@ def trace(
         device=device,
         name=name,
     )
-    plain = seen()
-    variants = tuple((asked, _alike(plain, seen(asked, _require_known(asked, plain)), asked).lowered) for asked in checkpointing)
-    return replace(plain, recomputing=variants)
+    plain, otherwise = _both(seen)
+    variants = []
+    for asked in checkpointing:
+        again, others = _both(partial(seen, asked, _require_known(asked, plain)), asked)
+        variants.append((asked, _alike(plain, again, asked).lowered))
+        otherwise += others
+    return check(replace(plain, recomputing=tuple(variants), otherwise=tuple(otherwise)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """A step, and what is known of it besides its model."""
+
+    step: Step
+    run: WatchedStep
+
+    def model(self) -> TracedModel:
+        run = self.run
+        return traced_model(self.step, lives=run.lives, reads=run.reads, gradients=run.gradients, loss=run.loss)
+
+    def like(self, model: TracedModel) -> tuple[LoweredModule, ...]:
+        run = self.run
+        return traced_otherwise(self.step, lives=run.lives, reads=run.reads, gradients=run.gradients, loss=run.loss, like=model)
+
+
+def _both(seen: Callable[..., _Seen], asked: Checkpointing = NO_CHECKPOINTING) -> tuple[TracedModel, list[Otherwise]]:
+    """The model with fully_shard's hooks, and what is otherwise without them and with FSDP1's views, where that can differ."""
+    hooked = seen()
+    model, boundaries = hooked.model(), hooked.run.boundaries
+    manners: list[Autograd] = ["plain"] if boundaries.casts or boundaries.keeps_apart else []
+    if most_runs(model) > 1 and not (model.nested or model.frozen or model.autocast != "none"):  # nor is FSDP1 modelled with these
+        manners.append("views")
+    found, last = list[Otherwise](), model.lowered
+    for autograd in manners:
+        lowered = tuple[LoweredModule, ...]()
+        try:
+            lowered = seen(autograd=autograd, runs=Counter(visit.unit for visit in boundaries.visits if visit.begins)).like(model)
+        except UntraceableError:
+            if autograd == "views" and last:  # else hooks alone make it run, as with casts that a unit needs
+                raise
+        if lowered != last:
+            found.append(Otherwise(autograd=autograd, checkpointing=asked, lowered=lowered))
+        last = lowered
+    return model, found
 
 
 def _require_known(asked: Checkpointing, model: TracedModel) -> frozenset[str]:
@@ -133,8 +172,10 @@ def _seen(
     sums_in_place: bool,
     device: Device,
     name: str,
-) -> TracedModel:
-    """One trace, in which the modules called `recomputed` are so as `asked`."""
+    autograd: Autograd = "hooked",
+    runs: Mapping[str, int] | None = None,
+) -> _Seen:
+    """One trace, in which the modules called `recomputed` are so as `asked`; `runs` says how often each unit runs."""
     with torch_private.fake_mode():
         log, choices = StorageLog(device), KernelChoices(device)
         with log:
@@ -143,7 +184,8 @@ def _seen(
         step = fake(model, inputs, units=units, dtype=dtype, casts_input=casts_input)
         casts = Precision(parameters=step.dtype, autocast=autocast)
         with choices, ChangedViews(), recomputing(model, recomputed, asked):
-            run, held = _steady(step, log, loss, casts, sums_in_place=sums_in_place)
+            views = (runs or {}) if autograd == "views" else {}
+            run, held = steady(step, log, loss, casts, sums_in_place=sums_in_place, autograd=autograd, runs=views)
     traced = Step(
         name=name or type(model).__name__,
         groups=step.groups,
@@ -159,150 +201,4 @@ def _seen(
         registered=tuple(step.parameters),
         buffers=tuple((str(b.dtype).removeprefix("torch."), total([b])) for b in step.buffers.values()),
     )
-    return traced_model(traced, lives=run.lives, reads=run.reads, gradients=run.gradients, loss=run.loss)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Run:
-    boundaries: Boundaries
-    gradients: ParameterGradients
-    lives: Lives
-    reads: dict[Place, dict[str, None]]
-    left: dict[int, Born]
-    loss: tuple[int, int]
-    cast_inputs: list[int]
-
-
-def _steady(
-    step: Faked, log: StorageLog, loss: Callable[[Any], Tensor] | None, casts: Precision, *, sums_in_place: bool
-) -> tuple[_Run, int]:
-    """A step as all later ones are, and the bytes that the module keeps from its first one."""
-    for fqn, parameter in step.parameters.items():
-        log.ignore(parameter, parameter=fqn)
-    for tensor in (*step.buffers.values(), *tensors_in((step.args, step.kwargs))):
-        log.ignore(tensor)
-    run = _run(step, log, loss, casts, sums_in_place=sums_in_place)
-    held = sum(born.nbytes for born in run.left.values())
-    if held:  # what the first forward has left in the module is there in the second
-        run = _run(step, log, loss, casts, sums_in_place=sums_in_place)
-        _require_nothing_left(run.left)
-    return run, held
-
-
-def _run(
-    step: Faked, log: StorageLog, loss: Callable[[Any], Tensor] | None, casts: Precision, *, sums_in_place: bool
-) -> _Run:
-    """One forward and backward. Garbage collection waits for the end, so that it frees nothing at random."""
-    boundaries, gradients = Boundaries(log, units=step.units, dtype=step.cast), ParameterGradients(log)
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        with (
-            boundaries.hooks(),
-            gradients.hooks(step.parameters),
-            _root_cast(step, log) as cast_inputs,
-            as_on_real_tensors(),
-            step.in_place(),
-            log,
-        ):
-            numbers = _forward_backward(step, log, loss, casts, boundaries=boundaries, gradients=gradients)
-    finally:
-        if collects:
-            gc.enable()
-    boundaries.end_backward()
-    gc.collect()
-    lives, reads = merged(log.entries, in_place=sums_in_place), log.reads
-    for parameter in step.parameters.values():
-        if parameter.grad is not None:
-            log.ignore(parameter.grad)
-        parameter.grad = None
-    return _Run(
-        boundaries=boundaries,
-        gradients=gradients,
-        lives=lives,
-        reads=reads,
-        left=log.restart(),
-        loss=numbers,
-        cast_inputs=cast_inputs,
-    )
-
-
-def _forward_backward(
-    step: Faked,
-    log: StorageLog,
-    loss: Callable[[Any], Tensor] | None,
-    casts: Precision,
-    *,
-    boundaries: Boundaries,
-    gradients: ParameterGradients,
-) -> tuple[int, int]:
-    """The numbers of the storages of the loss's gradient and of the loss, which are dropped last and in this order."""
-    try:
-        with batching.autocast(casts, device="cpu"):
-            result = (loss or _default_loss)(step.model(*step.args, **step.kwargs))
-            if casts.autocast != "none":
-                boundaries.leave_autocast()
-        if not isinstance(result, Tensor) or result.numel() != 1 or not result.requires_grad:
-            found = f"a tensor of shape {tuple(result.shape)}" if isinstance(result, Tensor) else type(result).__name__
-            raise refuse(
-                "loss", "one number that depends on the parameters", found, "give loss=, a function of the output"
-            )
-        boundaries.begin_backward()
-        gradients.follow(result, step.parameters)
-        with torch.no_grad():
-            seed = torch.ones_like(result)
-        numbers = log.number(seed), log.number(result)
-        torch_private.run_backward(result, seed)  # not hidden from KernelChoices where it recomputes
-    except UntraceableError:
-        raise
-    except Exception as error:  # whatever a user's module may raise
-        lines = str(error).strip().splitlines() or [""]
-        found = f"{type(error).__name__}: {lines[0][:200]}"
-        raise refuse(_where(boundaries), "a module that runs on these inputs", found, "") from error
-    del seed
-    del result
-    return numbers
-
-
-def _where(boundaries: Boundaries) -> str:
-    return next(iter(boundaries.visits[boundaries.log.place.stretch :]), boundaries.visits[0]).unit
-
-
-def _default_loss(output: Any) -> Tensor:
-    own = getattr(output, "loss", None)
-    if isinstance(own, Tensor):
-        return own
-    if not isinstance(output, Tensor):
-        found = f"an output of type {type(output).__name__} without a loss"
-        raise refuse("loss", "a tensor, or an output with .loss", found, "give loss=, a function of the output")
-    return output if output.numel() == 1 else output.float().sum()
-
-
-@contextmanager
-def _root_cast(step: Faked, log: StorageLog) -> Iterator[list[int]]:
-    """The model's own inputs cast when it is called, as the root of fully_shard does; the storages of what was cast."""
-    casts: list[int] = []
-
-    def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
-        given = {id(tensor) for tensor in tensors_in((args, kwargs))}
-        found = cast_floats((args, kwargs), step.cast)
-        casts.extend(log.number(tensor) for tensor in tensors_in(found) if id(tensor) not in given)
-        return found
-
-    handle = step.model.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
-    try:
-        yield casts
-    finally:
-        handle.remove()
-
-
-def _require_nothing_left(left: Mapping[int, Born]) -> None:
-    if left:
-        counts = Counter(born.operator for born in left.values())
-        operator, _ = counts.most_common(1)[0]
-        raise refuse(
-            operator,
-            "memory that is free again after backward",
-            f"{format_bytes(sum(born.nbytes for born in left.values()))} that the module keeps anew in every step",
-            "do not store outputs in the module",
-        )
+    return _Seen(step=traced, run=run)

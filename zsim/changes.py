@@ -62,6 +62,7 @@ def refusals(scenario: Scenario) -> tuple[str, ...]:
                 batch,
                 dtype=precision.parameters,
                 casts_input=strategy.casts_input,
+                autograd=strategy.autograd,
                 autocast=precision.autocast,
                 checkpointing=scenario.checkpointing,
             )

@@ -18,7 +18,7 @@ from zsim.operators import Operator
 from zsim.ops import Alloc, Free
 from zsim.repeats import repeats
 from zsim.traced import TracedModel
-from zsim.training import Batch, Computation, Device, LoweredModule, ParameterGradient, TapeEvent
+from zsim.training import Autograd, Batch, Computation, Device, LoweredModule, ParameterGradient, TapeEvent
 
 Pattern = tuple[tuple[object, ...], ...]
 
@@ -32,16 +32,22 @@ def lower(
     device: Device = "cpu",
     checkpointing: Checkpointing = NO_CHECKPOINTING,
     autocast: str = "none",
-    leaves: bool = True,
+    autograd: Autograd = "hooked",
 ) -> tuple[LoweredModule, ...]:
     """Every module of `model` with the kernels and memory events of one micro-batch's forward and backward.
 
-    `leaves`: its parameters are leaves of autograd, whose casts autocast caches.
+    `autograd`: what that has of its units. Views of parameters are no leaves, so that autocast caches no casts of them.
     Equal to `module_lowering.lower_each`, which traces every module by itself. A TracedModel brings its own.
     """
     if isinstance(model, TracedModel):
         return model.modules_for(
-            batch, dtype=dtype, device=device, casts_input=casts_input, checkpointing=checkpointing, autocast=autocast
+            batch,
+            dtype=dtype,
+            device=device,
+            casts_input=casts_input,
+            checkpointing=checkpointing,
+            autocast=autocast,
+            autograd=autograd,
         )
     checkpointed = checkpointing.applies_to(model)
     if repeats(model) or model.nested:
@@ -54,7 +60,7 @@ def lower(
             checkpointing=checkpointing,
             checkpointed=checkpointed,
             autocast=autocast,
-            leaves=leaves,
+            leaves=autograd != "views",
         )
     runs = list(_runs(model.modules, checkpointed, frozen=model.frozen))
     kept = tuple(module for run in runs for module in (run if len(run) < 4 else (*run[:2], run[-1])))
@@ -68,7 +74,7 @@ def lower(
         checkpointing=checkpointing,
         checkpointed=checkpointed,
         autocast=autocast,
-        leaves=leaves,
+        leaves=autograd != "views",
     )
     traced = iter(each)
     lowered: list[LoweredModule] = []

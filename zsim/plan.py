@@ -30,7 +30,7 @@ def training(scenario: Scenario, *, device: Device) -> kinds.Training:
         device=device,
         checkpointing=scenario.checkpointing,
         autocast=scenario.precision.autocast,
-        leaves=strategy.leaves,
+        autograd=strategy.autograd,
     )
     return kinds.Training(
         model=model,

@@ -296,6 +296,7 @@ def _check_traced(
                 Batch(**batch.model_dump()),
                 dtype=dtype,
                 casts_input=casts_input,
+                autograd=STRATEGIES[strategy.name].autograd,
                 autocast=_precision(precision).autocast,
                 checkpointing=Checkpointing(**again.model_dump()),
             )

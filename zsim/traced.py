@@ -16,7 +16,7 @@ from zsim.model import ROOT, ModelSpec, Module, ParamGroup
 from zsim.operators import Operator, OperatorKind
 from zsim.ops import Alloc, Free
 from zsim.traced_problems import problems
-from zsim.training import NOTHING, Batch, Computation, Device, Dtype, LoweredModule
+from zsim.training import NOTHING, Autograd, Batch, Computation, Device, Dtype, LoweredModule
 
 FAMILY: Final = "traced"
 INPUT = "x"
@@ -32,6 +32,15 @@ class TracedModelError(ZsimError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Otherwise:
+    """The lowered modules with `checkpointing`, where autograd has something else of units than fully_shard's hooks; () if torch fails."""
+
+    autograd: Autograd
+    checkpointing: Checkpointing
+    lowered: tuple[LoweredModule, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TracedModel(ModelSpec):
     """A ModelSpec that brings its lowered modules along. It stands for the batch, dtype and device it was traced at.
 
@@ -40,6 +49,7 @@ class TracedModel(ModelSpec):
     `buffer_nbytes` are held by the module itself (its buffers, and what its first forward left in it), `input_nbytes` by
     the caller; no strategy counts either. `devices`: those whose kernels it shows, both where none of them depends on that.
     `recomputing`: the lowered modules once more for each activation checkpointing that was put around its units from outside.
+    All these are as fully_shard's hooks make them; `otherwise`, where that differs, once more as other strategies have them.
     """
 
     lowered: tuple[LoweredModule, ...]
@@ -51,6 +61,7 @@ class TracedModel(ModelSpec):
     input_nbytes: int = 0
     devices: tuple[Device, ...] = DEVICES
     recomputing: tuple[tuple[Checkpointing, tuple[LoweredModule, ...]], ...] = ()
+    otherwise: tuple[Otherwise, ...] = ()
 
     def modules_for(
         self,
@@ -61,6 +72,7 @@ class TracedModel(ModelSpec):
         checkpointing: Checkpointing = NO_CHECKPOINTING,
         autocast: str = "none",
         device: Device | None = None,
+        autograd: Autograd = "hooked",
     ) -> tuple[LoweredModule, ...]:
         """The lowered modules; TracedModelError for another batch, dtype, autocast or device, or for checkpointing that was not traced.
 
@@ -108,8 +120,25 @@ class TracedModel(ModelSpec):
                     found=f"{value}",
                     remedy="trace the module again with such inputs",
                 )
-        lowered = variants[checkpointing]
+        lowered = self._with(autograd, checkpointing, hooked=variants[checkpointing])
         return lowered if casts_input else tuple(map(_without_input_cast, lowered))
+
+
+    def _with(
+        self, autograd: Autograd, checkpointing: Checkpointing, *, hooked: tuple[LoweredModule, ...]
+    ) -> tuple[LoweredModule, ...]:
+        """The lowered modules where autograd has that of units; TracedModelError where the module does not run so."""
+        found = {one.autograd: one.lowered for one in self.otherwise if one.checkpointing == checkpointing}
+        plain = hooked if autograd == "hooked" else found.get("plain", hooked)
+        lowered = found.get("views", plain) if autograd == "views" else plain
+        if not lowered:
+            raise TracedModelError(
+                where=self.name,
+                expected="a module that runs without the hooks of fully_shard, which this strategy does not have",
+                found=f"one that needs their casts of what units take to {self.dtype}, or their zeros as gradients of what those leave",
+                remedy="make these in the module itself, or use fsdp2 or hsdp",
+            )
+        return lowered
 
 
 def stretch(fqn: str, *, unit: str, weights: tuple[tuple[str, str], ...], last: bool) -> Module:
@@ -172,5 +201,9 @@ def check(model: TracedModel) -> TracedModel:
     last = model.modules[-1].fqn if model.modules else ""
     for lowered in (model.lowered, *(again for _, again in model.recomputing)):
         for where, expected, found in problems(model, lowered, loss=f"{last}:{LOSS}"):
+            raise TracedModelError(where=where, expected=expected, found=found, remedy="trace the module again")
+    for one in model.otherwise:
+        views = one.autograd == "views"
+        for where, expected, found in problems(model, one.lowered, loss=f"{last}:{LOSS}", views=views) if one.lowered else ():
             raise TracedModelError(where=where, expected=expected, found=found, remedy="trace the module again")
     return model

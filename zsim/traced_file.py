@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from zsim import places
-from zsim.checkpointing import SAVEABLE, Checkpointing
+from zsim.checkpointing import NO_CHECKPOINTING, SAVEABLE, Checkpointing
 from zsim.json_reader import Reader
 from zsim.model import ROOT, Module, Parameter, ParamGroup
 from zsim.ops import MEMORY_KINDS, Alloc, Free, Kernel
-from zsim.traced import DEVICES, FAMILY, TracedModel, TracedModelError, check, placed, stretch, whole
+from zsim.traced import DEVICES, FAMILY, Otherwise, TracedModel, TracedModelError, check, placed, stretch, whole
 from zsim.training import (
     DTYPE_NBYTES,
     Accumulated,
@@ -42,6 +42,8 @@ FROZEN: Final = "frozen"
 """What follows a parameter's shape in a file where it needs no gradient."""
 RECOMPUTING: Final = "recomputing"
 """What a file has besides where the module was traced with activation checkpointing as well."""
+OTHERWISE: Final = "otherwise"
+"""What a file has besides where other strategies than fully_shard have other lowered modules of it."""
 GOES_ON: Final = "gradient that is not the last"
 WAITS: Final = "gradient that waits"
 COPIED: Final = "gradient that waits, a copy"
@@ -81,6 +83,11 @@ def dump(model: TracedModel) -> str:
     }
     if model.recomputing:
         table[RECOMPUTING] = [[asdict(asked), [_lowered_table(one) for one in again]] for asked, again in model.recomputing]
+    if model.otherwise:
+        table[OTHERWISE] = [
+            [one.autograd, [asdict(one.checkpointing)] * (one.checkpointing != NO_CHECKPOINTING), [_lowered_table(m) for m in one.lowered]]
+            for one in model.otherwise
+        ]
     if model.autocast != "none":
         table |= {"autocast": model.autocast, "uncached": [event.buffer for event in model.lowered[-1].uncached]}
     return json.dumps(table, separators=(",", ":")) + "\n"
@@ -164,7 +171,7 @@ def parse(data: bytes, *, where: str = "traced model") -> TracedModel:
 def _model(reader: Reader) -> TracedModel:
     scalars = ("name", "dtype", "micro_batch", "sequence_length", "casts_input", "buffer_nbytes", "input_nbytes", "devices")
     cast = AUTOCAST if isinstance(reader.value, dict) and AUTOCAST[0] in reader.value else ()
-    table = reader.table("schema", *scalars, *cast, "units", "modules", lists=("registered", "buffers", RECOMPUTING))
+    table = reader.table("schema", *scalars, *cast, "units", "modules", lists=("registered", "buffers", RECOMPUTING, OTHERWISE))
     table["schema"].one_of((SCHEMA,))
     rows = list(table["modules"].items(at_most=MAX_MODULES))
     pairs = [_module(module, last=place == len(rows) - 1) for place, module in enumerate(rows)]
@@ -188,16 +195,31 @@ def _model(reader: Reader) -> TracedModel:
         registered=tuple(fqn.name() for fqn in table["registered"].items()),
         buffers=tuple(_buffer(buffer) for buffer in table["buffers"].items()),
         recomputing=tuple(_variant(variant, modules, uncached) for variant in table[RECOMPUTING].items(at_most=MAX_VARIANTS)),
+        otherwise=tuple(_otherwise(row, modules, uncached) for row in table[OTHERWISE].items(at_most=2 * MAX_VARIANTS + 2)),
     )
 
 
 def _variant(reader: Reader, modules: list[Module], uncached: tuple[Free, ...]) -> tuple[Checkpointing, tuple[LoweredModule, ...]]:
     asked, rows = reader.row(2)
+    return _checkpointing(asked), _each_lowered(rows, modules, uncached)
+
+
+def _otherwise(reader: Reader, modules: list[Module], uncached: tuple[Free, ...]) -> Otherwise:
+    autograd, given, rows = reader.row(3)
+    asked = [_checkpointing(table) for table in given.items(at_most=1)]
+    return Otherwise(
+        autograd=autograd.one_of(("plain", "views")),
+        checkpointing=asked[0] if asked else NO_CHECKPOINTING,
+        lowered=_each_lowered(rows, modules, uncached) if list(rows.items(at_most=MAX_MODULES)) else (),
+    )
+
+
+def _each_lowered(rows: Reader, modules: list[Module], uncached: tuple[Free, ...]) -> tuple[LoweredModule, ...]:
     tables = [row.table(*COMPUTED, lists=(PASSES_ON,)) for row in rows.items(at_most=MAX_MODULES)]
     if len(tables) != len(modules):
         raise rows.refuse(f"one row for each of the {len(modules)} modules")
     lowered = [_lowered(module, table) for module, table in zip(modules, tables, strict=True)]
-    return _checkpointing(asked), whole(lowered, uncached)
+    return whole(lowered, uncached)
 
 
 def _checkpointing(reader: Reader) -> Checkpointing:

@@ -6,14 +6,19 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from zsim.model import ROOT, ModelSpec
+from zsim.model import ROOT, RUN, ModelSpec
 from zsim.ops import Alloc, Free
 from zsim.tape import SEED
 from zsim.training import Accumulated, InnerCall, LoweredModule, NodeOver, ParameterGradient, Recomputed
 
 
-def problems(model: ModelSpec, lowered: tuple[LoweredModule, ...], *, loss: str) -> Iterator[tuple[str, str, str]]:
-    """(where, expected, found) of each thing that does not hold; `loss` is the buffer of the loss."""
+def problems(
+    model: ModelSpec, lowered: tuple[LoweredModule, ...], *, loss: str, views: bool = False
+) -> Iterator[tuple[str, str, str]]:
+    """(where, expected, found) of each thing that does not hold; `loss` is the buffer of the loss.
+
+    With `views` gradients are of what each run of a unit reads, and called after it.
+    """
     owner = {parameter.fqn: unit.fqn for unit in model.units for parameter in unit.parameters}
     names = [unit.fqn for unit in model.units], [p.fqn for p in model.parameters], [m.fqn for m in model.modules]
     for repeated in (name for group in names for name, count in Counter(group).items() if count > 1):
@@ -32,11 +37,11 @@ def problems(model: ModelSpec, lowered: tuple[LoweredModule, ...], *, loss: str)
         for fqn in (fqn for op in module.operators for fqn in (op.weight, op.bias) if fqn):
             if owner.get(fqn) not in (module.unit, ROOT):
                 yield module.fqn, "parameters of its own unit or the root's", fqn
-    yield from _lifetime_problems(model, lowered, owner, loss)
+    yield from _lifetime_problems(model, lowered, owner, loss, views)
 
 
 def _lifetime_problems(
-    model: ModelSpec, lowered: tuple[LoweredModule, ...], owner: dict[str, str], loss: str
+    model: ModelSpec, lowered: tuple[LoweredModule, ...], owner: dict[str, str], loss: str, views: bool
 ) -> Iterator[tuple[str, str, str]]:
     live: set[str] = set()
     made: set[str] = set()
@@ -54,10 +59,13 @@ def _lifetime_problems(
         after = module.passes_on if computation is module.backward else ()
         for event in (*computation.memory, *after):
             if isinstance(event, ParameterGradient):
-                made.add(event.fqn)
+                fqn = event.fqn
+                if views and fqn not in owner and fqn.endswith(f"{RUN}{module.fqn.partition(RUN)[2]}"):
+                    fqn = fqn.rpartition(RUN)[0]
+                made.add(fqn)
                 if computation is module.forward or turns.made(event):
                     yield module.fqn, "gradients in backward, each until it is accumulated", event.fqn
-                if owner.get(event.fqn) not in (module.unit, ROOT):
+                if owner.get(fqn) not in (module.unit, ROOT):
                     yield module.fqn, "gradients of its own parameters", event.fqn
             elif isinstance(event, Recomputed):
                 marked.append(module.fqn)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -15,7 +14,13 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from tests.quick import one_in
 from tests.zreal.test_recomputed_traced import ASKED
-from tests.zreal.test_tracing_against_torch import measured_phases, replicated, simulated_phases, traced_events
+from tests.zreal.test_tracing_against_torch import (
+    measured_phases,
+    recomputed,
+    replicated,
+    simulated_phases,
+    traced_events,
+)
 from tests.zreal.user_modules import CASES
 from zreal import torch_private
 from zreal.recomputing import as_asked
@@ -117,7 +122,7 @@ def test_a_unit_in_a_unit_that_is_recomputed_is_called_once_more(name: str, form
     case, asked = CASES[name], ASKED[form]
     model = trace(case.make, case.data(), units=units(name), sums_in_place=False, checkpointing=[asked])
     assert parse(dump(model).encode()) == model
-    again = replace(model, lowered=dict(model.recomputing)[asked], recomputing=())
+    again = recomputed(model, asked)
     assert any(isinstance(event, InnerCall) for module in again.lowered for event in module.backward.memory)
     simulated = simulated_phases(again, fsdp2.Options(reshard_after_forward=reshard), rank=0, mesh=Mesh(dp_shard=2))
 

@@ -14,7 +14,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import Checkpoi
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts, set_checkpoint_early_stop
 
 from tests.quick import one_in
-from tests.zreal.test_tracing_against_torch import measured_phases, replicated, sharded, simulated_phases
+from tests.zreal.test_tracing_against_torch import measured_phases, recomputed, replicated, sharded, simulated_phases
 from tests.zreal.user_modules import CASES, Case
 from zreal import torch_private
 from zreal.tracing import trace
@@ -58,9 +58,7 @@ def seen(name: str, form: str) -> TracedModel:
 
 def recomputing(name: str, form: str) -> TracedModel:
     """The case that is recomputed so, as a scenario would have it."""
-    model, asked = seen(name, form), ASKED[form]
-    lowered = model.modules_for(model.batch, dtype="float32", casts_input=True, checkpointing=asked)
-    return replace(model, lowered=lowered, recomputing=())
+    return recomputed(seen(name, form), ASKED[form])
 
 
 def contexts(asked: Checkpointing) -> Any:

@@ -16,6 +16,7 @@ from tests.zreal.test_recomputed_traced import wrapped
 from tests.zreal.test_tracing_against_torch import (
     measured_events,
     measured_phases,
+    recomputed,
     replicated,
     sharded,
     simulated_phases,
@@ -112,7 +113,7 @@ def test_both_runs_are_recomputed_and_so_are_units_in_them(order: Order, inner: 
     user = case(order)
     units = tuple(unit for outer in user.all_units for unit in (*(f"{outer}.{name}" for name in inner), outer))
     model = trace(user.make, user.data(), units=units, sums_in_place=False, checkpointing=[EVERY_BLOCK])
-    again = replace(model, lowered=dict(model.recomputing)[EVERY_BLOCK], recomputing=())
+    again = recomputed(model, EVERY_BLOCK)
     simulated = simulated_phases(again, fsdp2.Options(), rank=0, mesh=Mesh(dp_shard=2))
     with torch_private.fake_group(rank=0, world_size=2):
         mesh = init_device_mesh("cpu", (2,))

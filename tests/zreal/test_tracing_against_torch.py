@@ -19,6 +19,7 @@ from tests.zreal.user_modules import CASES, HALF_OF_PAIRS, SOME_PAIRS, Case
 from zreal import torch_private
 from zreal.meters import MemoryMeter
 from zreal.tracing import trace
+from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.lowering import lower
 from zsim.memory import replay
 from zsim.mesh import Mesh
@@ -138,7 +139,14 @@ def simulated_phases(model: TracedModel, options: Any, *, rank: int, mesh: Mesh,
     batch = replace(model.batch, accumulation=accumulation)
     training = Training(
         model=model,
-        modules=lower(model, batch=batch, dtype=model.dtype, casts_input=strategy.casts_input, autocast=model.autocast),
+        modules=lower(
+            model,
+            batch=batch,
+            dtype=model.dtype,
+            casts_input=strategy.casts_input,
+            autocast=model.autocast,
+            autograd=strategy.autograd,
+        ),
         batch=batch,
         precision=Precision(parameters=model.dtype, reduce="float32", autocast=model.autocast),
         sync="last",
@@ -148,6 +156,12 @@ def simulated_phases(model: TracedModel, options: Any, *, rank: int, mesh: Mesh,
     records = replay(program.ranks[program.assignment[rank]], timeline=False)
     found = ((phase, records[phase]) for phase in ("first", "steady"))
     return {phase: (record.start_bytes, record.peak_bytes, record.end_bytes) for phase, record in found}
+
+
+def recomputed(model: TracedModel, asked: Checkpointing) -> TracedModel:
+    """`model` as it is with `asked` of what it was traced with."""
+    otherwise = tuple(replace(one, checkpointing=NO_CHECKPOINTING) for one in model.otherwise if one.checkpointing == asked)
+    return replace(model, lowered=dict(model.recomputing)[asked], recomputing=(), otherwise=otherwise)
 
 
 def sharded(case: Case, dtype: Dtype, world_size: int) -> Callable[[nn.Module], nn.Module]:

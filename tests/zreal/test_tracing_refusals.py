@@ -220,7 +220,7 @@ def test_a_backward_that_leaves_the_order_of_units_is_refused() -> None:
     boundaries = Boundaries(StorageLog(), units={}, dtype=None)
     for fqn in ("layers.0", "layers.1"):
         boundaries.visits += [Visit(fqn, begins=True, needs_gradient=True), Visit("root")]
-    boundaries.begin_backward()
+    boundaries.begin_backward(torch.ones(1, requires_grad=True).sum())
     with pytest.raises(UntraceableError, match=r"^layers.0: expected units whose backward runs in the reverse order"):
         boundaries.gradient_arrives(1, torch.ones(1))
 

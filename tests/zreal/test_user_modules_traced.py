@@ -174,7 +174,7 @@ BUFFERS = {
 
 
 def differences(make: Callable[[], nn.Module], data: Callable[[], Any], strategy: str, tmp_path: Path, *, ranks: int, more: str = "",
-                parameters: str = "fp32", accumulation: int = 1) -> dict[str, Any]:  # fmt: skip
+                parameters: str = "fp32", reduce: str = "fp32", accumulation: int = 1) -> dict[str, Any]:  # fmt: skip
     """By phase: what is predicted and what is measured, where these differ."""
     units = [f"layers.{place}" for place in range(4)]
     torch.manual_seed(0)
@@ -185,8 +185,9 @@ model = {{ traced = "traced.json" }}
 batch = {{ micro_batch = {model.batch.micro_batch}, sequence_length = {model.batch.sequence_length}, accumulation = {accumulation} }}
 cluster = {{ preset = "cpu-gloo", ranks = {ranks} }}
 strategy = {{ {strategy} }}
-precision = {{ parameters = "{parameters}", reduce = "fp32" }}
+precision = {{ parameters = "{parameters}", reduce = "{reduce}" }}
 optimizer = {{ name = "sgd" }}
+{more}
 """
     case = parse(text.encode(), where="user.toml", folder=tmp_path)
     ours = predicted(case, ranks=(0,))[0]

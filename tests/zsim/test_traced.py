@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from zsim import metrics, scenario, traced_file
 from zsim.changes import changes
-from zsim.checkpointing import Checkpointing
+from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.errors import ScenarioError, ZsimError
 from zsim.fit import ways
 from zsim.json_reader import MAX_NAME, UnreadableError
@@ -29,9 +29,9 @@ from zsim.program import PHASES
 from zsim.run import RunOptions
 from zsim.simulator import SimBackend
 from zsim.strategies import STRATEGIES, ddp, fsdp1, model_problems
-from zsim.traced import FAMILY, TracedModel, TracedModelError, check, stretch
+from zsim.traced import FAMILY, Otherwise, TracedModel, TracedModelError, check, stretch
 from zsim.traced_file import dump, load, parse, save
-from zsim.training import Batch, Precision, Training
+from zsim.training import Autograd, Batch, Precision, Training
 
 BATCH = Batch(micro_batch=2)
 SPEC = load_preset("mlp-tiny", sequence_length=1, num_layers=None, attention=None)
@@ -139,6 +139,63 @@ activation_checkpointing = {{ {more} }}
 def test_a_damaged_variant_is_refused(damage: Any) -> None:
     table = json.loads(dump(with_every_block_recomputed()))
     damage(table)
+    with pytest.raises(ZsimError):
+        parse(json.dumps(table).encode())
+
+
+def with_other_lowered_modules(autograd: Autograd = "plain", gradient: str = "blocks.0.fc1.bias") -> TracedModel:
+    """MODEL of which strategies without fully_shard's hooks have an activation more, and perhaps a gradient of another name."""
+    first = MODEL.lowered[0]
+    more = Alloc("more", "activations", 64), Free("more")
+    named = [replace(e, fqn=gradient) if getattr(e, "fqn", "") == "blocks.0.fc1.bias" else e for e in first.backward.memory]
+    other = replace(
+        first,
+        forward=replace(first.forward, memory=(*first.forward.memory, *more)),
+        backward=replace(first.backward, memory=tuple(named)),
+    )
+    otherwise = Otherwise(autograd=autograd, checkpointing=NO_CHECKPOINTING, lowered=(other, *MODEL.lowered[1:]))
+    return replace(MODEL, otherwise=(otherwise,))
+
+
+@pytest.mark.parametrize(("name", "other"), [("ddp", True), ("zero2", True), ("fsdp1", True), ("fsdp2", False), ("hsdp", False)])
+def test_a_strategy_takes_the_lowered_modules_that_autograd_makes_there(name: str, other: bool) -> None:
+    model = check(with_other_lowered_modules())
+    assert parse(dump(model).encode()) == model
+    taken = model.modules_for(BATCH, dtype="bfloat16", casts_input=True, autograd=STRATEGIES[name].autograd)
+    assert taken == (model.otherwise[0].lowered if other else model.lowered)
+
+
+def test_those_that_only_run_with_hooks_go_through_a_file_and_are_refused_elsewhere() -> None:
+    nothing = Otherwise(autograd="plain", checkpointing=NO_CHECKPOINTING, lowered=())
+    model = check(replace(MODEL, otherwise=(nothing,)))
+    assert parse(dump(model).encode()) == model
+    assert model.modules_for(BATCH, dtype="bfloat16", casts_input=True) == MODEL.lowered
+    for autograd in ("plain", "views"):
+        with pytest.raises(TracedModelError, match="expected a module that runs without the hooks of fully_shard"):
+            model.modules_for(BATCH, dtype="bfloat16", casts_input=True, autograd=autograd)
+
+
+@pytest.mark.parametrize(("autograd", "gradient"), [("plain", "blocks.0.fc1.bias#2"), ("views", "blocks.0.fc1.bias#2")])
+def test_gradients_are_of_parameters_or_of_views_in_the_run_that_made_them(autograd: Autograd, gradient: str) -> None:
+    with pytest.raises(TracedModelError, match=r"^blocks.0: expected gradients of its own parameters, found blocks.0.fc1.bias#2"):
+        check(with_other_lowered_modules(autograd, gradient))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda rows: rows[0].pop(),
+        lambda rows: rows[0].__setitem__(0, "hooked"),
+        lambda rows: rows[0].__setitem__(1, 1),
+        lambda rows: rows[0].__setitem__(1, [{}]),
+        lambda rows: rows[0][2].pop(),
+        lambda rows: rows[0][2][0]["forward"]["memory"].pop(),
+        lambda rows: rows.extend(rows * 100),
+    ],
+)
+def test_damaged_ones_are_refused(damage: Any) -> None:
+    table = json.loads(dump(with_other_lowered_modules()))
+    damage(table["otherwise"])
     with pytest.raises(ZsimError):
         parse(json.dumps(table).encode())
 

@@ -15,6 +15,7 @@ from zsim.mesh import Mesh
 from zsim.model import ModelSpec
 from zsim.program import Program
 from zsim.strategies import ddp, flat_views, fsdp1, fsdp2, hsdp, zero1, zero2, zero3, zero_redundancy
+from zsim.training import Autograd
 from zsim.wrapping import Wrapping
 
 
@@ -59,12 +60,17 @@ class Strategy:
     whole; flat buffers apart; nothing where it has no units."""
     differentiates: Callable[[ModelSpec], ModelSpec] = _itself
     """The model as autograd sees it, in which modules may read other parameters than its own."""
-    leaves: bool = True
-    """Whether what modules read are leaves of autograd, whose casts autocast caches."""
+    autograd: Autograd = "plain"
+    """What autograd has of a unit besides its operators, which a traced model was recorded with."""
     problems: Callable[..., Iterator[str]] = _none
     """`problems(options, mesh, optimizer)`: what it cannot do of what a scenario asks, one line each, with the key in front."""
     model_problems: Callable[..., Iterator[str]] = _none
     """`model_problems(options, model, accumulates)`: what it cannot do with a model; whether gradients wait in the reduce dtype."""
+
+    @property
+    def leaves(self) -> bool:
+        """Whether what modules read are leaves of autograd, whose casts autocast caches."""
+        return self.autograd != "views"
 
 
 def model_problems(name: str, options: Any, model: ModelSpec, *, casts: bool, waits: bool) -> tuple[str, ...]:
@@ -120,6 +126,7 @@ STRATEGIES: dict[str, Strategy] = {
         hooks=True,
         kinds=fsdp2.kinds,
         nests="units",
+        autograd="hooked",
         problems=fsdp2.problems,
         model_problems=fsdp2.model_problems,
     ),
@@ -132,6 +139,7 @@ STRATEGIES: dict[str, Strategy] = {
         hooks=True,
         kinds=fsdp2.kinds,
         nests="units",
+        autograd="hooked",
         problems=fsdp2.problems,
         model_problems=fsdp2.model_problems,
     ),
@@ -145,7 +153,7 @@ STRATEGIES: dict[str, Strategy] = {
         kinds=fsdp1.kinds,
         nests="kept units",
         differentiates=flat_views.viewed,
-        leaves=False,
+        autograd="views",
         problems=fsdp1.problems,
         model_problems=fsdp1.model_problems,
     ),

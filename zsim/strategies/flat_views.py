@@ -21,15 +21,17 @@ def view(fqn: str, run: int) -> str:
 
 
 def viewed(model: ModelSpec) -> ModelSpec:
-    """`model` with views for parameters; a traced one as it is, whose gradients were recorded with leaves."""
+    """`model` with views for parameters; of a traced one only their names, as what reads them was recorded with them."""
     runs = most_runs(model)
-    if isinstance(model, TracedModel) or (runs == 1 and not model.frozen):
+    if runs == 1 and (isinstance(model, TracedModel) or not model.frozen):
         return model
     owner = {parameter.fqn: unit.fqn for unit in model.units for parameter in unit.parameters}
     units = [
         replace(unit, parameters=tuple(_views(unit.parameters, runs=runs if unit.fqn != ROOT else model.forwards)))
         for unit in model.units
     ]
+    if isinstance(model, TracedModel):
+        return replace(model, units=tuple(units))
     size = len(model.modules) // model.forwards
     modules = [_reading_views(module, owner, forward=place // size + 1) for place, module in enumerate(model.modules)]
     return replace(model, modules=tuple(modules), units=tuple(units))
