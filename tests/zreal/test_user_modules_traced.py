@@ -215,7 +215,7 @@ def test_values_that_pass_units_by_with_parameters_cast_and_reduced_apart(name: 
     assert found == {}
 
 
-@pytest.mark.parametrize("name", ["past_one", "together", "bent", "cut"])
+@pytest.mark.parametrize("name", SKIPS)
 def test_values_that_pass_units_by_under_fsdp1(name: str, tmp_path: Path) -> None:
     assert differences(lambda: Layers(SKIPS[name]), inputs, 'name = "fsdp1", dp_shard = 2, dp_replicate = 1', tmp_path, ranks=2) == {}
 
