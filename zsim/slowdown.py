@@ -9,6 +9,7 @@ overlaps more or less by then is a few per cent of a few per cent.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Protocol
 
 from zsim.engine import Prepared
@@ -84,12 +85,13 @@ def interference(program: Program, timeline: Timeline, *, costs: StepCosts) -> d
         ops = program.ranks[kind].steady
         kernels = [op for op in ops if op.kind in COMPUTE and op.stream == "compute"]
         collectives = [op for op in ops if op.kind in COLLECTIVES]
-        others = [op for op in ops if op.kind == "copy" and op.stream != "compute" and _is_on_device(op)]
+        copies = [op for op in ops if op.kind == "copy" and op.stream != "compute"]
+        computing, others = (sorted(_on_device(some, times, costs)) for some in (kernels, copies))
         lost = _to_collectives(kernels, collectives, times, program=program, rank=rank, costs=costs)
         if costs.collective_interference:
-            lost |= _beside(collectives, kernels, times, share=costs.collective_interference)
+            lost |= _beside(_whole(collectives, times), _whole(kernels, times), share=costs.collective_interference)
         if others:
-            lost = _sum(_sum(lost, _beside(kernels, others, times, share=ONE_DEVICE)), _beside(others, kernels, times, share=ONE_DEVICE))
+            lost = _sum(_sum(lost, _beside(computing, others, share=ONE_DEVICE)), _beside(others, computing, share=ONE_DEVICE))
         found[kind] = lost
     return found
 
@@ -122,17 +124,32 @@ def _to_collectives(
     return lost
 
 
-def _is_on_device(op: Op) -> bool:
-    """Whether its kernels run on the device, and are no transfers to the host."""
-    return any(kernel.place == "device" for kernel in op.kernels)
+Span = tuple[int, int, int]
+"""When an op begins and ends, and its index."""
 
 
-def _beside(ops: list[Op], others: list[Op], times: Times, *, share: float) -> dict[int, int]:
-    """By op: `share` of its time in which any of `others` runs. In the order of starts one walk is enough."""
-    busy = _union([(times.starts[op.index], times.ends[op.index]) for op in others])
+def _whole(ops: list[Op], times: Times) -> list[Span]:
+    return sorted((times.starts[op.index], times.ends[op.index], op.index) for op in ops)
+
+
+def _on_device(ops: list[Op], times: Times, costs: StepCosts) -> Iterator[Span]:
+    """When the kernels of `ops` that run on the device do: before a transfer to the host that is of the same op, or after one from it."""
+    for op in ops:
+        start, end = times.starts[op.index], times.ends[op.index]
+        here = tuple([kernel for kernel in op.kernels if kernel.place == "device"])
+        if here and len(here) < len(op.kernels):
+            taken = (end - start) * costs.compute_ns(here) // max(1, costs.compute_ns(op.kernels))
+            yield (start, start + taken, op.index) if op.kernels[0] in here else (end - taken, end, op.index)
+        elif here:
+            yield start, end, op.index
+
+
+def _beside(spans: list[Span], others: list[Span], *, share: float) -> dict[int, int]:
+    """By op: `share` of its span in which any of `others` runs. Both come in the order of starts, so that one walk is enough."""
+    busy = _union([(start, end) for start, end, _ in others])
     lost: dict[int, int] = {}
     place = 0
-    for start, end, index in sorted((times.starts[op.index], times.ends[op.index], op.index) for op in ops):
+    for start, end, index in spans:
         while place < len(busy) and busy[place][1] <= start:
             place += 1
         overlap, further = 0, place

@@ -124,6 +124,19 @@ def test_a_kernel_loses_to_each_collective_beside_it_what_that_takes() -> None:
     assert list(simulate_step(program, costs=costs).ranks[0].ends) == [100 + 5 + 15, 20, 30, 130]
 
 
+@pytest.mark.parametrize(("first", "expected"), [("device", [104, 34]), ("link", [104, 34])])
+def test_of_an_op_that_casts_and_sends_to_the_host_the_cast_alone_is_on_the_device(first: Place, expected: list[int]) -> None:
+    """A backward of 100 beside a cast of 4 and a transfer of 26, in either order: both lose 4, and no more."""
+    cast, sent = Kernel("copy", 4, 0, "float32"), Kernel("to_host", 26, 0, "float32", "link")
+    ops = (
+        Op(index=0, kind="backward", unit="a", stream="compute", kernels=(Kernel("linear", 100, 0, "float32"),)),
+        Op(index=1, kind="copy", unit="b", stream="reduce_scatter", kernels=(cast, sent) if first == "device" else (sent, cast)),
+    )
+    program = Program(mesh=Mesh(dp_shard=2), ranks=(RankProgram(construction=(), first=(), steady=ops),), assignment=(0, 0))
+    costs = Shares(interference=0.0, collective_interference=0.0)
+    assert list(simulate_step(program, costs=costs).ranks[0].ends) == expected
+
+
 @pytest.mark.parametrize(("place", "expected"), [("device", [130, 60]), ("link", [100, 30]), ("host", [100, 30])])
 def test_kernels_of_two_streams_take_as_long_side_by_side_as_one_after_another(place: Place, expected: list[int]) -> None:
     """A backward of 100 beside a copy of 30 on another stream; a transfer to the host takes nothing of the device."""
