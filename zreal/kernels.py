@@ -16,6 +16,8 @@ from zsim.ops import Kernel
 
 _LOOKUPS = frozenset({"embedding", "index", "index_select", "gather"})
 """Operators that read as much of their first tensor as they write, not all of it."""
+_UNREAD = dict.fromkeys(_LOOKUPS, 0) | {"nll_loss_forward": 0, "nll_loss2d_forward": 0, "nll_loss_backward": 1, "nll_loss2d_backward": 1}
+"""Operators that do not read one of their tensors whole, and which: a loss of targets reads one number of each row, its backward none."""
 
 _NO_WORK = ("empty", "new_empty")
 _CPU_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
@@ -58,7 +60,8 @@ def kernel(func: Any, arguments: tuple[Any, ...], options: dict[str, Any], resul
     views = all(id(tensor.untyped_storage()) in sources for tensor in written)
     if not written or name.startswith(_NO_WORK) or (views and not in_place):
         return None
-    nbytes = sum(map(_nbytes, written)) + sum(map(_nbytes, read[1:] if name in _LOOKUPS else read))
+    unread = _UNREAD.get(name)
+    nbytes = sum(map(_nbytes, written)) + sum(_nbytes(tensor) for place, tensor in enumerate(read) if place != unread)
     if name in _LOOKUPS:
         nbytes += _nbytes(written[0])
     dtype = next((t.dtype for t in written if t.dtype.is_floating_point), written[0].dtype)

@@ -20,17 +20,29 @@ def forward_kernels(calls: Sequence[Call], *, dtype: str) -> tuple[Kernel, ...]:
 
 
 def backward_kernels(
-    calls: Sequence[Call], *, dtype: str, needs_gradient: Collection[str], nbytes: Mapping[str, int], made: Counter[str]
+    calls: Sequence[Call],
+    *,
+    dtype: str,
+    needs_gradient: Collection[str],
+    nbytes: Mapping[str, int],
+    parameters: Mapping[str, int],
+    made: Counter[str],
 ) -> tuple[Kernel, ...]:
-    """In reverse order; `nbytes` are the sizes of values, of which those in `needs_gradient` get gradients.
+    """In reverse order; `nbytes` are the sizes of values, of which those in `needs_gradient` get gradients, `parameters` of parameters.
 
-    `made` counts the gradients of each value that later modules have made, and learns of these.
+    `made` counts the gradients of each value and parameter that later modules have made, and learns of these: all but the first are added.
     """
-    return tuple(_backward(calls, dtype=dtype, needs_gradient=needs_gradient, nbytes=nbytes, made=made))
+    return tuple(_backward(calls, dtype=dtype, needs_gradient=needs_gradient, nbytes=nbytes, parameters=parameters, made=made))
 
 
 def _backward(
-    calls: Sequence[Call], *, dtype: str, needs_gradient: Collection[str], nbytes: Mapping[str, int], made: Counter[str]
+    calls: Sequence[Call],
+    *,
+    dtype: str,
+    needs_gradient: Collection[str],
+    nbytes: Mapping[str, int],
+    parameters: Mapping[str, int],
+    made: Counter[str],
 ) -> Iterator[Kernel]:
     for call in reversed(calls):
         if not call.differentiable:
@@ -39,7 +51,11 @@ def _backward(
         if call.moved and not call.found:
             yield from _of_products(call, kind, needs_gradient) if call.shape else _of_call(call, kind, needs_gradient)
         for value in (*call.gradients, *call.passes):
-            if value in needs_gradient and value not in call.parameters:
+            if value in call.parameters:
+                made[value] += 1
+                if made[value] > 1:
+                    yield Kernel("add", 0, 3 * parameters[value], dtype)
+            elif value in needs_gradient:
                 made[value] += 1
                 if made[value] > 1:
                     yield Kernel("add", 0, 3 * nbytes.get(value, 0), kind)

@@ -37,7 +37,7 @@ from zsim.schema import (
     strategy_of,
 )
 from zsim.strategies import STRATEGIES, model_problems, recomputed_problems, wrapped
-from zsim.traced import TracedModel
+from zsim.traced import FAMILY, TracedModel
 from zsim.training import Batch, Dtype, Optimizer, Precision
 from zsim.units import parse_time
 from zsim.work import Work, work
@@ -194,7 +194,7 @@ class _Made:
         attempt(_check_together, strategy, options, mesh, tables["optimizer"])
         attempt(_check_checkpointing, model, *(tables[key] for key in ("activation_checkpointing", "batch", "precision")), strategy)
         attempt(_check_precision, tables["precision"])
-        attempt(_check_execution, tables["execution"], cluster)
+        attempt(_check_execution, tables["execution"], cluster, model)
         asked = ("model", "batch", "precision", "activation_checkpointing", "wrapping")
         attempt(_check_transformers, model, *(tables[key] for key in asked))
         attempt(_check_traced, model, tables["batch"], tables["precision"], tables["activation_checkpointing"], strategy)
@@ -235,9 +235,13 @@ def _execution(table: ExecutionTable) -> Execution:
     )
 
 
-def _check_execution(table: ExecutionTable, cluster: ClusterSpec) -> None:
-    if problems := tuple(compute.problems(_execution(table), cluster.device)):
-        raise ScenarioError(problems)
+def _check_execution(table: ExecutionTable, cluster: ClusterSpec, model: ModelSpec) -> None:
+    problems = list(compute.problems(_execution(table), cluster.device))
+    if model.family == FAMILY:
+        asked = [key for key in ("norms", "loss") if getattr(table, key) != "fused"]
+        problems += [f"execution.{key}: expected fused, for a trace has the calls that its module makes" for key in asked]
+    if problems:
+        raise ScenarioError(tuple(problems))
 
 
 def _check_precision(table: PrecisionTable) -> None:

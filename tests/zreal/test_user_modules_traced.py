@@ -276,3 +276,36 @@ def test_products_say_how_their_first_factor_lies(loss: Callable[[Tensor], Tenso
     (linear,) = (module for module in model.lowered if module.fqn == "layers.0")
     found = {(kernel.shape, kernel.transposed) for kernel in (*linear.forward.kernels, *linear.backward.kernels) if kernel.shape}
     assert found == {((1, 6, WIDTH, WIDTH), False), ((1, WIDTH, WIDTH, 6), True)}
+
+
+@pytest.mark.parametrize("key", ["norms", "loss"])
+def test_a_trace_has_its_own_calls_and_takes_no_other(key: str, tmp_path: Path) -> None:
+    save(trace(lambda: Layers(past_one), inputs(), units=["layers.0"]), tmp_path / "one.json")
+    text = f"""
+model = {{ traced = "one.json" }}
+batch = {{ micro_batch = 6 }}
+cluster = {{ preset = "cpu-gloo", ranks = 2 }}
+strategy = {{ name = "fsdp2" }}
+execution = {{ {key} = "composite" }}
+"""
+    with pytest.raises(ZsimError, match=f"execution.{key}: expected fused, for a trace has the calls that its module makes"):
+        parse(text.encode(), where="traced.toml", folder=tmp_path)
+
+
+class Classes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(WIDTH, 1000)])
+
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(self.layers[0](x), targets)
+
+
+def test_a_loss_of_targets_reads_one_logarithm_of_each_row_and_its_backward_writes_all() -> None:
+    model = trace(Classes, (torch.randn(64, WIDTH), torch.randint(1000, (64,))), units=["layers.0"])
+    kernels = [kernel for module in model.lowered for kernel in (*module.forward.kernels, *module.backward.kernels)]
+    (forward,) = (kernel.nbytes for kernel in kernels if kernel.operator == "nll_loss_forward")
+    (backward,) = (kernel.nbytes for kernel in kernels if kernel.operator == "nll_loss_backward")
+    logits, targets = 64 * 1000 * 4, 64 * 8
+    assert targets < forward < 2 * targets
+    assert logits < backward < logits + 2 * targets

@@ -10,6 +10,9 @@ from zsim.strategies.passes import ORIGINAL
 from zsim.strategies.sharded_groups import Group
 from zsim.strategies.unsharding import UnshardingStep
 
+ACCUMULATED = ".accumulated_gradient"
+"""Of a parameter, behind its name: what earlier micro-batches have left, in the reduce dtype."""
+
 
 @dataclass(slots=True, kw_only=True)
 class ReducingStep(UnshardingStep):
@@ -36,7 +39,7 @@ class ReducingStep(UnshardingStep):
         memory: list[MemoryEvent] = []
         kernel = add_kernel(group.reduces["numel"], of=precision.parameters, to=precision.reduce)
         for parameter in group.trained:
-            accumulated = f"{parameter.fqn}.accumulated_gradient"
+            accumulated = f"{parameter.fqn}{ACCUMULATED}"
             if accumulated not in self.live and f"{parameter.fqn}.unsharded_gradient" in self.live:
                 nbytes = self.nbytes(parameter.numel, precision.reduce)
                 memory += self.alloc(accumulated, "unsharded_gradients", nbytes)
@@ -49,7 +52,7 @@ class ReducingStep(UnshardingStep):
     def add_accumulated(self, group: Group) -> None:
         """Add this micro-batch's gradients to those accumulated in the reduce dtype."""
         live = self.live
-        accumulated = [p.fqn for p in group.trained if f"{p.fqn}.accumulated_gradient" in live]
+        accumulated = [p.fqn for p in group.trained if f"{p.fqn}{ACCUMULATED}" in live]
         memory = self.drop_each([f"{fqn}.unsharded_gradient" for fqn in accumulated])
         if memory:
             precision = self.training.precision
@@ -58,7 +61,7 @@ class ReducingStep(UnshardingStep):
 
     def _gradient_buffers(self, group: Group) -> list[str]:
         live, fqns = self.live, [parameter.fqn for parameter in group.trained]
-        return [a if (a := f"{fqn}.accumulated_gradient") in live else f"{fqn}.unsharded_gradient" for fqn in fqns]
+        return [a if (a := f"{fqn}{ACCUMULATED}") in live else f"{fqn}.unsharded_gradient" for fqn in fqns]
 
     def has_gradients(self, group: Group) -> bool:
         """Whether there is an unsharded gradient of `group`, of this micro-batch or earlier ones."""
@@ -88,6 +91,8 @@ class ReducingStep(UnshardingStep):
         source = f"{group.fqn}.reduce_input"
         gradients = self._gradient_buffers(group)
         held = gradients[-1:] if self.mesh.dp_shard > 1 else []  # by torch's loop over shards, until it returns
+        kept = any(name.endswith(ACCUMULATED) for name in gradients)  # of earlier micro-batches, in the reduce dtype already
+        read = dtype if kept else self.training.precision.parameters
         memory += self.alloc(source, "communication", self.nbytes(group.reduces["padded"], dtype))
         memory += self.drop_each([name for name in gradients if name not in held])
         made = self.alloc(output, "gradients", self.nbytes(group.reduces["shard"], dtype))  # on the reduction's stream
@@ -96,7 +101,7 @@ class ReducingStep(UnshardingStep):
             group.fqn,
             waits=waits,
             micro_batch=self.micro_batch,
-            kernels=(copy_kernel(group.reduces["padded"], source=self.training.precision.parameters, target=dtype),),
+            kernels=(copy_kernel(group.reduces["padded"], source=read, target=dtype),),
             memory=memory,
         )
         done = self._reduce_over_shards(group, after=copy, memory=made)
