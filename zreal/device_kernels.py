@@ -207,6 +207,33 @@ def _each_loss_nbytes(arguments: tuple[Any, ...]) -> int:
     return math.prod(torch.broadcast_shapes(given.shape, target.shape)) * dtype.itemsize
 
 
+LAID_OUT = frozenset(
+    {
+        "native_batch_norm",
+        "native_batch_norm_backward",
+        "log_sigmoid_forward",
+        "log_sigmoid_backward",
+        "mse_loss_backward",
+        "smooth_l1_loss_backward",
+        "huber_loss_backward",
+    }
+)
+"""Operators whose first result lies as new tensors do, whatever their inputs do; shapes alone, as fake tensors have them, keep the inputs'
+order of dimensions, and what reads the result would then need no copy (Normalization.cpp, Activation.cpp, BinaryOps.cpp, Loss.cpp)."""
+
+
+def as_laid_out(operator: str, result: Any) -> Any:
+    """The `result` of an operator on fake tensors as the real one lies in memory."""
+    first = result[0] if isinstance(result, tuple | list) else result
+    if operator not in LAID_OUT or not isinstance(first, Tensor) or not first.numel():
+        return result
+    layout = torch.channels_last if first.dim() == 4 and first.is_contiguous(memory_format=torch.channels_last) else torch.contiguous_format
+    if first.is_contiguous(memory_format=layout):
+        return result
+    first = torch.empty_like(first, memory_format=layout)
+    return (first, *result[1:]) if isinstance(result, tuple | list) else first
+
+
 def result_nbytes(operator: str, arguments: tuple[Any, ...], place: int, tensor: Tensor, *, device: Device) -> int:
     """Bytes that the result at `place` of an operator holds: its storage's but for those that real ones have of another size.
 

@@ -144,6 +144,7 @@ class StorageLog(TorchDispatchMode):
         except Exception as error:
             raise refusal(name, error) from error
         _require_storages(name, result)
+        result = device_kernels.as_laid_out(base_name(name), result)
         self._known.follow(func, args, options, result)
         note_views((*args, *options.values()), result)
         self._note(func, args, options, result)
@@ -202,7 +203,7 @@ def _require_one_dtype(name: str, args: tuple[Any, ...]) -> None:
             where=name,
             expected="a norm whose input and weights are of one dtype",
             found=" and ".join(dtypes),
-            remedy="cast its input, as by x.float()",
+            remedy="cast its input, as by x.float(), or trace the module cast as a whole, as by .bfloat16(), with its buffers",
         )
 
 

@@ -1,4 +1,4 @@
-"""nn.Module to TracedModel: one forward and one backward on fake tensors, watched. No weights, no GPU, no memory.
+"""nn.Module to TracedModel: forward and backward on fake tensors, watched, as often as strategies differ. No weights, no GPU, no memory.
 
 What is seen is what torch on a CPU does with such inputs: which storages live how long, which operators run, in which unit.
 Two runs of frees, with nothing allocated between them, have another order than torch's. The loss and its gradient come last, after what a
@@ -30,6 +30,7 @@ from zreal.untraceable import UntraceableError
 from zreal.watching import WatchedStep, steady
 from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.checkpointing import problems as checkpointing_problems
+from zsim.json_reader import MAX_SENTENCE, is_name
 from zsim.repeats import most_runs
 from zsim.traced import DEVICES, Otherwise, TracedModel, check
 from zsim.training import Autograd, Batch, Device, Dtype, LoweredModule, Precision
@@ -75,6 +76,8 @@ def trace(
     """
     if dtype is not None:
         require_word("dtype", dtype, tuple(DTYPES))
+    if name and not is_name(name):
+        raise refuse("name", "one without blanks, commas and bars", repr(name[:80]), "it names the model in scenarios and in messages")
     require_word("device", device, DEVICES)
     if autocast != "none":
         require_word("device", device, ("cpu",))  # on CUDA autocast casts other operators
@@ -127,14 +130,15 @@ def _both(seen: Callable[..., _Seen], asked: Checkpointing = NO_CHECKPOINTING) -
         manners.append("views")
     found, last = list[Otherwise](), model.lowered
     for autograd in manners:
-        lowered = tuple[LoweredModule, ...]()
+        lowered, fails = tuple[LoweredModule, ...](), ""
         try:
             lowered = seen(autograd=autograd, runs=Counter(visit.unit for visit in boundaries.visits if visit.begins)).like(model)
-        except UntraceableError:
+        except UntraceableError as error:
             if autograd == "views" and last:  # else hooks alone make it run, as with casts that a unit needs
                 raise
+            fails = "".join(c if c.isprintable() else " " for c in str(error))[:MAX_SENTENCE]
         if lowered != last:
-            found.append(Otherwise(autograd=autograd, checkpointing=asked, lowered=lowered))
+            found.append(Otherwise(autograd=autograd, checkpointing=asked, lowered=lowered, fails=fails))
         last = lowered
     return model, found
 

@@ -10,6 +10,7 @@ from zsim.errors import ZsimError
 from zsim.guards import MAX_INT
 
 MAX_NAME = 400
+MAX_SENTENCE = 400
 MAX_ITEMS = 10_000_000
 
 
@@ -65,6 +66,12 @@ class Reader:
         if not isinstance(text, str) or len(text) > MAX_NAME or (not is_name(text) and (text or not empty)):
             raise self.refuse(f"a name of 1 to {MAX_NAME} characters without blanks")
         return text
+
+    def sentence(self) -> str:
+        """Some printable words."""
+        if not isinstance(self.value, str) or len(self.value) > MAX_SENTENCE or not self.value.isprintable():
+            raise self.refuse(f"a sentence of at most {MAX_SENTENCE} characters")
+        return self.value
 
     def one_of(self, words: tuple[str, ...]) -> Any:
         """One of a closed list."""

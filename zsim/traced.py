@@ -33,11 +33,15 @@ class TracedModelError(ZsimError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Otherwise:
-    """The lowered modules with `checkpointing`, where autograd has something else of units than fully_shard's hooks; () if torch fails."""
+    """The lowered modules with `checkpointing`, where autograd has something else of units than fully_shard's hooks.
+
+    () where the module does not run so; `fails` then says how.
+    """
 
     autograd: Autograd
     checkpointing: Checkpointing
     lowered: tuple[LoweredModule, ...]
+    fails: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +139,10 @@ class TracedModel(ModelSpec):
             raise TracedModelError(
                 where=self.name,
                 expected="a module that runs without the hooks of fully_shard, which this strategy does not have",
-                found=f"one that needs their casts of what units take to {self.dtype}, or their zeros as gradients of what those leave",
-                remedy="make these in the module itself, or use fsdp2 or hsdp",
+                found=next((one.fails for one in self.otherwise if not one.lowered and one.checkpointing == checkpointing), "")
+                or "one that does not",
+                remedy=f"hooks cast what units take to {self.dtype}, and give zeros as gradients of what those leave: make these in the "
+                "module itself, or use fsdp2 or hsdp",
             )
         return lowered
 
@@ -202,6 +208,10 @@ def check(model: TracedModel) -> TracedModel:
     for lowered in (model.lowered, *(again for _, again in model.recomputing)):
         for where, expected, found in problems(model, lowered, loss=f"{last}:{LOSS}"):
             raise TracedModelError(where=where, expected=expected, found=found, remedy="trace the module again")
+    known = {(one.autograd, one.checkpointing) for one in model.otherwise}
+    if len(known) < len(model.otherwise) or {asked for _, asked in known} - {NO_CHECKPOINTING, *(asked for asked, _ in model.recomputing)}:
+        expected = "one form for each way of autograd and each activation checkpointing that was traced"
+        raise TracedModelError(where=model.name, expected=expected, found="others", remedy="trace the module again")
     for one in model.otherwise:
         views = one.autograd == "views"
         for where, expected, found in problems(model, one.lowered, loss=f"{last}:{LOSS}", views=views) if one.lowered else ():

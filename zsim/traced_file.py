@@ -85,7 +85,12 @@ def dump(model: TracedModel) -> str:
         table[RECOMPUTING] = [[asdict(asked), [_lowered_table(one) for one in again]] for asked, again in model.recomputing]
     if model.otherwise:
         table[OTHERWISE] = [
-            [one.autograd, [asdict(one.checkpointing)] * (one.checkpointing != NO_CHECKPOINTING), [_lowered_table(m) for m in one.lowered]]
+            [
+                one.autograd,
+                [asdict(one.checkpointing)] * (one.checkpointing != NO_CHECKPOINTING),
+                [_lowered_table(module) for module in one.lowered],
+                *([one.fails] if one.fails else []),
+            ]
             for one in model.otherwise
         ]
     if model.autocast != "none":
@@ -205,12 +210,14 @@ def _variant(reader: Reader, modules: list[Module], uncached: tuple[Free, ...]) 
 
 
 def _otherwise(reader: Reader, modules: list[Module], uncached: tuple[Free, ...]) -> Otherwise:
-    autograd, given, rows = reader.row(3)
+    told = isinstance(reader.value, list) and len(reader.value) == 4
+    autograd, given, rows, *fails = reader.row(4 if told else 3)
     asked = [_checkpointing(table) for table in given.items(at_most=1)]
     return Otherwise(
         autograd=autograd.one_of(("plain", "views")),
         checkpointing=asked[0] if asked else NO_CHECKPOINTING,
         lowered=_each_lowered(rows, modules, uncached) if list(rows.items(at_most=MAX_MODULES)) else (),
+        fails=fails[0].sentence() if fails else "",
     )
 
 

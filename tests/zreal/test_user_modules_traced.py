@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,17 +11,21 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from tests.zreal.test_matrix import figures, predicted
 from tests.zreal.traced_subject import Subject
 from tests.zreal.user_modules import Case
 from zreal import torch_private
+from zreal.storages import StorageLog
 from zreal.tracing import trace
+from zsim.checkpointing import Checkpointing
 from zsim.errors import ZsimError
 from zsim.ops import Alloc, Free
 from zsim.program import PHASES
 from zsim.scenario import DTYPES, parse
+from zsim.traced import Otherwise, check
 from zsim.traced_file import save
 
 WIDTH = 16
@@ -309,3 +314,140 @@ def test_a_loss_of_targets_reads_one_logarithm_of_each_row_and_its_backward_writ
     logits, targets = 64 * 1000 * 4, 64 * 8
     assert targets < forward < 2 * targets
     assert logits < backward < logits + 2 * targets
+
+
+class Normed(nn.Module):
+    """A linear whose activations are normed over channels, transposed, as PointNet and convolutions over time have them."""
+
+    def __init__(self, bent: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.bent, self.wide, self.norm = bent, nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bent(self.norm(self.wide(x).transpose(1, 2))).transpose(1, 2)
+
+
+class Norms(nn.Module):
+    def __init__(self, bent: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Normed(bent) for _ in range(4))
+
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return functional.cross_entropy(x.flatten(0, 1), targets.flatten())
+
+
+@pytest.mark.parametrize("strategy", [FSDP2, DDP, 'name = "fsdp1", dp_shard = 2, dp_replicate = 1'])
+@pytest.mark.parametrize("bent", [functional.relu, functional.gelu, functional.logsigmoid])
+def test_norms_of_transposed_activations_lie_as_new_tensors_do(bent: Callable[[Tensor], Tensor], strategy: str, tmp_path: Path) -> None:
+    """So that the next reshape needs a copy, which fake tensors alone would not show."""
+
+    def data() -> tuple[Tensor, ...]:
+        return torch.randn(4, 8, WIDTH), torch.randint(WIDTH, (4, 8))
+
+    assert differences(lambda: Norms(bent), data, strategy, tmp_path, ranks=2) == {}
+
+
+@pytest.mark.parametrize("name", ["mse_loss", "smooth_l1_loss", "huber_loss"])
+def test_gradients_of_losses_of_transposed_outputs_lie_as_new_tensors_do(name: str, tmp_path: Path) -> None:
+    class Transposed(Layers):
+        def forward(self, x: Tensor, target: Tensor) -> Tensor:
+            return getattr(functional, name)(past_one(self.layers, x).transpose(1, 2), target)
+
+    def data() -> tuple[Tensor, ...]:
+        return torch.randn(4, 8, WIDTH), torch.randn(4, WIDTH, 8)
+
+    assert differences(lambda: Transposed(past_one), data, FSDP2, tmp_path, ranks=2) == {}
+
+
+def real_and_fake(operator: Callable[..., Tensor], *given: Tensor) -> list[list[tuple[int, ...]]]:
+    """Strides of a result and of the gradients, as they are and as fake tensors watched by a log have them."""
+
+    def run(tensors: list[Tensor]) -> list[tuple[int, ...]]:
+        found = operator(*tensors)
+        wanted = [tensor for tensor in tensors if tensor.requires_grad]
+        return [t.stride() for t in (found, *torch.autograd.grad(found, wanted, torch.ones_like(found)))]
+
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fakes = [mode.from_tensor(tensor.detach()).requires_grad_(tensor.requires_grad) for tensor in given]
+    with mode, StorageLog():
+        return [run(list(given)), run(fakes)]
+
+
+CHANNELS = 6
+OPERATORS: dict[str, Callable[[Tensor], Tensor]] = {
+    "batch_norm": lambda x: functional.batch_norm(x, torch.zeros(CHANNELS), torch.ones(CHANNELS), training=True),
+    "batch_norm, evaluated": lambda x: functional.batch_norm(x, torch.zeros(CHANNELS), torch.ones(CHANNELS)),
+    "group_norm": lambda x: functional.group_norm(x, 2),
+    "instance_norm": functional.instance_norm,
+    "logsigmoid": functional.logsigmoid,
+    "softplus": functional.softplus,
+    "gelu": functional.gelu,
+    "mse_loss": lambda x: functional.mse_loss(x, torch.zeros(x.shape)),
+    "smooth_l1_loss": lambda x: functional.smooth_l1_loss(x, torch.zeros(x.shape)),
+    "huber_loss": lambda x: functional.huber_loss(x, torch.zeros(x.shape)),
+    "l1_loss": lambda x: functional.l1_loss(x, torch.zeros(x.shape)),
+    "softmax": lambda x: x.softmax(1),
+    "glu": lambda x: functional.glu(x, 1),
+    "linear": lambda x: functional.linear(x, torch.ones(5, x.shape[-1])),
+    "cumsum": lambda x: x.cumsum(1),
+    "avg_pool1d": lambda x: functional.avg_pool1d(x, 2),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("layout", ["new", "transposed", "cut"])
+def test_results_lie_in_memory_as_real_ones_do(name: str, layout: str) -> None:
+    tensor = {
+        "new": torch.randn(2, CHANNELS, 8),
+        "transposed": torch.randn(2, 8, CHANNELS).transpose(1, 2),
+        "cut": torch.randn(2, 2 * CHANNELS, 8)[:, ::2],
+    }[layout]
+    real, fake = real_and_fake(OPERATORS[name], tensor.detach().requires_grad_())
+    assert fake == real
+
+
+def test_a_name_that_no_scenario_could_load_is_refused_when_it_is_given() -> None:
+    with pytest.raises(ZsimError, match="name: expected one without blanks, commas and bars, found 'my model'"):
+        trace(lambda: Layers(past_one), inputs(), name="my model")
+
+
+class Strict(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype != self.weight.dtype:
+            raise TypeError(f"no linear of {x.dtype}")
+        return super().forward(x)
+
+
+class Needs(nn.Module):
+    """Units that only fully_shard's cast of their inputs lets run in bf16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Strict(WIDTH, WIDTH) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers[1](self.layers[0](x).float()).sum()
+
+
+def test_where_a_module_runs_with_hooks_alone_its_own_error_is_told(tmp_path: Path) -> None:
+    save(trace(Needs, inputs(), units=["layers.0", "layers.1"], dtype="bfloat16", device="cpu"), tmp_path / "needs.json")
+    text = """
+model = { traced = "needs.json" }
+batch = { micro_batch = 6, sequence_length = 1 }
+cluster = { preset = "cpu-gloo", ranks = 2 }
+strategy = { name = "ddp" }
+precision = { parameters = "bf16", reduce = "fp32" }
+"""
+    with pytest.raises(ZsimError, match=r"without the hooks of fully_shard.*found layers\.1: .*no linear of torch\.float32"):
+        predicted(parse(text.encode(), where="needs.toml", folder=tmp_path), ranks=(0,))
+    assert predicted(parse(text.replace("ddp", "fsdp2").encode(), where="needs.toml", folder=tmp_path), ranks=(0,))
+
+
+@pytest.mark.parametrize("change", ["twice", "of a checkpointing that was not traced"])
+def test_a_file_with_two_forms_for_one_strategy_is_refused(change: str) -> None:
+    model = trace(lambda: Layers(past_one), inputs(), units=["layers.0"])
+    one = Otherwise(autograd="plain", checkpointing=Checkpointing(mode="none" if change == "twice" else "full"), lowered=())
+    with pytest.raises(ZsimError, match="one form for each way of autograd"):
+        check(replace(model, otherwise=(one, one) if change == "twice" else (one,)))
