@@ -26,6 +26,8 @@ class Figure:
     text: str
     provenance: Provenance
     source: str
+    width: float | None = None
+    """The half-width of what is calibrated, by the errors of its own fit; None where it is what such constants have in general."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +156,8 @@ def figures_of(prefix: str, table: Mapping[str, Any]) -> list[Figure]:
             continue
         if "value" in entry:
             text, provenance, source = entry["value"], entry["provenance"], entry["source"]
-            found.append(Figure(key=f"{prefix}{key}", text=text, provenance=provenance, source=source))
+            width = parse_fraction(entry["width"]) if "width" in entry else None
+            found.append(Figure(key=f"{prefix}{key}", text=text, provenance=provenance, source=source, width=width))
         else:
             found += figures_of(f"{prefix}{key}.", entry)
     return found
