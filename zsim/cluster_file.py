@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from importlib.resources import files
+from math import ceil
 from typing import Any
 
 from zsim.calibrate import OF_ATTENTION, Fitted
@@ -69,8 +70,8 @@ def kernels_heard(fitted: Fitted, name: str) -> list[str]:
 
 
 def width(fitted: Fitted) -> float:
-    """The half-width of a step's time by what was fitted: what nine of ten rows lie in, and never less than presets have."""
-    return min(MOST_WIDTH, max(LEAST_WIDTH, fitted.width))
+    """The half-width of a step's time by what was fitted: what nine of ten rows lie in, rounded up, and never less than presets have."""
+    return min(MOST_WIDTH, max(LEAST_WIDTH, ceil(1000 * fitted.width - 1e-6) / 1000))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

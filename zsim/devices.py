@@ -6,6 +6,7 @@ saying so. It knows no cluster and no model.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -100,6 +101,11 @@ def device_of(table: Mapping[str, Any]) -> Device:
     """The device of a preset's table, which is taken to be right."""
     attention = {kind: AttentionRate(**values(rate)) for kind, rate in table.get("attention", {}).items()}
     return Device(name=table["name"], **values(table), attention=attention, figures=tuple(figures_of("device.", table)))
+
+
+def is_called(name: str, by_torch: str) -> bool:
+    """Whether `by_torch` is what torch calls a GPU of that name: "NVIDIA H100 80GB HBM3" is an "H100 SXM 80 GB"."""
+    return "".join(name.split()[:1]).upper() in re.split(r"[^A-Z0-9]+", by_torch.upper())
 
 
 _PARSERS: Mapping[str, Callable[[str], int | float]] = {

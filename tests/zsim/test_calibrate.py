@@ -81,10 +81,11 @@ def test_a_fit_that_misses_has_a_band_that_says_so_and_holds_what_was_measured(
     assert cli.main([*asked, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     far = max(1 - min(1 + error, 1 / (1 + error)) for row in found["rows"] for error in (row["error"], row["left_out"]))
-    assert found["width"] == pytest.approx(far)
+    assert far <= found["width"] <= far + 0.001
     assert far > 0.25
     text = out.read_text()
-    assert f"# half-width of steps by what was fitted: {100 * far:.1f} %; nine of ten rows lie within it" in text
+    said = f"half-width of steps by what was fitted: {100 * found['width']:.1f} %; nine of ten rows lie within it"
+    assert f"# {said}\n" in text
     (tmp_path / "of").mkdir()
     for row, case in zip(slowed, cases(tmp_path / "of"), strict=True):
         costs = Costs(cluster=cluster_reader.parse(text.encode(), where="mine.toml"), execution=case.scenario.executed)
@@ -93,7 +94,7 @@ def test_a_fit_that_misses_has_a_band_that_says_so_and_holds_what_was_measured(
         seconds = int(row["seq_len"]) * int(row["micro_batch"]) * 8 / float(row["tokens_per_s"])
         assert low <= seconds / (timeline.step_time_ns / 1e9) <= high
     assert cli.main(asked) == 0
-    assert f"half-width of steps by what was fitted: {100 * far:.1f} %" in capsys.readouterr().out
+    assert f"{said}\n" in capsys.readouterr().out
 
 
 def lines(path: Path) -> list[str]:

@@ -131,11 +131,12 @@ def test_a_file_without_widths_as_they_once_were_has_the_band_of_presets() -> No
     asked = SCENARIO.replace("CLUSTER", 'preset = "dgx-b200"').encode()
     program = plan(scenario.parse(asked, where="x.toml"), device="cuda")
     parts = []
-    for text in (old, new):
+    for text in (old, new, new.replace("8.0 %", "40.0 %")):
         costs = Costs(cluster=cluster_reader.parse(text.encode(), where="m.toml"), execution=scenario.parse(asked, where="x.toml").executed)
         parts.append(bands.parts(program, simulate_step(program, costs=costs), costs=costs))
     assert parts[0].compute == parts[1].compute
-    assert (parts[0].least, parts[1].least) == (0.0, 0.08)
+    assert [one.least for one in parts] == [0.0, 0.08, 0.4]
+    assert parts[2].compute.width > 1.5 * parts[1].compute.width  # attention's constants are those of the preset
 
 
 def test_what_is_fitted_to_simulated_runs_is_assumed() -> None:
