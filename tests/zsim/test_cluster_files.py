@@ -83,6 +83,7 @@ def test_a_calibrated_file_beside_the_scenario_changes_step_time_and_narrows_its
     assert width(after) < 0.8 * width(before)
     assert (before["provenance"]["calibration"], after["provenance"]["calibration"]) == ("assumed", "calibrated")  # type: ignore[index]
     assert after["provenance"]["cluster"] == "mine"  # type: ignore[index]
+    assert after["provenance"]["device_name"] == load_cluster("dgx-b200").device.name  # type: ignore[index]
 
 
 def test_measured_curves_are_what_collectives_take() -> None:
