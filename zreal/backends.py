@@ -101,7 +101,8 @@ class GlooBackend:
     device = "cpu"
 
     def capabilities(self) -> Capabilities:
-        """Memory and numerics. A Run has a step time, to calibrate on; it is not judged by it, since nobody has calibrated this machine."""
+        """Memory and numerics, and nothing of when single operators ran. A Run has a step time all the same, to calibrate on, and to be
+        compared with predictions for hardware that is calibrated."""
         _require_torch(self.name)
         return Capabilities(memory=True, numerics=True, time=False, device=self.device)
 

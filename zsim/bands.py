@@ -2,8 +2,8 @@
 
 A band is a pair of factors around the prediction in which we expect nine of ten measurements. A step is made of compute, of communication
 that is exposed, and of time in which the device waits for the host; each is as uncertain as the constants behind it, and counts with
-its share of the step. Calibrated constants earn a narrow band by their error on rows that were left out of the fit; whatever is
-assumed widens it.
+its share of the step. Calibrated constants earn a narrow band by their error on rows that were left out of the fit, those of a cluster's
+file by the errors of its own; whatever is assumed widens it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class Part:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
     """What a step's band is made of. `network` is communication that is exposed; `hidden` is the rest of it, which compute covers, `spare`
-    the compute between the first collective and the last that covers none, and `issuing` the host's own time, all as shares of the step."""
+    the compute between the first collective and the last that covers none, and `issuing` the host's own time, all as shares of the step.
+    `least` is the half-width of whole steps by a calibration on this machine, whose errors are not of kernels alone; 0 without one."""
 
     compute: Part
     network: Part
@@ -75,6 +76,7 @@ class Parts:
     hidden: float
     spare: float
     issuing: float = 0.0
+    least: float = 0.0
 
     @property
     def longer(self) -> float:
@@ -96,7 +98,12 @@ class Parts:
         """(low, high) around the predicted time. Parts are independent of one another, so their squares add up."""
         low = hypot(self.compute.faster, self.shorter, self.host.faster)
         high = hypot(self.compute.slower, self.longer, self.later)
-        return 1 - min(MOST, low), 1 + high
+        return self._whole(low, high)
+
+    def _whole(self, low: float, high: float) -> tuple[float, float]:
+        """The factors, no nearer than `least`."""
+        least = Part(share=1.0, width=self.least)
+        return 1 - min(MOST, max(low, least.faster)), 1 + max(high, least.slower)
 
     def on_shared_network(self, least: float, most: float) -> tuple[float, float]:
         """(low, high) where collectives may take from `least` to `most` times as long, since others use the network as well."""
@@ -104,7 +111,7 @@ class Parts:
         shorter = max(self.shorter, min(self.network.share, all_of_it * (1 - least)))
         longer = max(self.longer, self.network.share * (most - 1) + max(0.0, self.hidden * (most - 1) - self.spare))
         low = hypot(self.compute.faster, shorter, self.host.faster)
-        return 1 - min(MOST, low), 1 + hypot(self.compute.slower, longer, self.later)
+        return self._whole(low, hypot(self.compute.slower, longer, self.later))
 
 
 def band(program: Program, timeline: Timeline, *, costs: Costs) -> tuple[float, float]:
@@ -123,14 +130,16 @@ def parts(program: Program, timeline: Timeline, *, costs: Costs) -> Parts:
     begin = min((times.starts[op.index] for op in moving), default=0)
     end = max((times.ends[op.index] for op in moving), default=0)
     around = _busy_ns(times, [op for op in kernels if times.ends[op.index] > begin and times.starts[op.index] < end])
+    by_constant, figures = _times_by_constant(ops, costs), {figure.key: figure for figure in costs.cluster.device.figures}
     more = SOFTWARE if costs.execution.compile or costs.execution.float8 else 0.0
     return Parts(
-        compute=Part(share=busy / step, width=_compute_width(ops, costs) + more),
+        compute=Part(share=busy / step, width=_compute_width(by_constant, figures, costs.cluster) + more),
         network=Part(share=(both - busy) / step, width=_network_width(moving, program, rank, costs)),
         host=Part(share=max(0, step - both) / step, width=HOST),
         hidden=hidden / step,
         spare=max(0, around - hidden) / step,
         issuing=0.0 if costs.execution.synchronous else sum(map(costs.issue_ns, ops)) / step,
+        least=max((figures[key].width or 0.0 for key in by_constant if key in figures), default=0.0),
     )
 
 
@@ -159,22 +168,29 @@ def _busy_ns(times: Times, ops: list[Op]) -> int:
     return found
 
 
-def _compute_width(ops: tuple[Op, ...], costs: Costs) -> float:
-    """The half-widths of kernels, each by the constant that decides it, weighted by their times."""
-    provenances = {figure.key: figure.provenance for figure in costs.cluster.device.figures}
+def _times_by_constant(ops: tuple[Op, ...], costs: Costs) -> dict[str, int]:
+    """Nanoseconds of kernels by the constant that decides each."""
     times: dict[str, int] = {}
     for kernels, count in _kernels(ops):
         for kernel in kernels:
             key = _decides(kernel, costs)
             times[key] = times.get(key, 0) + count * costs.kernel_ns(kernel)
+    return times
+
+
+def _compute_width(times: Mapping[str, int], figures: Mapping[str, Figure], cluster: ClusterSpec) -> float:
+    """The half-widths of the constants, weighted by the times of the kernels that each decides."""
     total = sum(times.values())
     if not total:
         return 0.0
-    return sum(ns * _width(provenances.get(key, "assumed"), costs.cluster) for key, ns in times.items()) / total
+    return sum(ns * _width(figures.get(key), cluster) for key, ns in times.items()) / total
 
 
-def _width(provenance: str, cluster: ClusterSpec) -> float:
-    width = COMPUTE[provenance]
+def _width(figure: Figure | None, cluster: ClusterSpec) -> float:
+    """What a calibration of this very machine found, else what constants of such a provenance have in general."""
+    if figure is not None and figure.width is not None:
+        return figure.width
+    width = COMPUTE[figure.provenance if figure else "assumed"]
     return CPU if cluster.kind == "cpu" and width >= COMPUTE["source code"] else width
 
 

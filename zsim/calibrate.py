@@ -7,7 +7,7 @@ it did not see: each group, one GPU with one model, is left out in turn and pred
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import exp, hypot, log
 from typing import Any
@@ -31,6 +31,10 @@ ROUNDS = 2
 """Predictions are nearly linear in the logarithms of constants: the second round moves little."""
 HALVINGS = 4
 """Of a step that makes predictions worse."""
+HEARD = 0.1
+"""Of the noise: what a constant, moved by its prior's width, must move some row by; of one that moves none by as much no row speaks."""
+OF_ATTENTION = "attention."
+"""So begin the names of knobs that every kind of attention kernels has."""
 
 
 class CalibrationError(ZsimError):
@@ -82,16 +86,35 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """By (generation, constant) the factor on the preset; errors of each row fitted, and with its group left out."""
+    """By (generation, constant) the factor on the preset; errors of each row fitted, and with its group left out.
+
+    `heard` are the constants that some row's time depends on, those of attention under the kernels that such a row ran:
+    "attention.flash2.rate". The factor of a constant that no row speaks of is 1.
+    """
 
     factors: dict[tuple[str, str], float]
     errors: tuple[float, ...]
     left_out: tuple[float, ...]
     cases: tuple[Case, ...]
+    heard: frozenset[str] = frozenset()
+
+    @property
+    def width(self) -> float:
+        """The half-width of a band around predictions in which nine of ten rows lie, fitted or left out, whichever is further off.
+
+        A band of half-width w reaches from 1 - w to 1 / (1 - w) of the prediction. Of fewer than ten rows all lie in it.
+        """
+        return max(_nine_of_ten(self.errors), _nine_of_ten(self.left_out))
 
     def device(self, device: Device) -> Device:
         """`device` with the fitted constants of its generation and the shared ones."""
         return tuned(device, {name: factor for (kind, name), factor in self.factors.items() if kind in ("", device.name.split()[0])})
+
+
+def _nine_of_ten(errors: Sequence[float]) -> float:
+    """The half-width of a band that holds nine of ten: by how far the larger of prediction and measurement exceeds the other."""
+    widths = sorted(1 - exp(-abs(log(1 + error))) for error in errors)
+    return widths[min(len(widths) - 1, int(0.9 * len(widths)))] if widths else 0.0
 
 
 def prepared(rows: Iterable[Step | Skipped], *, say: Callable[[str], None] = lambda _: None) -> tuple[list[Case], list[Skipped]]:
@@ -114,8 +137,8 @@ def tuned(device: Device, factors: dict[str, float]) -> Device:
     """`device` with constants multiplied; shares stay below one."""
     changed: dict[str, Any] = {}
     for name, factor in factors.items():
-        if name.startswith("attention."):
-            part = name.removeprefix("attention.")
+        if name.startswith(OF_ATTENTION):
+            part = name.removeprefix(OF_ATTENTION)
             known = changed.get("attention", device.attention)
             changed["attention"] = {kind: _scaled(rate, part, factor) for kind, rate in known.items()}
         else:
@@ -151,9 +174,12 @@ def fit(
         expected = "rows of at least two groups (GPU and model), so that one can be left out"
         raise CalibrationError(where="calibration", expected=expected, found=f"{len(cases)} rows")
     places = _places(cases, wider)
-    at = [0.0] * len(places)
+    at, silent, heard = [0.0] * len(places), set(range(len(places))), set[str]()
     for turn in range(rounds):
         errors, slopes = _linear(cases, places, at, say=lambda text, turn=turn: say(f"round {turn + 1} of {rounds}: {text}"))  # type: ignore[misc]
+        silent &= _quiet(slopes, places)  # a share that has come to 100 % is quiet too, but was heard before
+        slopes = [[0.0 if place in silent else slope for place, slope in enumerate(row)] for row in slopes]
+        heard |= set(_heard(cases, slopes, places))
         at = _reached(cases, places, at, _best(errors, slopes, places, start=at), before=_cost(errors, at, places))
     factors = _factors(places, at)
     final = [log(predicted(case, factors) / case.step.seconds) for case in cases]
@@ -166,7 +192,26 @@ def fit(
                 moved = sum(slope * (there - here) for slope, there, here in zip(slopes[row], other, at, strict=True))
                 left_out[row] = final[row] + moved
     shares = [tuple(exp(value) - 1 for value in values) for values in (final, left_out)]
-    return Fitted(factors=factors, errors=shares[0], left_out=shares[1], cases=tuple(cases))
+    return Fitted(factors=factors, errors=shares[0], left_out=shares[1], cases=tuple(cases), heard=frozenset(heard))
+
+
+def _quiet(slopes: Sequence[Sequence[float]], places: Sequence[tuple[str, Knob]]) -> set[int]:
+    """The places of constants that move no row's time by anything that a measurement could show."""
+    return {
+        place
+        for place, (_, knob) in enumerate(places)
+        if max(abs(row[place]) for row in slopes) * knob.width < HEARD * NOISE
+    }
+
+
+def _heard(cases: Sequence[Case], slopes: Sequence[Sequence[float]], places: Sequence[tuple[str, Knob]]) -> Iterator[str]:
+    """The constants that some row's time depends on; of attention those of the kernels that the row ran."""
+    for case, row in zip(cases, slopes, strict=True):
+        for slope, (_, knob) in zip(row, places, strict=True):
+            if slope and knob.name.startswith(OF_ATTENTION):
+                yield f"{OF_ATTENTION}{case.scenario.executed.attention_kernels}.{knob.name.removeprefix(OF_ATTENTION)}"
+            elif slope:
+                yield knob.name
 
 
 def _reached(

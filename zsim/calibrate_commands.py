@@ -74,7 +74,11 @@ def _as_json(fitted: Fitted | None, curves: FittedCurves | None, found: Material
     steps: dict[str, Any] = {"constants": [], "rows": []}
     if fitted:
         steps = {
-            "constants": [{"generation": kind, "name": name, "factor": factor} for (kind, name), factor in fitted.factors.items()],
+            "constants": [
+                {"generation": kind, "name": name, "factor": factor, "heard": cluster_file.kernels_heard(fitted, name)}
+                for (kind, name), factor in fitted.factors.items()
+            ],
+            "width": cluster_file.width(fitted),
             "rows": [
                 {"source": case.step.source, "line": case.step.line, "group": list(case.group), "error": error, "left_out": left_out}
                 for case, error, left_out in zip(fitted.cases, fitted.errors, fitted.left_out, strict=True)
@@ -133,8 +137,10 @@ def _table(fitted: Fitted | None, curves: FittedCurves | None, skipped: list[Ski
     if fitted:
         yield f"{'constant':<32} {'of':<8} factor on its preset"
         for (kind, name), factor in fitted.factors.items():
-            yield f"{name:<32} {kind or 'all':<8} {factor:.3f}"
+            heard = cluster_file.kernels_heard(fitted, name)
+            yield f"{name:<32} {kind or 'all':<8} {f'{factor:.3f}' if heard else 'as before: no row speaks of it'}"
         yield from _errors(fitted.errors, fitted.left_out, cluster_file.step_errors(fitted))
+        yield from cluster_file.worth(fitted)
     if curves:
         yield f"{'curve':<32} {'floor':>8} {'share':>8}  added up to, half of it at"
         for one in curves.curves:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from zsim import measurements, saved, scenario
 from zsim.calibrate import CalibrationError, Case
-from zsim.devices import Device
+from zsim.devices import is_called
 from zsim.errors import ZsimError
 from zsim.measurements import NcclRow, Product, Skipped, Step
 from zsim.measurements.table import content
@@ -130,11 +130,6 @@ def _why_not(run: Run, asked: Scenario | None) -> str:
     if not run.complete or not run.step_time_ns:
         return "no step time: the Run is not complete, or its backend sees no time"
     ran_on, cluster = run.provenance.get("device", "an unknown device"), asked.cluster
-    if ran_on != cluster.kind and not _is_called(cluster.device, ran_on):
+    if ran_on != cluster.kind and not is_called(cluster.device.name, ran_on):
         return f"ran on {ran_on[:40]}, and the scenario's cluster is of {cluster.device.name if ran_on != 'cpu' else cluster.kind}"
     return ""
-
-
-def _is_called(device: Device, name: str) -> bool:
-    """Whether `name` is what torch calls such a GPU: "NVIDIA H100 80GB HBM3" is an "H100 SXM 80 GB"."""
-    return device.name.split()[0].upper() in re.split(r"[^A-Z0-9]+", name.upper())

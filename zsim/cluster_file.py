@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from importlib.resources import files
+from math import ceil
 from typing import Any
 
-from zsim.calibrate import Fitted
+from zsim.calibrate import OF_ATTENTION, Fitted
 from zsim.calibrate_collectives import FittedCurves
+from zsim.cluster_reader import LEAST_WIDTH, MOST_WIDTH
 
 
 def text(preset: str, fitted: Fitted | None, *, source: str, curves: FittedCurves | None = None, simulated: bool = False) -> str:
     """The whole file: the cluster `preset`, as a table in it its device with what was fitted, and curves of its collectives.
 
+    What was fitted says how wide its band is by the errors of the fit. What no row speaks of stays as it was, with where it comes from.
     What was fitted on simulated Runs alone is "assumed", since nobody has measured it.
     """
     folder = files("zsim") / "presets"
     cluster = tomllib.loads((folder / "clusters" / f"{preset}.toml").read_text())
     device = tomllib.loads((folder / "devices" / f"{cluster['device']}.toml").read_text())
-    provenance = "assumed" if simulated else "calibrated"
     if fitted is not None:
         generation = device["name"].split()[0]
         factors = {name: factor for (kind, name), factor in fitted.factors.items() if kind in ("", generation)}
-        device = _calibrated(device, factors, source, provenance)
+        about = {"provenance": "assumed"} if simulated else {"provenance": "calibrated", "width": f"{100 * width(fitted):.1f} %"}
+        device = _calibrated(device, factors, fitted.heard, _Stamp(source=source, about=about))
     whole = {**cluster, "device": device, **({"curves": _curves(curves)} if curves else {})}
     return "\n".join([*_head(fitted, curves, source), *_table("", whole)]) + "\n"
 
@@ -40,7 +43,43 @@ def _head(fitted: Fitted | None, curves: FittedCurves | None, source: str) -> It
             yield f"# errors of rows {words}: {_said(errors)}"
         for group in groups:
             yield f"#   {_plain(group.name)}: n {group.n}, fitted {_said(group.fitted)}; left out {_said(group.left_out)}"
+        if kind == "steps" and fitted is not None:
+            yield from (f"# {line}" for line in worth(fitted))
     yield ""
+
+
+def worth(fitted: Fitted) -> Iterator[str]:
+    """The width of the band of what was fitted, with its reason, and the constants that stay as they were."""
+    near = "rows are nearer, but the presets' own calibration is worth no more"
+    reason = "nine of ten rows lie within it" if fitted.width > LEAST_WIDTH else near
+    yield f"half-width of steps by what was fitted: {_share(width(fitted))}; {reason}"
+    kept = [name for _, name in fitted.factors if not kernels_heard(fitted, name)]
+    if kept:
+        yield f"no row speaks of {', '.join(dict.fromkeys(kept))}: as before, with where it came from"
+    ran = sorted({name.split(".")[1] for name in fitted.heard if name.startswith(OF_ATTENTION)})
+    if ran:
+        yield f"attention was run by {', '.join(ran)}: other kernels stay as before"
+
+
+def kernels_heard(fitted: Fitted, name: str) -> list[str]:
+    """Under which names rows speak of the constant `name`: its own, or one for each kind of attention kernels that they ran."""
+    if not name.startswith(OF_ATTENTION):
+        return [name] if name in fitted.heard else []
+    part = name.removeprefix(OF_ATTENTION)
+    return sorted(one for one in fitted.heard if one.startswith(OF_ATTENTION) and one.endswith(f".{part}"))
+
+
+def width(fitted: Fitted) -> float:
+    """The half-width of a step's time by what was fitted: what nine of ten rows lie in, rounded up, and never less than presets have."""
+    return min(MOST_WIDTH, max(LEAST_WIDTH, ceil(1000 * fitted.width - 1e-6) / 1000))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stamp:
+    """What is written beside a number that was fitted: its `source` before that of the number it replaces."""
+
+    source: str
+    about: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,27 +155,28 @@ def _share(value: float) -> str:
     return f"{100 * value:.1f} %"
 
 
-def _calibrated(device: Mapping[str, Any], factors: Mapping[str, float], source: str, provenance: str) -> dict[str, Any]:
+def _calibrated(device: Mapping[str, Any], factors: Mapping[str, float], heard: Set[str], stamp: _Stamp) -> dict[str, Any]:
+    """The device's table with the factors of what rows speak of; of attention only of the kernels that they ran."""
     found = dict(device)
     for name, factor in factors.items():
-        if name.startswith("attention."):
-            part = name.removeprefix("attention.")
-            known = found.get("attention", {})
+        if name.startswith(OF_ATTENTION):
+            part = name.removeprefix(OF_ATTENTION)
             found["attention"] = {
-                kind: {**table, part: _scaled(table[part], factor, source, provenance)} for kind, table in known.items()
+                kind: {**table, part: _scaled(table[part], factor, stamp)} if f"{OF_ATTENTION}{kind}.{part}" in heard else table
+                for kind, table in found.get("attention", {}).items()
             }
-        else:
-            found[name] = _scaled(found[name], factor, source, provenance)
+        elif name in heard:
+            found[name] = _scaled(found[name], factor, stamp)
     return found
 
 
-def _scaled(entry: Mapping[str, str], factor: float, source: str, provenance: str) -> dict[str, str]:
+def _scaled(entry: Mapping[str, str], factor: float, stamp: _Stamp) -> dict[str, str]:
     """A number with its unit, multiplied."""
     number, _, unit = entry["value"].partition(" ")
     scaled = min(100.0, float(number) * factor) if unit == "%" else float(number) * factor
     value = f"{scaled:.4g}" if unit else str(round(scaled))
-    before = f"{source}; before: {entry['value']}, {entry['source']}"
-    return {"value": f"{value} {unit}".strip(), "provenance": provenance, "source": before}
+    before = f"{stamp.source}; before: {entry['value']}, {entry['source']}"
+    return {"value": f"{value} {unit}".strip(), **stamp.about, "source": before}
 
 
 def _table(name: str, table: Mapping[str, Any]) -> Iterator[str]:

@@ -29,6 +29,8 @@ MOST_DEVICES = 1024
 MOST_TERMS = 4
 MOST: Mapping[str, float] = {"num_sms": 100_000, "launch_queue": 1_000_000, "matmul_prologue": 100_000, "half_length": 10_000_000}
 MOST_TIME_NS = 10**9
+LEAST_WIDTH, MOST_WIDTH = 0.08, 0.9
+"""Of a band. No calibration on steps is known to be worth more than the presets' own; beyond the other end a time says nothing."""
 MOST_RATE = 10**18
 TIMES = ("kernel", "latency", "collective", "issue_kernel", "issue_collective", "issue_hook")
 MAY_BE_NONE = (
@@ -117,18 +119,32 @@ class _Checked:
             raise self.wrong(key, f"a whole number from 1 to {MOST_DEVICES}", value)
         return value
 
-    def entry(self, key: str, value: object) -> str:
-        """The text of a number that says what it is from."""
-        entry = self.table(key, value, ("value", "provenance", "source"))
+    def entry(self, key: str, value: object, *, of_device: bool = False) -> str:
+        """The text of a number that says what it is from; of a device it may say how far off its calibration was."""
+        entry = self.table(key, value, ("value", "provenance", "source"), ("width",) if of_device else ())
         self.one_of(f"{key}.provenance", entry["provenance"], get_args(Provenance))
         self.text(f"{key}.source", entry["source"])
+        if "width" in entry:
+            self.width(f"{key}.width", entry["width"], entry["provenance"])
         return self.text(f"{key}.value", entry["value"])
+
+    def width(self, key: str, value: object, provenance: str) -> None:
+        """The half-width of a calibrated constant: a share within what a calibration can be worth."""
+        if provenance != "calibrated":
+            raise self.wrong(key, "one beside what is calibrated only", f"{value} beside what is {provenance}"[:200])
+        text = self.text(key, value)
+        try:
+            found = parse_fraction(text)
+        except (ZsimError, ValueError, ArithmeticError):
+            raise self.wrong(key, "a share in percent", text) from None
+        if not isfinite(found) or not LEAST_WIDTH <= found <= MOST_WIDTH:
+            raise self.wrong(key, f"{LEAST_WIDTH:.0%} to {MOST_WIDTH:.0%}", text)
 
     def constants(self, key: str, value: object, names: Collection[str], allowed: Collection[str] = ()) -> dict[str, Any]:
         """A table of constants, each a number with its unit, within what a machine can have."""
         table = self.table(key, value, names, allowed)
         for name in names:
-            text = self.entry(f"{key}.{name}", table[name])
+            text = self.entry(f"{key}.{name}", table[name], of_device=key.startswith("device"))
             try:
                 number = parsed(name, text)
             except (ZsimError, ValueError, ArithmeticError):

@@ -14,7 +14,7 @@ from zsim import part_memory, rest_memory
 from zsim.parity import numerics
 from zsim.program import PHASES
 from zsim.run import CollectiveRecord, PhaseRecord, RankRun, Run, sees
-from zsim.units import format_time
+from zsim.step_time import compare_time
 from zsim.verdict import Check, Number
 
 CONTEXT = 3
@@ -57,7 +57,7 @@ def compare(predicted: Run, measured: Run, *, bounds: Bounds | None = None) -> t
         _groups(predicted, measured),
         *_memory(pairs, predicted, measured, limits.memory),
         numerics(predicted, measured),
-        _time(predicted, measured, limits.time),
+        compare_time(predicted, measured, bound=limits.time),
     )
 
 
@@ -326,27 +326,4 @@ def _memory_detail(pair: _Pair, num_ranks: int, bound: float) -> str:
     return (
         f"{word} {bound:.0%}: predicted {left.peak_bytes:,} B, measured {right.peak_bytes:,} B on rank {pair.rank}, "
         f"{difference:+,} B, {_peak_error(pair):+.2%}{place}"
-    )
-
-
-def _time(predicted: Run, measured: Run, bound: float) -> Check:
-    blind = _blind(predicted, measured, "time")
-    left, right = predicted.step_time_ns, measured.step_time_ns
-    if blind or left is None or right is None:
-        return Check(name="step time", status="unsupported", detail=blind or "unsupported: one side has no step time")
-    assumed = [run for run in (predicted, measured) if run.provenance.get("calibration", "measured") == "assumed"]
-    if assumed:
-        cluster = assumed[0].provenance.get("cluster", "this hardware")
-        detail = f"unsupported: {cluster} is not calibrated here (its constants are assumed)"
-        return Check(name="step time", status="unsupported", predicted=left, measured=right, detail=detail)
-    error = _relative(left, right)
-    good = abs(error) <= bound
-    detail = f"predicted {format_time(left)}, measured {format_time(right)}, {error:+.1%}, at most {bound:.0%} allowed"
-    return Check(
-        name="step time",
-        status="ok" if good else "failed",
-        predicted=left,
-        measured=right,
-        relative_error=error,
-        detail=detail,
     )

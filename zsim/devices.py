@@ -6,6 +6,7 @@ saying so. It knows no cluster and no model.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ class Figure:
     text: str
     provenance: Provenance
     source: str
+    width: float | None = None
+    """The half-width of what is calibrated, by the errors of its own fit; None where it is what such constants have in general."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +103,11 @@ def device_of(table: Mapping[str, Any]) -> Device:
     return Device(name=table["name"], **values(table), attention=attention, figures=tuple(figures_of("device.", table)))
 
 
+def is_called(name: str, by_torch: str) -> bool:
+    """Whether `by_torch` is what torch calls a GPU of that name: "NVIDIA H100 80GB HBM3" is an "H100 SXM 80 GB"."""
+    return "".join(name.split()[:1]).upper() in re.split(r"[^A-Z0-9]+", by_torch.upper())
+
+
 _PARSERS: Mapping[str, Callable[[str], int | float]] = {
     "memory": parse_bytes,
     "memory_bandwidth": parse_rate,
@@ -154,7 +162,8 @@ def figures_of(prefix: str, table: Mapping[str, Any]) -> list[Figure]:
             continue
         if "value" in entry:
             text, provenance, source = entry["value"], entry["provenance"], entry["source"]
-            found.append(Figure(key=f"{prefix}{key}", text=text, provenance=provenance, source=source))
+            width = parse_fraction(entry["width"]) if "width" in entry else None
+            found.append(Figure(key=f"{prefix}{key}", text=text, provenance=provenance, source=source, width=width))
         else:
             found += figures_of(f"{prefix}{key}.", entry)
     return found

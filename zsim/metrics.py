@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from zsim.operators import Operator
 from zsim.ops import COLLECTIVES, MEMORY_KINDS
-from zsim.run import RankRun, Run, Span
+from zsim.run import RankRun, Run, Span, band_of
 from zsim.scenario import Scenario
 from zsim.traced import TracedModel
 
@@ -51,12 +51,8 @@ class Figures:
 
 def _band(run: Run, time: int) -> tuple[int, int]:
     """Where the true step time is expected, by the factors that the backend gave; a measured time is its own band."""
-    low, _, high = run.provenance.get("band", "1 1").partition(" ")
-    try:
-        factors = float(low), float(high)
-    except ValueError:  # a saved Run that somebody has edited
-        factors = 1.0, 1.0
-    return (round(time * factors[0]), round(time * factors[1])) if 0 < factors[0] <= 1 <= factors[1] < 1e3 else (time, time)
+    low, high = band_of(run) or (1.0, 1.0)
+    return round(time * low), round(time * high)
 
 
 def figures(run: Run, scenario: Scenario) -> Figures:

@@ -155,6 +155,16 @@ def sees(run: Run, what: str) -> bool:
     return what in run.provenance.get("sees", what).split()
 
 
+def band_of(run: Run) -> tuple[float, float] | None:
+    """The factors of the step time between which its backend expects the true one; None where it gave none that mean anything."""
+    low, _, high = run.provenance.get("band", "").partition(" ")
+    try:
+        factors = float(low), float(high)
+    except ValueError:  # a saved Run that somebody has edited
+        return None
+    return factors if 0 < factors[0] <= 1 <= factors[1] < 1e3 else None
+
+
 def observed_ranks(ranks: Iterable[int]) -> dict[str, str]:
     """The provenance of a Run that shows some ranks only."""
     return {"ranks": " ".join(map(str, ranks))}

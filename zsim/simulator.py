@@ -200,6 +200,7 @@ def _provenance(scenario: Scenario, cluster: ClusterSpec) -> dict[str, str]:
         "computes_in": scenario.precision.narrowest,
         "cluster": cluster.name,
         "device": cluster.kind,
+        "device_name": cluster.device.name,
         "calibration": bands.calibration(cluster),
         **({"allocator": "expandable_segments:True"} if scenario.expandable_segments and cluster.kind == "cuda" else {}),
     }

@@ -41,6 +41,23 @@ def test_runs_saved_on_gloo_are_calibrated_on(tmp_path, capsys):
     assert found["skipped"] == []
     assert out.read_text().startswith("# calibrated on 2 steps of ")
 
+    for name in names:  # as predicted with that file their times are judged, by the band that their own errors made
+        text = (SCENARIOS / "parity" / f"{name}.toml").read_text()
+        assert 'preset = "cpu-gloo"' in text
+        mine, predicted = tmp_path / f"{name}.toml", tmp_path / f"{name}-predicted.json"
+        mine.write_text(text.replace('preset = "cpu-gloo"', 'file = "mine.toml"'))
+        assert main(["run", str(mine), "--save", str(predicted), "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        low, high = told["step_time_band_ns"]
+        ended = main(["compare", str(predicted), str(tmp_path / f"{name}.json"), "--json"])
+        (check,) = [check for check in json.loads(capsys.readouterr().out)["checks"] if check["name"] == "step time"]
+        took = saved.load(tmp_path / f"{name}.json").step_time_ns
+        assert (told["provenance"]["calibration"], check["predicted"], check["measured"]) == ("calibrated", told["step_time_ns"], took)
+        inside = low <= took <= high
+        assert (check["status"], ended) == (("ok", 0) if inside else ("failed", 1))
+        assert check["detail"].startswith(f"{'within' if inside else 'beyond'} the band: predicted ")
+        assert high / told["step_time_ns"] > 1 / (1 - found["width"]) - 0.01  # as wide as they were off
+
 
 @pytest.mark.gloo
 def test_a_run_under_torchrun_is_timed_too(tmp_path):
@@ -65,6 +82,8 @@ def test_what_a_step_takes_on_an_unknown_machine_is_told_and_not_judged(tmp_path
     assert main(["validate", str(asked), "--json"]) == 0
     (check,) = [check for check in json.loads(capsys.readouterr().out)["checks"] if check["name"] == "step time"]
     assert check["status"] == "unsupported"
+    assert check["detail"].startswith("unsupported: cpu-gloo is not calibrated here (its constants are assumed); predicted ")
+    assert min(check["predicted"], check["measured"]) > 1
 
 
 def test_the_first_step_does_not_count_and_an_interrupted_one_does_not_move_the_median():

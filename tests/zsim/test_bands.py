@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import hypot
 from typing import Any
 
@@ -115,6 +115,15 @@ def test_what_is_exposed_at_the_ends_grows_as_it_is() -> None:
     """0.1 of 0.5 is exposed though compute has room for all: a first gather, 0.3 of which is 0.03; at best it is gone."""
     found = made_of((0.9, 0.0), (0.1, 0.3), (0.0, 0.5), hidden=0.4, spare=0.5)
     assert found.factors == (pytest.approx(0.9), pytest.approx(1.03))
+
+
+def test_a_band_is_never_nearer_than_whole_steps_were_to_their_calibration() -> None:
+    """0.05 of the step are kernels; steps that were calibrated on were off by 0.4 all the same, up to 1 / 0.6 of the prediction."""
+    small = made_of((0.05, 0.4), (0.0, 0.0), (0.0, 0.0))
+    assert small.factors == (pytest.approx(0.98), pytest.approx(1 + 0.02 / 0.6))
+    assert replace(small, least=0.4).factors == (pytest.approx(0.6), pytest.approx(1 / 0.6))
+    assert replace(small, least=0.4).on_shared_network(1.0, 1.0) == replace(small, least=0.4).factors
+    assert replace(small, least=0.01).factors == small.factors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

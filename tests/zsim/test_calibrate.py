@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -10,15 +11,17 @@ from pathlib import Path
 import pytest
 
 from tests.zsim.test_measurements import FOUNDRY, table
-from zsim import calibrate, cli, cluster_file, cluster_reader, measurements, saved
+from zsim import bands, calibrate, cli, cluster_file, cluster_reader, measurements, saved
 from zsim.calibrate import CalibrationError
 from zsim.collectives.nccl_curves import CURVES
+from zsim.costs import Costs
 from zsim.devices import load_device
 from zsim.hardware import load_cluster
 from zsim.model_groups import model_of
 from zsim.run import RunOptions
 from zsim.scenario import load, parse
 from zsim.simulator import SimBackend
+from zsim.slowdown import simulate_step
 
 SMALL = {"n_layers": "2", "tokens_per_s_per_gpu": "", "global_batch_seqs": "", "grad_accum": "1"}
 ROWS = [
@@ -62,6 +65,79 @@ def test_what_made_the_measurements_is_found_and_left_out_groups_are_predicted(
     assert written["provenance"] == "calibrated"
     assert written["source"].startswith("measured.csv; before: 80.3 %")
     assert written["value"] == f"{80.3 * factors['A100', 'matmul_efficiency']:.4g} %"
+
+
+def test_a_fit_that_misses_has_a_band_that_says_so_and_holds_what_was_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Steps of one model are half as long again, for a reason that is none of the device: no constants meet both models."""
+    path = measured(tmp_path, {})
+    slowed = [
+        row | {"tokens_per_s": repr(float(row["tokens_per_s"]) / (1.5 if row["model"] == "b" else 1.0))}
+        for row in (dict(zip(path.read_text().splitlines()[0].split(","), line.split(","), strict=True)) for line in lines(path))
+    ]
+    out = tmp_path / "mine.toml"
+    asked = ["calibrate", "--from", str(table(tmp_path / "slow.csv", *slowed)), "--cluster", "dgx-a100-40", "--out", str(out)]
+    assert cli.main([*asked, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    far = max(1 - min(1 + error, 1 / (1 + error)) for row in found["rows"] for error in (row["error"], row["left_out"]))
+    assert far <= found["width"] <= far + 0.001
+    assert far > 0.25
+    text = out.read_text()
+    said = f"half-width of steps by what was fitted: {100 * found['width']:.1f} %; nine of ten rows lie within it"
+    assert f"# {said}\n" in text
+    (tmp_path / "of").mkdir()
+    for row, case in zip(slowed, cases(tmp_path / "of"), strict=True):
+        costs = Costs(cluster=cluster_reader.parse(text.encode(), where="mine.toml"), execution=case.scenario.executed)
+        timeline = simulate_step(case.program, costs=costs)
+        low, high = bands.band(case.program, timeline, costs=costs)
+        seconds = int(row["seq_len"]) * int(row["micro_batch"]) * 8 / float(row["tokens_per_s"])
+        assert low <= seconds / (timeline.step_time_ns / 1e9) <= high
+    assert cli.main(asked) == 0
+    assert f"{said}\n" in capsys.readouterr().out
+
+
+def lines(path: Path) -> list[str]:
+    """A table's rows."""
+    return path.read_text().splitlines()[1:]
+
+
+def test_constants_of_which_no_row_speaks_stay_what_they_were(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One node waits for no straggler, and its rows ran one kind of attention kernels."""
+    path, out = measured(tmp_path, {("A100", "matmul_efficiency"): 0.94}), tmp_path / "mine.toml"
+    asked = ["calibrate", "--from", str(path), "--cluster", "dgx-a100-40", "--out", str(out)]
+    assert cli.main([*asked, "--json"]) == 0
+    heard = {one["name"]: one["heard"] for one in json.loads(capsys.readouterr().out)["constants"]}
+    (ran,) = {case.scenario.executed.attention_kernels for case in cases(tmp_path)}
+    assert (heard["straggler"], heard["matmul_efficiency"]) == ([], ["matmul_efficiency"])
+    assert heard["attention.rate"] == [f"attention.{ran}.rate"]
+    written = tomllib.loads(out.read_text())["device"]
+    preset = tomllib.loads(cluster_file.text("dgx-a100-40", None, source="none"))["device"]
+    assert written["straggler"] == preset["straggler"]
+    assert {kind for kind, rates in written["attention"].items() if rates != preset["attention"][kind]} == {ran}
+    assert len(written["attention"]) > 1
+    assert written["attention"][ran]["rate"]["width"] == written["matmul_efficiency"]["width"] == "8.0 %"
+    assert cli.main(asked) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^straggler +all +as before: no row speaks of it$", said, re.MULTILINE)
+    assert re.search(r"^no row speaks of .*straggler.*: as before, with where it came from$", said, re.MULTILINE)
+    assert f"attention was run by {ran}: other kernels stay as before" in said
+
+
+def test_a_share_that_the_fit_takes_to_all_there_is_has_been_heard(tmp_path: Path) -> None:
+    """Element-wise kernels cannot reach more than the whole bandwidth: there they move nothing upwards, and rows spoke of them."""
+    found = [replace(case, step=replace(case.step, seconds=case.step.seconds / 3)) for case in cases(tmp_path)]
+    fitted = calibrate.fit(found)
+    assert {"matmul_efficiency", "elementwise_efficiency"} <= fitted.heard
+
+
+def test_nine_of_ten_rows_are_the_width_and_all_of_few() -> None:
+    """Half as long as measured is as far off as twice as long."""
+    known = calibrate.Fitted(factors={}, errors=(0.0,) * 20, left_out=(0.1,) * 18 + (1.0, -0.5), cases=())
+    assert known.width == pytest.approx(0.5)
+    assert replace(known, left_out=(0.25,) * 19 + (1.0,)).width == pytest.approx(0.2)
+    assert replace(known, left_out=(0.25,) * 8 + (1.0,)).width == pytest.approx(0.5)
+    assert replace(known, errors=(-0.6,), left_out=(0.0,)).width == pytest.approx(0.6)
 
 
 def test_the_preset_is_kept_where_the_measurements_are_its_own(tmp_path: Path) -> None:

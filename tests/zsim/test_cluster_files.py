@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from zsim import calibrate, cli, cluster_file, cluster_reader, scenario
+from zsim import bands, calibrate, cli, cluster_file, cluster_reader, scenario
 from zsim.bands import calibration
 from zsim.calibrate_collectives import FittedCurves
 from zsim.collectives import estimated
+from zsim.costs import Costs
 from zsim.errors import ScenarioError
 from zsim.hardware import MeasuredCurve, load_cluster
+from zsim.plan import plan
+from zsim.slowdown import simulate_step
 
 SCENARIO = """
 model = { preset = "gpt-small", num_layers = 2 }
@@ -26,7 +30,7 @@ KNOBS = {("", knob.name): 0.9 for knob in calibrate.KNOBS if knob.name.endswith(
 
 
 def fitted(factors: dict[tuple[str, str], float]) -> calibrate.Fitted:
-    return calibrate.Fitted(factors=factors, errors=(), left_out=(), cases=())
+    return calibrate.Fitted(factors=factors, errors=(), left_out=(), cases=(), heard=frozenset(name for _, name in factors))
 
 
 def curves(*found: MeasuredCurve, preset: str = "dgx-b200") -> FittedCurves:
@@ -79,6 +83,7 @@ def test_a_calibrated_file_beside_the_scenario_changes_step_time_and_narrows_its
     assert width(after) < 0.8 * width(before)
     assert (before["provenance"]["calibration"], after["provenance"]["calibration"]) == ("assumed", "calibrated")  # type: ignore[index]
     assert after["provenance"]["cluster"] == "mine"  # type: ignore[index]
+    assert after["provenance"]["device_name"] == load_cluster("dgx-b200").device.name  # type: ignore[index]
 
 
 def test_measured_curves_are_what_collectives_take() -> None:
@@ -98,6 +103,41 @@ def test_a_file_with_nothing_fitted_is_its_preset(preset: str) -> None:
     text = cluster_file.text(preset, fitted({}), source="none")
     found, known = cluster_reader.parse(text.encode(), where=f"{preset}.toml", ranks=1), load_cluster(preset, ranks=1)
     assert found == known
+
+
+@pytest.mark.parametrize(("errors", "left_out", "low"), [((), (), 0.92), ((0.02,), (-0.05, 0.03), 0.92), ((0.0,), (-0.4,), 0.6)])
+def test_a_band_is_as_wide_as_the_calibration_was_off(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], errors: tuple[float, ...], left_out: tuple[float, ...], low: float
+) -> None:
+    """Predicted 40 % too low is measured at 1 / 0.6 of the prediction: the band reaches as far, up and down."""
+    known = replace(fitted(KNOBS), errors=errors, left_out=left_out)
+    (tmp_path / "mine.toml").write_text(cluster_file.text("dgx-b200", known, source="mine.csv"))
+    found = run(tmp_path, 'file = "mine.toml"', capsys)
+    ends = [end / found["step_time_ns"] for end in found["step_time_band_ns"]]  # type: ignore[operator, attr-defined]
+    figures = {one.key: one.width for one in cluster_reader.load("mine.toml", folder=tmp_path, nodes=1, ranks=None).device.figures}
+    assert figures["device.matmul_efficiency"] == pytest.approx(1 - low)
+    assert figures["device.wave_cost"] is None
+    assert ends[0] <= low + 1e-4
+    assert ends[1] >= 1 / low - 1e-4
+
+
+def test_a_file_without_widths_as_they_once_were_has_the_band_of_presets() -> None:
+    """As it was before files said how far off their calibration had been."""
+    new = written()
+    old = new.replace(', width = "8.0 %"', "")
+    assert ", width = " in new
+    assert ", width = " not in old
+    figures = cluster_reader.parse(old.encode(), where="old.toml").device.figures
+    assert {one.provenance for one in bands.deciding(figures)} == {"calibrated"}
+    asked = SCENARIO.replace("CLUSTER", 'preset = "dgx-b200"').encode()
+    program = plan(scenario.parse(asked, where="x.toml"), device="cuda")
+    parts = []
+    for text in (old, new, new.replace("8.0 %", "40.0 %")):
+        costs = Costs(cluster=cluster_reader.parse(text.encode(), where="m.toml"), execution=scenario.parse(asked, where="x.toml").executed)
+        parts.append(bands.parts(program, simulate_step(program, costs=costs), costs=costs))
+    assert parts[0].compute == parts[1].compute
+    assert [one.least for one in parts] == [0.0, 0.08, 0.4]
+    assert parts[2].compute.width > 1.5 * parts[1].compute.width  # attention's constants are those of the preset
 
 
 def test_what_is_fitted_to_simulated_runs_is_assumed() -> None:
@@ -125,6 +165,13 @@ def test_what_is_fitted_to_simulated_runs_is_assumed() -> None:
         ('floor = { value = "50 us"', 'floor = { value = "nan us"', "curves.ring.all_gather.floor: expected a number"),
         ('floor = { value = "50"', 'floor = { value = "nan"', "curves.network.all_gather.floor: expected 0 to 1e+06"),
         ('kind = "cuda"', 'kind = "tpu"', "kind: expected one of cpu, cuda"),
+        ('width = "8.0 %"', 'width = "-8 %"', "device.memory_efficiency.width: expected "),
+        ('width = "8.0 %"', 'width = "1 %"', 'device.memory_efficiency.width: expected 8% to 90%, found "1 %"'),
+        ('width = "8.0 %"', 'width = "nan %"', "device.memory_efficiency.width: expected "),
+        ('width = "8.0 %"', 'width = "1e300 %"', "device.memory_efficiency.width: expected "),
+        ('width = "8.0 %"', "width = 0.5", "device.memory_efficiency.width: expected a text"),
+        ('"148", provenance', '"148", width = "8 %", provenance', "num_sms.width: expected one beside what is calibrated only"),
+        ('value = "50 us", ', 'value = "50 us", width = "9 %", ', "curves.ring.all_gather.floor.width: unknown key"),
     ],
 )
 def test_what_is_odd_in_a_file_is_refused_with_its_key(old: str, new: str, said: str) -> None:

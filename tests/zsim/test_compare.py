@@ -174,7 +174,9 @@ def test_time_is_unsupported_where_constants_are_assumed():
     assumed = a_run("sim", step_time_ns=100, provenance={"calibration": "assumed", "cluster": "cpu-gloo"})
     check = named(compare(assumed, a_run(step_time_ns=200)), "step time")
     assert (check.status, check.predicted, check.measured) == ("unsupported", 100, 200)
-    assert "cpu-gloo is not calibrated here" in check.detail
+    assert check.detail == (
+        "unsupported: cpu-gloo is not calibrated here (its constants are assumed); predicted 100 ns, measured 200 ns"
+    )
 
 
 @pytest.mark.parametrize(
@@ -183,6 +185,61 @@ def test_time_is_unsupported_where_constants_are_assumed():
 def test_time_is_judged_where_both_sides_are_calibrated(step_time_ns, status):
     checks = compare(a_run("sim", step_time_ns=step_time_ns), a_run(step_time_ns=1000))
     assert named(checks, "step time").status == status
+
+
+BANDED = {"calibration": "calibrated", "cluster": "mine", "device": "cuda", "device_name": "H100 SXM 80 GB", "band": "0.8000 1.5000"}
+TIMED = {"sees": "memory", "timed": "median of 3 steps", "device": "NVIDIA H100 80GB HBM3"}
+
+BOTH = "predicted 1.000 us, measured 5.000 us"
+
+
+@pytest.mark.parametrize(
+    ("step_time_ns", "status"), [(799, "failed"), (800, "ok"), (1000, "ok"), (1500, "ok"), (1501, "failed"), (4000, "failed")]
+)
+def test_a_step_that_real_ranks_timed_is_held_to_the_band_of_the_prediction(step_time_ns, status):
+    """Their backend sees no time of single operators, and has timed the step all the same."""
+    predicted = a_run("sim", step_time_ns=1000, provenance=BANDED)
+    checks = compare(predicted, a_run("nccl", step_time_ns=step_time_ns, provenance=TIMED))
+    check = named(checks, "step time")
+    assert (check.status, check.predicted, check.measured) == (status, 1000, step_time_ns)
+    assert check.relative_error == (1000 - step_time_ns) / step_time_ns
+    assert agrees(checks) == (status == "ok")
+
+
+def test_both_times_their_error_and_the_band_are_said():
+    predicted = a_run("sim", step_time_ns=1000, provenance=BANDED)
+    details = [
+        named(compare(predicted, a_run("nccl", step_time_ns=time, provenance=TIMED)), "step time").detail for time in (1250, 2000)
+    ]
+    assert details == [
+        "within the band: predicted 1.000 us (800 ns to 1.500 us), measured 1.250 us, -20.0%",
+        "beyond the band: predicted 1.000 us (800 ns to 1.500 us), measured 2.000 us, -50.0%",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("predicted", "measured", "reason"),
+    [
+        (BANDED | {"calibration": "assumed"}, TIMED, f"mine is not calibrated here (its constants are assumed); {BOTH}"),
+        (BANDED, TIMED | {"device": "NVIDIA A100"}, f"measured on NVIDIA A100, and predicted for H100 SXM 80 GB; {BOTH}"),
+        (BANDED, TIMED | {"device": "cpu"}, f"measured on cpu, and predicted for H100 SXM 80 GB; {BOTH}"),
+        (BANDED, {"sees": "memory", "device": "cpu"}, "gloo cannot see time"),
+        (BANDED | {"sees": "memory"}, TIMED, "gloo cannot see time"),
+    ],
+)
+def test_time_is_not_judged_elsewhere_and_both_times_are_said_with_the_reason(predicted, measured, reason):
+    left = a_run("sim" if "sees" not in predicted else "gloo", step_time_ns=1000, provenance=predicted)
+    check = named(compare(left, a_run(step_time_ns=5000, provenance=measured)), "step time")
+    assert check.status == "unsupported"
+    assert check.detail == f"unsupported: {reason}"
+
+
+@pytest.mark.parametrize("band", ["", "nan nan", "0 2", "1.2 2", "0.8", "0.5 1e9", "a b"])
+def test_a_band_that_means_nothing_is_none_and_the_tolerance_holds(band):
+    """In a saved Run that somebody has edited."""
+    predicted = a_run("sim", step_time_ns=1000, provenance=BANDED | {"band": band})
+    found = [named(compare(predicted, a_run(step_time_ns=time, provenance=TIMED)), "step time").status for time in (1050, 1300)]
+    assert found == ["ok", "failed"]
 
 
 def test_a_verdict_in_which_nothing_could_be_checked_is_no_agreement():
