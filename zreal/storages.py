@@ -144,7 +144,7 @@ class StorageLog(TorchDispatchMode):
         except Exception as error:
             raise refusal(name, error) from error
         _require_storages(name, result)
-        result = device_kernels.as_laid_out(base_name(name), result)
+        result = device_kernels.as_laid_out(base_name(name), args, result)
         self._known.follow(func, args, options, result)
         note_views((*args, *options.values()), result)
         self._note(func, args, options, result)

@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.errors import ZsimError
-from zsim.model import ROOT, ModelSpec, Module, ParamGroup
+from zsim.model import ROOT, RUN, ModelSpec, Module, ParamGroup
 from zsim.operators import Operator, OperatorKind
 from zsim.ops import Alloc, Free
 from zsim.traced_problems import problems
@@ -127,7 +127,6 @@ class TracedModel(ModelSpec):
         lowered = self._with(autograd, checkpointing, hooked=variants[checkpointing])
         return lowered if casts_input else tuple(map(_without_input_cast, lowered))
 
-
     def _with(
         self, autograd: Autograd, checkpointing: Checkpointing, *, hooked: tuple[LoweredModule, ...]
     ) -> tuple[LoweredModule, ...]:
@@ -165,14 +164,19 @@ def stretch(fqn: str, *, unit: str, weights: tuple[tuple[str, str], ...], last: 
 def whole(lowered: Iterable[LoweredModule], uncached: tuple[Free, ...]) -> tuple[LoweredModule, ...]:
     """`lowered` with what follows from all of them: which have a backward, and what goes when forward is over.
 
-    Before the first that does something in backward none has. Later a unit has none that does nothing there in any of its stretches, and
-    takes nothing that needs a gradient, as one that is called under no_grad.
+    Before the first that does something in backward none has. Later a unit has none in a run of which no stretch does anything there or
+    takes what needs a gradient, as one that is called under no_grad.
     """
     found = tuple(lowered)
     first = next((place for place, one in enumerate(found) if one.backward != NOTHING), 0)
-    units = {one.unit for one in found if one.backward != NOTHING or one.input_needs_gradient} | {ROOT}
-    found = tuple(replace(one, differentiates=place >= first and one.unit in units) for place, one in enumerate(found))
+    runs = {_run(one) for one in found if one.unit == ROOT or one.backward != NOTHING or one.input_needs_gradient}
+    found = tuple(replace(one, differentiates=place >= first and _run(one) in runs) for place, one in enumerate(found))
     return (*found[:-1], *(replace(one, uncached=uncached) for one in found[-1:]))
+
+
+def _run(one: LoweredModule) -> tuple[str, str]:
+    """The unit, and which of its runs in a forward."""
+    return one.unit, one.fqn.partition(RUN)[2]
 
 
 def placed(modules: Iterable[Module], *, units: Iterable[ParamGroup]) -> tuple[Module, ...]:

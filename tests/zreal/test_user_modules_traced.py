@@ -121,6 +121,29 @@ def test_frozen_units_that_run_under_no_grad(frozen: tuple[int, ...], strategy: 
     assert differences(lambda: Teacher(frozen), inputs, strategy, tmp_path, ranks=2) == {}
 
 
+class Twice(nn.Module):
+    """A frozen unit that runs under no_grad and with a gradient, in either order."""
+
+    def __init__(self, order: str) -> None:
+        super().__init__()
+        self.order = order
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.layers[1].requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layers[0](x).relu()
+        for kind in self.order:
+            with torch.set_grad_enabled(kind == "g"):
+                told = self.layers[1](x)
+            x = x + told
+        return self.layers[3](self.layers[2](x)).sum()
+
+
+@pytest.mark.parametrize("order", ["ng", "gn", "gg", "nn"])
+def test_a_frozen_unit_that_runs_under_no_grad_and_with_a_gradient(order: str, tmp_path: Path) -> None:
+    assert differences(lambda: Twice(order), inputs, FSDP2, tmp_path, ranks=2) == {}
+
+
 def test_a_trained_unit_under_no_grad_is_refused_with_what_to_do() -> None:
     def make() -> nn.Module:
         found = Teacher((2,))
@@ -371,8 +394,9 @@ def real_and_fake(operator: Callable[..., Tensor], *given: Tensor) -> list[list[
 
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = [mode.from_tensor(tensor.detach()).requires_grad_(tensor.requires_grad) for tensor in given]
+    real = run(list(given))
     with mode, StorageLog():
-        return [run(list(given)), run(fakes)]
+        return [real, run(fakes)]
 
 
 CHANNELS = 6
@@ -405,6 +429,15 @@ def test_results_lie_in_memory_as_real_ones_do(name: str, layout: str) -> None:
         "cut": torch.randn(2, 2 * CHANNELS, 8)[:, ::2],
     }[layout]
     real, fake = real_and_fake(OPERATORS[name], tensor.detach().requires_grad_())
+    assert fake == real
+
+
+@pytest.mark.parametrize("name", ["batch_norm", "batch_norm, evaluated", "logsigmoid", "mse_loss", "smooth_l1_loss", "huber_loss", "gelu"])
+@pytest.mark.parametrize("dims", [4, 5])
+def test_channels_that_come_last_stay_so_where_they_do(name: str, dims: int) -> None:
+    layout = {4: torch.channels_last, 5: torch.channels_last_3d}[dims]
+    tensor = torch.randn(2, CHANNELS, *[4] * (dims - 2)).to(memory_format=layout)
+    real, fake = real_and_fake(OPERATORS[name], tensor.requires_grad_())
     assert fake == real
 
 
