@@ -103,9 +103,19 @@ def device_of(table: Mapping[str, Any]) -> Device:
     return Device(name=table["name"], **values(table), attention=attention, figures=tuple(figures_of("device.", table)))
 
 
+CARDS = frozenset({"L40S"})
+"""Models that there are only as cards for PCI Express: their names do not say so."""
+
+
 def is_called(name: str, by_torch: str) -> bool:
-    """Whether `by_torch` is what torch calls a GPU of that name: "NVIDIA H100 80GB HBM3" is an "H100 SXM 80 GB"."""
-    return "".join(name.split()[:1]).upper() in re.split(r"[^A-Z0-9]+", by_torch.upper())
+    """Whether `by_torch` is what torch calls a GPU of that name: "NVIDIA H100 80GB HBM3" is an "H100 SXM 80 GB".
+
+    Not one of another memory, or a card where `name` is none: "NVIDIA H100 PCIe" has other clocks and links.
+    """
+    model, told = "".join(name.split()[:1]).upper(), by_torch.upper()
+    sizes, own = (re.findall(r"(\d+)\s?GB", text.upper()) for text in (told, name))
+    card = re.search("PCIE|NVL", told) is not None and model not in CARDS
+    return model in re.split(r"[^A-Z0-9]+", told) and not card and (not sizes or sizes == own)
 
 
 _PARSERS: Mapping[str, Callable[[str], int | float]] = {

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -215,7 +216,9 @@ def test_a_signal_to_the_command_ends_its_ranks_and_is_said(number: signal.Signa
     scenario.write_text(text.replace("steps = 3", "steps = 1000"))
     command = [sys.executable, "-m", "zsim", "run", "--backend", "gloo", "--timeout", "80", str(scenario)]
     environment = {**os.environ, "PYTHONPATH": str(root)}
-    controller = subprocess.Popen(command, cwd=root, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    heard = partial(signal.signal, number, signal.SIG_DFL)  # who runs this in the background may have SIGINT ignored
+    controller = subprocess.Popen(command, cwd=root, env=environment, preexec_fn=heard, **pipes)
     ranks = _descendants_when(controller.pid, at_least=4)
     time.sleep(0.5)
     controller.send_signal(number)

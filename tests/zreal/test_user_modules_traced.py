@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
+from tests.quick import one_in
 from tests.zreal.test_matrix import figures, predicted
 from tests.zreal.traced_subject import Subject
 from tests.zreal.user_modules import Case
@@ -32,6 +33,7 @@ WIDTH = 16
 FSDP2 = 'name = "fsdp2"'
 KEPT = 'name = "fsdp2", reshard_after_forward = false'
 DDP = 'name = "ddp"'
+HSDP = 'name = "hsdp", dp_shard = 2, dp_replicate = 2'
 SHARES = ("fp32", "bf16")
 
 
@@ -114,8 +116,7 @@ class Teacher(nn.Module):
         return x.sum()
 
 
-@pytest.mark.parametrize("strategy", [FSDP2, KEPT, DDP])
-@pytest.mark.parametrize("frozen", [(0,), (1,), (3,), (1, 2), (0, 3)])
+@pytest.mark.parametrize(("frozen", "strategy"), one_in(2, product([(0,), (1,), (3,), (1, 2), (0, 3)], [FSDP2, KEPT, DDP])))
 def test_frozen_units_that_run_under_no_grad(frozen: tuple[int, ...], strategy: str, tmp_path: Path) -> None:
     """They are gathered in forward and have no backward; who comes after them prefetches them all the same."""
     assert differences(lambda: Teacher(frozen), inputs, strategy, tmp_path, ranks=2) == {}
@@ -230,8 +231,7 @@ def inputs() -> tuple[Tensor, ...]:
     return (torch.randn(6, WIDTH),)
 
 
-@pytest.mark.parametrize("strategy", [FSDP2, KEPT, DDP, 'name = "hsdp", dp_shard = 2, dp_replicate = 2'])
-@pytest.mark.parametrize("name", SKIPS)
+@pytest.mark.parametrize(("name", "strategy"), one_in(3, product(SKIPS, [FSDP2, KEPT, DDP, HSDP])))
 def test_values_that_pass_units_by(name: str, strategy: str, tmp_path: Path) -> None:
     ranks = 4 if "hsdp" in strategy else 2
     assert differences(lambda: Layers(SKIPS[name]), inputs, strategy, tmp_path, ranks=ranks) == {}
@@ -248,8 +248,7 @@ def test_values_that_pass_units_by_under_fsdp1(name: str, tmp_path: Path) -> Non
     assert differences(lambda: Layers(SKIPS[name]), inputs, 'name = "fsdp1", dp_shard = 2, dp_replicate = 1', tmp_path, ranks=2) == {}
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize(("name", "reduction"), one_in(5, product(LOSSES, ["mean", "sum", "none"])))
 def test_losses_whose_single_number_keeps_the_room_of_all(name: str, reduction: str, tmp_path: Path) -> None:
     def data() -> tuple[Tensor, Tensor]:
         return torch.randn(6, WIDTH), torch.randint(2, (6, WIDTH)).float()
@@ -270,8 +269,7 @@ def test_some_losses_make_those_of_all_elements_beside_on_a_device(name: str, re
     assert brief == [6 * WIDTH * 4] * beside
 
 
-@pytest.mark.parametrize("strategy", [DDP, 'name = "zero_redundancy"'])
-@pytest.mark.parametrize("name", BUFFERS)
+@pytest.mark.parametrize(("name", "strategy"), one_in(3, product(BUFFERS, [DDP, 'name = "zero_redundancy"'])))
 def test_a_single_buffer_of_its_dtype_is_broadcast_as_it_is(name: str, strategy: str, tmp_path: Path) -> None:
     for ranks in (1, 2):
         assert differences(lambda: Buffered(BUFFERS[name]), inputs, strategy, tmp_path, ranks=ranks) == {}

@@ -8,6 +8,7 @@ import pytest
 
 from zsim import saved
 from zsim.compare import Bounds, agrees, compare
+from zsim.devices import is_called
 from zsim.mesh import Mesh
 from zsim.run import CollectiveRecord, MemoryRecord, Numerics, PhaseRecord, RankRun, Run, RunOptions, Span
 from zsim.scenario import load
@@ -711,3 +712,22 @@ def test_the_dtype_that_a_rank_does_not_compute_in_is_the_one_that_is_named():
     narrow = a_run(numerics=replace(PARITY, dtype="bfloat16"), provenance={"computes_in": "bfloat16"})
     check = named(compare(a_run("sim", provenance={"computes_in": "float32"}), narrow), "numerics")
     assert check.detail == "a rank computes in bfloat16, the scenario in float32"
+
+
+@pytest.mark.parametrize(
+    ("name", "by_torch", "is_it"),
+    [
+        ("H100 SXM 80 GB", "NVIDIA H100 80GB HBM3", True),
+        ("H100 SXM 80 GB", "NVIDIA H100 PCIe", False),
+        ("H100 SXM 80 GB", "NVIDIA H100 NVL", False),
+        ("A100 SXM 80 GB", "NVIDIA A100-SXM4-80GB", True),
+        ("A100 SXM 80 GB", "NVIDIA A100-SXM4-40GB", False),
+        ("A100 SXM 80 GB", "NVIDIA A100 80GB PCIe", False),
+        ("A100 SXM 40 GB", "NVIDIA A100-PCIE-40GB", False),
+        ("H200 SXM 141 GB", "NVIDIA H200", True),
+        ("L40S 48 GB", "NVIDIA L40S", True),
+        ("H100 SXM 80 GB", "cpu", False),
+    ],
+)
+def test_a_gpu_is_the_one_that_was_predicted_only_with_its_memory_and_its_form(name: str, by_torch: str, is_it: bool) -> None:
+    assert is_called(name, by_torch) is is_it
