@@ -10,7 +10,9 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from zsim.aten_call import Call
+from zsim.model import Parameter
 from zsim.ops import ATTENTION_BACKWARD, Kernel
+from zsim.training import DTYPE_NBYTES
 
 
 def forward_kernels(calls: Sequence[Call], *, dtype: str) -> tuple[Kernel, ...]:
@@ -25,25 +27,13 @@ def backward_kernels(
     dtype: str,
     needs_gradient: Collection[str],
     nbytes: Mapping[str, int],
-    parameters: Mapping[str, int],
+    parameters: Mapping[str, Parameter],
     made: Counter[str],
-) -> tuple[Kernel, ...]:
-    """In reverse order; `nbytes` are the sizes of values, of which those in `needs_gradient` get gradients, `parameters` of parameters.
+) -> Iterator[Kernel]:
+    """In reverse order; `nbytes` are the sizes of values, of which those in `needs_gradient` get gradients, `parameters` the model's.
 
     `made` counts the gradients of each value and parameter that later modules have made, and learns of these: all but the first are added.
     """
-    return tuple(_backward(calls, dtype=dtype, needs_gradient=needs_gradient, nbytes=nbytes, parameters=parameters, made=made))
-
-
-def _backward(
-    calls: Sequence[Call],
-    *,
-    dtype: str,
-    needs_gradient: Collection[str],
-    nbytes: Mapping[str, int],
-    parameters: Mapping[str, int],
-    made: Counter[str],
-) -> Iterator[Kernel]:
     for call in reversed(calls):
         if not call.differentiable:
             continue
@@ -54,7 +44,7 @@ def _backward(
             if value in call.parameters:
                 made[value] += 1
                 if made[value] > 1:
-                    yield Kernel("add", 0, 3 * parameters[value], dtype)
+                    yield Kernel("add", 0, 3 * parameters[value].numel * DTYPE_NBYTES[dtype], dtype)
             elif value in needs_gradient:
                 made[value] += 1
                 if made[value] > 1:

@@ -22,7 +22,7 @@ from zsim.operators import Operator
 from zsim.ops import MemoryEvent
 from zsim.regions import Region, Step, packs_something
 from zsim.tape import MODEL_INPUT, SEED, Tape, summed
-from zsim.training import DTYPE_NBYTES, Batch, Computation, Device, LoweredModule, Recomputed, TapeEvent
+from zsim.training import Batch, Computation, Device, LoweredModule, Recomputed, TapeEvent
 
 
 def _qualified(operator: Operator, module: Module, entry: str) -> Operator:
@@ -102,7 +102,7 @@ def lower_each(
     let_go = {part.module.fqn: tape.let_go(part.steps) for part in parts}
     tape.seed(losses)
     lowered, added = [], Counter[str]()
-    sizes = {parameter.fqn: parameter.numel * DTYPE_NBYTES[dtype] for parameter in model.parameters}
+    parameters = {parameter.fqn: parameter for parameter in model.parameters}
     last = next(part for part in parts if differentiates[part.module.fqn])
     for part, forward_memory, needs_gradient in reversed(traced):
         bound = part.taken if part.module.inside and needs_gradient else ""
@@ -120,8 +120,15 @@ def lower_each(
                 unit=module.unit,
                 forward=Computation(kernels=forward_kernels(module_calls, dtype=dtype), memory=forward_memory),
                 backward=Computation(
-                    kernels=backward_kernels(
-                        module_calls, dtype=dtype, needs_gradient=tape.needs_gradient, nbytes=tape.nbytes, parameters=sizes, made=added
+                    kernels=tuple(
+                        backward_kernels(
+                            module_calls,
+                            dtype=dtype,
+                            needs_gradient=tape.needs_gradient,
+                            nbytes=tape.nbytes,
+                            parameters=parameters,
+                            made=added,
+                        )
                     ),
                     memory=backward_memory,
                 ),
