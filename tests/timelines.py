@@ -10,7 +10,7 @@ from zsim.lowering import lower
 from zsim.mesh import Mesh
 from zsim.model import ROOT
 from zsim.models.mlp import MlpSizes, build
-from zsim.ops import Kernel, Op
+from zsim.ops import MOVE_GRADIENT, Kernel, Op
 from zsim.program import Program
 from zsim.training import Batch, Computation, LoweredModule, Precision, Training
 
@@ -38,7 +38,7 @@ class Toy:
     def compute_ns(self, kernels: tuple[Kernel, ...]) -> int:
         """The time of blocks and of copies; nothing else takes any."""
         blocks = sum(kernel.flops for kernel in kernels if kernel.operator == "block")
-        copied = sum(kernel.nbytes for kernel in kernels if kernel.operator == "copy")
+        copied = sum(kernel.nbytes for kernel in kernels if kernel.operator in ("copy", MOVE_GRADIENT))
         return blocks + self.copies * copied // (8 * BLOCK_NUMEL)
 
     def collective_ns(self, kind: str, nbytes: int, ranks: tuple[int, ...]) -> int:

@@ -202,12 +202,11 @@ class Trainer:
             begin(part.name, micro_batch=part.micro_batch)
 
     def _perform(self, op: Op) -> None:
-        last = op.micro_batch == self.scenario.batch.accumulation - 1
         steps = op.kind == "optimizer" and op.unit == ROOT  # not those of clipping, which come before
         with torch.no_grad():
             if steps and self.gradients is not None:
                 self.gradients, expected = self.rank.gradients(), self.rank.stepped_again()
-            self.rank.perform(op, last_micro_batch=last)
+            self.rank.perform(op)
             if steps and self.gradients is not None:
                 self.step_difference = largest_difference(self.rank.stepped(), expected)
             if steps:

@@ -19,7 +19,7 @@ from zreal.clipping import Clipping
 from zreal.held import held, state_tensors
 from zreal.initial import DTYPES
 from zreal.modules import Model
-from zreal.optimizers import make_optimizer, stepped_again
+from zreal.optimizers import cast_to, make_optimizer, stepped_again
 from zsim import clipping
 from zsim.errors import ProgramError
 from zsim.model import Module
@@ -137,11 +137,15 @@ class FlatRank:
                 for parameter, view in self._views(group, flat):
                     parameter.grad = view
 
-    def perform(self, op: Op, *, last_micro_batch: bool) -> None:
+    def perform(self, op: Op) -> None:
         """Carry out one op that is not compute."""
         match op.kind:
             case "all_gather":
                 self._all_gather(op)
+            case "copy" if op.stream == "reduce_scatter" and f"{op.unit}:reduce_output" in self.buffers:
+                self._keep_output(op)
+            case "copy" if op.stream != "compute":
+                self._put_back(op)
             case "copy":
                 source = self.buffers[f"{op.unit}:gradients"]
                 self.buffers[f"{op.unit}:reduce_input"] = source.to(DTYPES[self.scenario.precision.reduce])
@@ -154,7 +158,7 @@ class FlatRank:
                 self._clipping.clip([*map(self._gradient, self._stepped)], max_norm=self.scenario.optimizer.clip_norm)
                 self._clipping = Clipping()
             case "all_reduce" | "reduce_scatter" if not _allocated(op):
-                self._reduce_in_place(op, last_micro_batch=last_micro_batch)
+                self._reduce_in_place(op)
             case "reduce_scatter":
                 self._reduce_scatter(op)
             case "free":
@@ -169,26 +173,33 @@ class FlatRank:
         full.untyped_storage().resize_(full.numel() * full.element_size())
         torch_private.all_gather(full, self._shard(op.unit), group=self.process_group)
 
-    def _reduce_in_place(self, op: Op, *, last_micro_batch: bool) -> None:
-        """Sum over ranks. Where more micro-batches follow, each rank goes on with its own slice of the sum alone."""
-        gradients = self.buffers[f"{op.unit}:gradients"]
-        buffer = self.buffers.pop(f"{op.unit}:reduce_input", gradients)
-        own = self._own(op.unit, buffer)
+    def _reduce_in_place(self, op: Op) -> None:
+        """Sum over ranks, of the gradient or a copy of it."""
+        buffer = self.buffers.get(f"{op.unit}:reduce_input", self.buffers[f"{op.unit}:gradients"])
         with self.looking_away():
             if op.kind == "all_reduce":
                 dist.all_reduce(buffer, group=self.process_group)
             else:
-                torch_private.reduce_scatter(own, buffer, group=self.process_group)
-        if buffer is not gradients:
-            gradients.copy_(buffer)
-            release(buffer)
-        if not last_micro_batch:
-            start = self.process_group.rank() * own.numel()
+                torch_private.reduce_scatter(self._own(op.unit, buffer), buffer, group=self.process_group)
+
+    def _put_back(self, op: Op) -> None:
+        """Cast back what has been reduced, all of it or this rank's slice, and leave zeros elsewhere if the Program fills."""
+        gradients = self.buffers[f"{op.unit}:gradients"]
+        source = self.buffers.pop(f"{op.unit}:reduce_input", None)
+        if source is not None and op.stream == "all_reduce":
+            gradients.copy_(source)
+        elif source is not None:
+            self._own(op.unit, gradients).copy_(self._own(op.unit, source))
+        if source is not None:
+            release(source)
+        if any(kernel.operator == "fill" for kernel in op.kernels):
+            size = self._groups[op.unit].layout.shard_numel
+            start = self.process_group.rank() * size
             gradients[:start].zero_()
-            gradients[start + own.numel() :].zero_()
+            gradients[start + size :].zero_()
 
     def _reduce_scatter(self, op: Op) -> None:
-        """Sum over ranks into the gradient shard, or into a buffer that is added to it."""
+        """Sum over ranks into the gradient shard, or into an output from which it is made."""
         made, unit = _allocated(op), op.unit
         source = self.buffers.pop(f"{unit}:reduce_input", self.buffers[f"{unit}:gradients"])
         output = source.new_empty(self._groups[unit].layout.shard_numel)
@@ -196,13 +207,15 @@ class FlatRank:
             torch_private.reduce_scatter(output, source, group=self.process_group)
         if source is not self.buffers[f"{unit}:gradients"]:
             release(source)
-        if f"{unit}:reduce_output" not in made:
-            self.buffers[f"{unit}:gradient_shard"] = output
-            return
-        if f"{unit}:gradient_shard" in made:
-            self.buffers[f"{unit}:gradient_shard"] = output.to(self.dtype, copy=True)
+        self.buffers[f"{unit}:reduce_output" if f"{unit}:reduce_output" in made else f"{unit}:gradient_shard"] = output
+
+    def _keep_output(self, op: Op) -> None:
+        """A reduction's output becomes the gradient shard, in its dtype, or is added to the one that is there."""
+        output = self.buffers.pop(f"{op.unit}:reduce_output")
+        if f"{op.unit}:gradient_shard" in _allocated(op):
+            self.buffers[f"{op.unit}:gradient_shard"] = output.to(self.dtype, copy=True)
         else:
-            self.buffers[f"{unit}:gradient_shard"].add_(output)
+            self.buffers[f"{op.unit}:gradient_shard"].add_(output)
         release(output)
 
     def _free(self, op: Op) -> None:
@@ -224,15 +237,19 @@ class FlatRank:
 
     def _step(self) -> None:
         """The optimizer's step on this rank's shards; stepped master copies are cast into the parameters."""
-        for unit, tensor in self._stepped.items():
-            tensor.grad = self._gradient(unit).to(tensor.dtype)
+        settings, tensors = self.scenario.optimizer, list(self._stepped.values())
+        gradients = [self._gradient(unit) for unit in self._stepped]
+        for tensor, gradient in zip(tensors, gradients, strict=True):
+            tensor.grad = torch.empty_like(tensor) if self.dtype != MASTER else gradient
+        if self.dtype != MASTER:
+            cast_to(settings, [grad for tensor in tensors if (grad := tensor.grad) is not None], gradients)
         if self._optimizer is None:
-            self._optimizer = make_optimizer(self.scenario.optimizer, list(self._stepped.values()))
+            self._optimizer = make_optimizer(settings, tensors)
         self._optimizer.step()
-        for unit, tensor in self._stepped.items():
+        for tensor in tensors:
             tensor.grad = None
-            if f"{unit}:master" in self.buffers:
-                self._shard(unit).copy_(tensor)
+        if self.dtype != MASTER:
+            cast_to(settings, [self._shard(unit) for unit in self._stepped], tensors)
 
     def stepped(self) -> dict[str, Tensor]:
         """Copies of this rank's shards as the optimizer has them: master copies where there are some."""

@@ -43,6 +43,15 @@ def make_optimizer(settings: Optimizer, parameters: Sequence[torch.Tensor]) -> t
     )
 
 
+def cast_to(settings: Optimizer, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy `sources` into `targets` of another dtype: in one call, or by for-loop one by one."""
+    if settings.implementation == "for-loop":
+        for target, source in zip(targets, sources, strict=True):
+            target.copy_(source)
+    else:
+        torch._foreach_copy_(list(targets), list(sources))
+
+
 def stepped_again(
     settings: Optimizer,
     tensors: Mapping[str, Tensor],

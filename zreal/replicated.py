@@ -15,7 +15,7 @@ from zreal import torch_private
 from zreal.held import held, state_tensors
 from zreal.initial import DTYPES
 from zreal.modules import Model
-from zreal.optimizers import make_optimizer, stepped_again
+from zreal.optimizers import cast_to, make_optimizer, stepped_again
 from zsim import clipping, lowering
 from zsim.errors import ProgramError
 from zsim.model import Module
@@ -23,6 +23,7 @@ from zsim.ops import Op
 from zsim.repeats import with_forwards
 from zsim.scenario import Scenario
 from zsim.strategies import ddp, replicated_model
+from zsim.strategies.building import MASTER_DTYPE
 from zsim.training import Training
 
 
@@ -42,6 +43,8 @@ class ReplicatedRank:
     _buckets: tuple[replicated_model.Bucket, ...] = ()
     _stepped: dict[str, Tensor] = field(default_factory=dict)
     _optimizer: torch.optim.Optimizer | None = None
+    _full: set[str] = field(default_factory=set)
+    """Buckets that hold this backward's gradients."""
 
     def __post_init__(self) -> None:
         finds = self.scenario.options.find_unused_parameters
@@ -127,13 +130,15 @@ class ReplicatedRank:
     def enter(self, module: Module, *, backward: bool) -> None:
         """Nothing to check: every rank has every parameter."""
 
-    def perform(self, op: Op, *, last_micro_batch: bool) -> None:
+    def perform(self, op: Op) -> None:
         """Carry out one op that is not compute."""
         match op.kind:
             case "alloc" | "broadcast":
                 self._rebuild(op)
-            case "copy" if op.unit == "buckets":
-                self._copy_back()
+            case "copy" if op.stream == "all_reduce":
+                self._uncast(op.unit)
+            case "copy" if op.unit in self._full:
+                self._copy_back(op.unit)
             case "copy":
                 self._fill(op)
             case "all_reduce" if op.unit == replicated_model.USED:
@@ -141,10 +146,8 @@ class ReplicatedRank:
                 with self.looking_away():
                     dist.all_reduce(used, group=self.process_group)
             case "all_reduce":
-                bucket = self._reduced(op.unit).div_(self.process_group.size())
                 with self.looking_away():
-                    dist.all_reduce(bucket, group=self.process_group)
-                self._uncast(op.unit)
+                    dist.all_reduce(self._reduced(op.unit), group=self.process_group)
             case "optimizer" if op.unit == clipping.CLIP:
                 clip_grad_norm_(self.model.parameters(), self.scenario.optimizer.clip_norm)
             case "optimizer":
@@ -179,39 +182,53 @@ class ReplicatedRank:
         return [(self.model.get_parameter(p.fqn), piece.view(p.shape)) for p, piece in zip(bucket, pieces, strict=True)]
 
     def _fill(self, op: Op) -> None:
+        """Divide gradients by the number of ranks as they are copied in; where the bucket is cast, when that is done."""
+        self._full.add(op.unit)
+        reduce, ranks = DTYPES[self.scenario.precision.reduce], self.process_group.size()
+        casts = reduce != self._dtype
         for parameter, part in self._parts(op.unit):
             if parameter.grad is None:  # unused: zeros, and no tensor made for them
                 part.zero_()
-            else:
+            elif casts:
                 part.copy_(parameter.grad)
-        reduce = DTYPES[self.scenario.precision.reduce]
-        if reduce != self._dtype:
-            self.buffers[f"{op.unit}:cast"] = self._bucket(op.unit).to(reduce)
+            else:
+                torch.mul(parameter.grad, 1 / ranks, out=part)
+        if casts:
+            self.buffers[f"{op.unit}:cast"] = self._bucket(op.unit).to(reduce).div_(ranks)
 
     def _uncast(self, unit: str) -> None:
-        cast = self.buffers.pop(f"{unit}:cast", None)
-        if cast is not None:
-            self._bucket(unit).copy_(cast)
-            cast.untyped_storage().resize_(0)
+        cast = self.buffers.pop(f"{unit}:cast")
+        self._bucket(unit).copy_(cast)
+        cast.untyped_storage().resize_(0)
 
-    def _copy_back(self) -> None:
-        for number in range(len(self._buckets)):
-            for parameter, part in self._parts(f"bucket.{number}"):
-                if parameter.grad is not None:
-                    parameter.grad.copy_(part)
+    def _copy_back(self, unit: str) -> None:
+        self._full.remove(unit)
+        for parameter, part in self._parts(unit):
+            if parameter.grad is not None:
+                parameter.grad.copy_(part)
 
     def _step(self) -> None:
-        for fqn, tensor in self._stepped.items():
-            gradient = self.model.get_parameter(fqn).grad
-            tensor.grad = None if gradient is None else gradient.to(tensor.dtype)
+        """The optimizer's step on parameters that have a gradient, or on their master copies, which are cast back."""
+        settings, casts = self.scenario.optimizer, self._dtype != DTYPES[MASTER_DTYPE]
+        pairs = [(self.model.get_parameter(fqn), tensor) for fqn, tensor in self._stepped.items()]
+        with_gradient = [(parameter, gradient, tensor) for parameter, tensor in pairs if (gradient := parameter.grad) is not None]
+        tensors = [tensor for _, _, tensor in with_gradient]
+        gradients = [gradient for _, gradient, _ in with_gradient]
+        if casts:
+            exact = [torch.empty_like(tensor) for tensor in tensors]
+            cast_to(settings, exact, gradients)
+            gradients = exact
+            del exact
+        for tensor, gradient in zip(tensors, gradients, strict=True):
+            tensor.grad = gradient
+        del gradients
         if self._optimizer is None:
-            self._optimizer = make_optimizer(self.scenario.optimizer, list(self._stepped.values()))
+            self._optimizer = make_optimizer(settings, list(self._stepped.values()))
         self._optimizer.step()
-        for fqn, tensor in self._stepped.items():
+        for tensor in tensors:
             tensor.grad = None
-            parameter = self.model.get_parameter(fqn).data
-            if tensor.dtype != parameter.dtype:
-                parameter.copy_(tensor)
+        if casts:
+            cast_to(settings, [parameter.data for parameter, _, _ in with_gradient], tensors)
 
     def stepped(self) -> dict[str, Tensor]:
         """Copies of the parameters as the optimizer has them: master copies where there are some."""

@@ -22,7 +22,8 @@ class Execution:
     `norms`: RMSNorms are one kernel, or "composite" of single calls in float32, as torch had them before 2.9 and models still have their
     own; torch.compile fuses both. `loss`: a cross-entropy is torch's log_softmax, or "composite" of single calls, as trainers have it that
     can cut their vocabulary. `accumulation`: gradients of later micro-batches are added to what is there in a kernel for each parameter
-    and in their own dtype, "eager"; in "fp32", whatever their own; or "fused" into the products, as apex's kernels in Megatron do.
+    and in their own dtype, "eager"; in "fp32", whatever their own; or "fused" into the products, as apex's kernels in Megatron do. With
+    both of these gradients are kept in one float32 buffer, which is reduced and stepped with: none are copied or cast for that.
     `interference`: collectives slow down the kernels that they overlap. `step_overhead_ns` and `micro_batch_overhead_ns` are pauses of the
     trainer around a step and around each micro-batch, in which the device does nothing. `issue_kernel_ns`: what the host spends on
     each kernel, where it is not as the cluster's preset says. What follows from strategy and cluster: with `hooks` those of

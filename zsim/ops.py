@@ -89,6 +89,8 @@ NORM_STEP = "norm_step"
 """One of the calls that an RMSNorm in float32 is made of."""
 ACCUMULATE = "accumulate"
 """What adds a gradient to the one that is there."""
+MOVE_GRADIENT = "move_gradient"
+"""What copies gradients into the buffer that is reduced, and back, or casts them to float32: nothing where they are kept there so."""
 ATTENTION_BACKWARD = "attention_backward"
 LINEARS: frozenset[str] = frozenset({"linear", "mm", "addmm"})
 """Operators that multiply by a weight; the last two are torch's own names, which traced models have."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from zsim.ops import Alloc, Free, Kernel, MemoryEvent
+from zsim.ops import MOVE_GRADIENT, Alloc, Free, Kernel, MemoryEvent
 from zsim.training import DTYPE_NBYTES, Optimizer
 
 STEP_NBYTES = 4
@@ -128,13 +128,22 @@ def _with_states(
     return tuple(event for turn in turns for event in turn)
 
 
-def kernels(numels: Sequence[int], *, optimizer: Optimizer, dtype: str) -> tuple[Kernel, ...]:
+def kernels(numels: Sequence[int], *, optimizer: Optimizer, dtype: str, of: str = "") -> tuple[Kernel, ...]:
     """The work of one step: what it must read and write (parameter, gradient, states), times the passes it makes.
+
+    Where parameters are `of` another dtype, the step is that of master copies: gradients are cast to `dtype` before it, and what has been
+    stepped is cast back after it, in a call for all tensors together, or by for-loop in one for each.
 
     A fused step is one pass: the parameter and its states read and written, the gradient read. foreach and for-loop
     read each operand of an aten call once and write its result once. foreach makes its calls for all tensors together, and counts as
     one kernel; for-loop makes each for every tensor by itself, which the host has to issue.
     """
+    if of not in ("", dtype):
+        together = numels if optimizer.implementation == "for-loop" else [sum(numels)]
+        moved = [n * (DTYPE_NBYTES[of] + DTYPE_NBYTES[dtype]) for n in together]
+        casts = (Kernel(MOVE_GRADIENT, 0, nbytes, dtype) for nbytes in moved)
+        back = (Kernel("copy", 0, nbytes, of) for nbytes in moved)
+        return (*casts, *kernels(numels, optimizer=optimizer, dtype=dtype), *back)
     size = DTYPE_NBYTES[dtype]
     num_states = len(state_names(optimizer))
     flops = {0: 4, 1: 6, 2: 14}[num_states]

@@ -93,20 +93,22 @@ def collectives_send_what_is_packed(program: Program, rank: RankProgram, phase: 
 
 
 def copies_wait_for_what_they_copy(program: Program, rank: RankProgram, phase: PhaseName) -> Iterator[str]:
-    """A copy-out begins after its all-gather; what a reduction's stream casts or adds was packed on the compute stream."""
+    """A copy-out begins after its all-gather, or all-reduce; what a reduction's stream casts or adds was packed on the compute stream."""
     order = happened(rank.phase(phase))
-    gathered: dict[str, int] = {}
+    brought: dict[str, int] = {}
     packed: dict[str, int] = {}
     for op in rank.phase(phase):
-        if op.kind == "all_gather":
-            gathered[op.unit] = op.index
+        if op.kind in ("all_gather", "all_reduce"):
+            brought[op.unit] = op.index
         if op.kind != "copy" or op.stream in GATHER_STREAMS:
             continue
-        source = gathered.pop(op.unit, -1) if op.stream == "compute" else packed.get(op.unit, -1)
+        source = brought.pop(op.unit, -1) if op.stream == "compute" else packed.get(op.unit, -1)
         if source >= 0 and not order.before(source, op.index):
             yield f"op {op.index} ({label(op)}) does not wait for op {source}"
         if op.stream == "compute":
             packed[op.unit] = op.index
+        elif op.stream == "all_reduce":  # what was reduced is cast or added before others have it
+            brought[op.unit] = op.index
 
 
 def what_is_sent_is_freed_afterwards(program: Program, rank: RankProgram, phase: PhaseName) -> Iterator[str]:

@@ -166,7 +166,7 @@ def found_by_laws(program: Program) -> tuple[str, ...]:
 def paces_only(op: Op, strategy: str) -> bool:
     """Waits that hold back without guarding data: they bound memory in use; golden Programs and the longest path hold them.
 
-    fsdp2's compute stream waits for reductions before a free; DDP's copy back from buckets; zero3's next gather waits
+    fsdp2's compute stream waits for reductions before a free; zero3's next gather waits
     for the last compute even where an earlier one freed its memory; fsdp1's limiter blocks the host, and its gather streams wait
     for the compute stream when the forward of a later micro-batch begins, in which no parameter has changed. That ZeRO-1 adds
     only to gradients whose reduction has ended is held by test_strategies.
@@ -175,7 +175,7 @@ def paces_only(op: Op, strategy: str) -> bool:
     adds = op.kind == "backward" and "zero1" in strategy
     if "fsdp1" in strategy and (op.kind == "host_wait" or op.stream == "all_gather_copy_in"):
         return True
-    return op.kind == "free" or (op.kind == "copy" and op.unit == "buckets") or gathers_ahead or adds
+    return op.kind == "free" or gathers_ahead or adds
 
 
 def dropped_waits(name: str) -> Iterator[tuple[Op, int]]:

@@ -13,7 +13,7 @@ from typing import cast
 
 from zsim.mesh import Mesh
 from zsim.model import ModelSpec, Module, Parameter, ParamGroup
-from zsim.ops import ACCUMULATE, Alloc, Free, Kernel, MemoryEvent, Op, OpKind, Stream
+from zsim.ops import ACCUMULATE, MOVE_GRADIENT, Alloc, Free, Kernel, MemoryEvent, Op, OpKind, Stream
 from zsim.program import Part, PartName, Program, RankProgram
 from zsim.sharding import FlatLayout, Granularity, regroup
 from zsim.training import (
@@ -252,9 +252,20 @@ def copy_kernel(numel: int, *, source: str, target: str) -> Kernel:
     return Kernel("copy", 0, numel * (DTYPE_NBYTES[source] + DTYPE_NBYTES[target]), target)
 
 
+def move_gradients(numel: int, *, source: str, target: str, reduced_in: str) -> Kernel:
+    """A copy of gradients into what is reduced, or back; a cast to something narrower than float32 is a plain copy, always made."""
+    copy = copy_kernel(numel, source=source, target=target)
+    return replace(copy, operator=MOVE_GRADIENT) if source == target or reduced_in == MASTER_DTYPE else copy
+
+
 def add_kernel(numel: int, *, of: str, to: str) -> Kernel:
     """Elements of dtype `of` added in place to as many of dtype `to`: both read, the sum written."""
     return Kernel("add", numel, numel * (DTYPE_NBYTES[of] + 2 * DTYPE_NBYTES[to]), to)
+
+
+def fill_kernel(numel: int, *, dtype: str) -> Kernel:
+    """Zeros written over `numel` elements."""
+    return Kernel("fill", 0, numel * DTYPE_NBYTES[dtype], dtype)
 
 
 def accumulate_kernel(numel: int, *, dtype: str) -> Kernel:

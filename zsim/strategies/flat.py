@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
 from zsim import clipping, optimizers
 from zsim.model import ROOT
@@ -19,12 +20,17 @@ from zsim.strategies.building import (
     FlatGroup,
     Step,
     accumulated,
-    copy_kernel,
+    add_kernel,
+    fill_kernel,
     forward_memory,
+    move_gradients,
     until_recomputed,
 )
 from zsim.strategies.flat_model import AXIS, FlatModel
 from zsim.training import DTYPE_NBYTES, LoweredModule, ParameterGradient
+
+Reduction = Literal["all_reduce", "reduce_scatter"]
+"""A collective that averages gradients, and the stream on which it runs."""
 
 
 @dataclass(slots=True)
@@ -49,6 +55,7 @@ class FlatStep:
     _reduced: list[int] = field(default_factory=list)
     _in_place: dict[str, int] = field(default_factory=dict)
     """The last reduction of each whole gradient that stays: what is added to it waits for that."""
+    _filling: dict[tuple[str, ...], tuple[Kernel, ...]] = field(default_factory=dict)
 
     def unshard(self, *groups: FlatGroup) -> None:
         """All-gather what is not gathered yet, once the compute issued so far has ended: its memory is reused."""
@@ -79,11 +86,20 @@ class FlatStep:
         self._issue_compute("forward", module, kernels=module.forward.kernels, memory=memory)
 
     def backward(self, module: LoweredModule) -> None:
-        """Compute; each gradient is added into the flat gradient of its group, which is made when missing."""
-        recomputation, memory = until_recomputed(self._backward_memory(module))
+        """Compute; each gradient is added into the flat gradient of its group, which is made, of zeros, when missing."""
+        missing = [group for group in self.model.needs[module.fqn] if group.trained and group.fqn not in self._gradients]
+        recomputation, memory = until_recomputed(self._backward_memory(module, missing))
         if module.recompute or recomputation:  # cheap ones are kernels of no weight, and make memory all the same
             self._issue_compute("recompute", module, kernels=module.recompute, memory=recomputation)
-        self._issue_compute("backward", module, kernels=self.model.adding_kernels[module.fqn], memory=memory)
+        self._issue_compute("backward", module, kernels=self._backward_kernels(module, missing), memory=memory)
+
+    def _backward_kernels(self, module: LoweredModule, missing: list[FlatGroup]) -> tuple[Kernel, ...]:
+        """The same tuple for every micro-batch that finds the same gradients missing: kernels are timed once for each tuple."""
+        key = (module.fqn, *(group.fqn for group in missing))
+        if key not in self._filling:
+            fills = [fill_kernel(group.layout.padded_numel, dtype=self.model.dtype) for group in missing]
+            self._filling[key] = (*fills, *self.model.adding_kernels[module.fqn])
+        return self._filling[key]
 
     def _issue_compute(
         self, kind: OpKind, module: LoweredModule, *, kernels: tuple[Kernel, ...], memory: Iterable[MemoryEvent]
@@ -105,11 +121,10 @@ class FlatStep:
         """The reductions in place of the gradients that `module` adds to."""
         return [self._in_place[g.fqn] for g in self.model.needs[module.fqn] if g.fqn in self._in_place]
 
-    def _backward_memory(self, module: LoweredModule) -> Iterator[BackwardEvent]:
-        for group in self.model.needs[module.fqn]:
-            if group.trained and group.fqn not in self._gradients:
-                self._gradients.add(group.fqn)
-                yield Alloc(f"{group.fqn}:gradients", self.gradient_kind, self.model.full_nbytes(group))
+    def _backward_memory(self, module: LoweredModule, missing: list[FlatGroup]) -> Iterator[BackwardEvent]:
+        for group in missing:
+            self._gradients.add(group.fqn)
+            yield Alloc(f"{group.fqn}:gradients", self.gradient_kind, self.model.full_nbytes(group))
         yield from accumulated(module.backward.memory, self._born, after_sums=self.model.after_sums, waiting=self._waiting)
 
     def _born(self, event: ParameterGradient) -> tuple[list[Alloc], list[Free]]:
@@ -123,38 +138,54 @@ class FlatStep:
 
     def all_reduce_gradients(self, group: FlatGroup) -> None:
         """Average the whole flat gradient in place."""
-        self._reduce_in_place("all_reduce", group)
+        self._reduce(group, "all_reduce")
+        self._put_back(group, "all_reduce", numel=group.layout.padded_numel)
 
     def reduce_scatter_in_place(self, group: FlatGroup) -> None:
         """Average into this rank's slice of the flat gradient, which stays whole."""
-        self._reduce_in_place("reduce_scatter", group)
+        self._reduce(group, "reduce_scatter")
+        self._put_back(group, "reduce_scatter", numel=group.layout.shard_numel)
 
-    def _reduce_in_place(self, kind: str, group: FlatGroup) -> None:
-        memory = (Free(f"{group.fqn}:reduce_input"),) if self.model.casts_gradients else ()
-        self._issue_reduction(kind, group, memory=memory)
+    def _put_back(self, group: FlatGroup, stream: Reduction, *, numel: int) -> None:
+        """On the reduction's stream: `numel` elements are cast back into the gradient; where micro-batches follow, each rank goes on
+        with its own slice of the sum alone, and zeros elsewhere."""
+        model, kernels = self.model, list[Kernel]()
+        if model.casts_gradients:
+            kernels.append(self._moved(numel, back=True))
+        if self.micro_batch < model.training.batch.accumulation - 1:
+            kernels.append(fill_kernel(group.layout.padded_numel - group.layout.shard_numel, dtype=model.dtype))
+        if kernels:
+            self._issue_after_reduction(group, stream, kernels, self._input_gone(group))
         self._in_place[group.fqn] = self._reduced[-1]
 
     def reduce_scatter_gradients(self, group: FlatGroup) -> None:
         """Average into the gradient shard, which is made or added to, and free the whole gradient."""
-        self._issue_reduction("reduce_scatter", group, memory=tuple(self._shard_memory(group)))
+        model, kept, shard = self.model, group.fqn in self._shards, group.layout.shard_numel
+        made = Alloc(f"{group.fqn}:gradient_shard", "gradients", model.shard_nbytes(group))
+        self._shards.add(group.fqn)
+        if not kept and not model.casts_gradients:
+            self._reduce(group, "reduce_scatter", memory=(made,))
+        else:
+            dtype = model.training.precision.reduce
+            output = Alloc(f"{group.fqn}:reduce_output", "communication", model.shard_nbytes(group, dtype))
+            self._reduce(group, "reduce_scatter", memory=(output, *self._input_gone(group)))
+            kernel = add_kernel(shard, of=dtype, to=model.dtype) if kept else self._moved(shard, back=True)
+            memory = (*(() if kept else (made,)), Free(output.buffer))
+            self._issue_after_reduction(group, "reduce_scatter", [kernel], memory)
         self._gradients.remove(group.fqn)
         self._free(group, "gradients")
 
-    def _shard_memory(self, group: FlatGroup) -> Iterator[MemoryEvent]:
-        kept = group.fqn in self._shards
-        self._shards.add(group.fqn)
-        apart = kept or self.model.casts_gradients
-        if apart:
-            nbytes = self.model.shard_nbytes(group, self.model.training.precision.reduce)
-            yield Alloc(f"{group.fqn}:reduce_output", "communication", nbytes)
-        if self.model.casts_gradients:
-            yield Free(f"{group.fqn}:reduce_input")
-        if not kept:
-            yield Alloc(f"{group.fqn}:gradient_shard", "gradients", self.model.shard_nbytes(group))
-        if apart:
-            yield Free(f"{group.fqn}:reduce_output")
+    def _input_gone(self, group: FlatGroup) -> tuple[Free, ...]:
+        return (Free(f"{group.fqn}:reduce_input"),) if self.model.casts_gradients else ()
 
-    def _issue_reduction(self, kind: str, group: FlatGroup, *, memory: tuple[MemoryEvent, ...]) -> None:
+    def _moved(self, numel: int, *, back: bool = False) -> Kernel:
+        """Gradients cast to the dtype that they are reduced in, or back."""
+        kept, reduced_in = self.model.dtype, self.model.training.precision.reduce
+        source, target = (reduced_in, kept) if back else (kept, reduced_in)
+        return move_gradients(numel, source=source, target=target, reduced_in=reduced_in)
+
+    def _reduce(self, group: FlatGroup, kind: Reduction, *, memory: tuple[MemoryEvent, ...] = ()) -> None:
+        """The collective, of a copy of the gradient where it is reduced in another dtype."""
         reduce_dtype = self.model.training.precision.reduce
         nbytes = self.model.full_nbytes(group, reduce_dtype)
         ready = self._compute[-1]
@@ -163,14 +194,14 @@ class FlatStep:
                 "copy",
                 group.fqn,
                 micro_batch=self.micro_batch,
-                kernels=(copy_kernel(group.layout.padded_numel, source=self.model.dtype, target=reduce_dtype),),
+                kernels=(self._moved(group.layout.padded_numel),),
                 memory=(Alloc(f"{group.fqn}:reduce_input", "communication", nbytes),),
             )
         self._reduced.append(
             self.step.issue(
-                "all_reduce" if kind == "all_reduce" else "reduce_scatter",
+                kind,
                 group.fqn,
-                stream="all_reduce" if kind == "all_reduce" else "reduce_scatter",
+                stream=kind,
                 waits=(ready,),
                 group=AXIS,
                 nbytes=nbytes,
@@ -180,13 +211,25 @@ class FlatStep:
             )
         )
 
+    def _issue_after_reduction(
+        self, group: FlatGroup, stream: Reduction, kernels: list[Kernel], memory: tuple[MemoryEvent, ...]
+    ) -> None:
+        """What is done with the output of a group's reduction, behind it; whoever waits for that reduction waits for this."""
+        self._reduced[-1] = self.step.issue(
+            "copy",
+            group.fqn,
+            stream=stream,
+            waits=self._reduced[-1:],
+            micro_batch=self.micro_batch,
+            kernels=tuple(kernels),
+            memory=memory,
+        )
+
     def optimizer(self, *, first: bool) -> int:
         """Step this rank's shards in float32 and return the op; the first step makes the optimizer's states."""
         model = self.model
         self.step.begin("optimizer")
-        kernels = optimizers.kernels(model.stepped, optimizer=model.training.optimizer, dtype=MASTER_DTYPE)
-        if model.has_master:
-            kernels += (copy_kernel(sum(model.stepped), source=MASTER_DTYPE, target=model.dtype),)
+        kernels = optimizers.kernels(model.stepped, optimizer=model.training.optimizer, dtype=MASTER_DTYPE, of=model.dtype)
         waits = self._clip() if model.training.optimizer.clip_norm else self._reduced
         return self.step.issue(
             "optimizer", ROOT, waits=waits, kernels=kernels, memory=self._optimizer_memory(first=first)

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field, replace
 from zsim import clipping, optimizers
 from zsim.lowering import loss_buffers
 from zsim.model import ROOT
-from zsim.ops import Alloc, Free, MemoryEvent
+from zsim.ops import Alloc, Free, Kernel, MemoryEvent
 from zsim.strategies import replicated_construction
 from zsim.strategies.building import (
     MASTER_DTYPE,
     BackwardEvent,
     Step,
     adds_up,
-    copy_kernel,
     forward_memory,
+    move_gradients,
     until_recomputed,
 )
 from zsim.strategies.replicated_construction import collective_over_replicas
@@ -207,7 +207,7 @@ class ReplicatedStep:
         last = self._last_gradients()
         for number, fqn in enumerate(last):
             if self.model.last_module[fqn] == module.fqn:
-                self._reduce(f"bucket.{number}", sum(parameter.numel for parameter in self.buckets[number]))
+                self._reduce(number)
         if self.model.finds_unused and self.model.num_replicas > 1 and self.model.last_module[last[-1]] == module.fqn:
             self._reduce_used()
 
@@ -225,41 +225,55 @@ class ReplicatedStep:
         )
         self._reductions.append(reduced)
 
-    def _reduce(self, unit: str, numel: int) -> None:
-        model, reduce_dtype = self.model, self.model.training.precision.reduce
-        nbytes = numel * DTYPE_NBYTES[reduce_dtype]
-        copied = self.step.issue(
-            "copy",
-            unit,
-            waits=(self._compute,),
-            micro_batch=self.micro_batch,
-            kernels=(copy_kernel(numel, source=model.dtype, target=reduce_dtype),),
-        )
+    def _reduce(self, number: int) -> None:
+        """Copy gradients into their bucket, a kernel for each, which divides by the number of replicas too; all-reduce it.
+
+        In another dtype the bucket is cast, divided and cast back by a hook of its own (default_hooks.py).
+        """
+        model, dtype, unit, bucket = self.model, self.model.training.precision.reduce, f"bucket.{number}", self.buckets[number]
+        numel = sum([parameter.numel for parameter in bucket])
+        nbytes = numel * DTYPE_NBYTES[dtype]
+        kernels = model.filling_kernels(bucket)
+        if model.casts:
+            cast = move_gradients(numel, source=model.dtype, target=dtype, reduced_in=dtype)
+            kernels = (*kernels, cast, Kernel("divide", numel, 2 * nbytes, dtype))
+        reduced = self.step.issue("copy", unit, waits=(self._compute,), micro_batch=self.micro_batch, kernels=kernels)
         if model.num_replicas > 1:
-            copied = self.step.issue(
+            reduced = self.step.issue(
                 "all_reduce",
                 unit,
                 stream="all_reduce",
-                waits=(copied,),
+                waits=(reduced,),
                 group=AXIS,
                 nbytes=nbytes,
-                dtype=reduce_dtype,
+                dtype=dtype,
                 micro_batch=self.micro_batch,
             )
-        self._reductions.append(copied)
+        if model.casts:
+            back = (move_gradients(numel, source=dtype, target=model.dtype, reduced_in=dtype),)
+            reduced = self.step.issue(
+                "copy", unit, stream="all_reduce", waits=(reduced,), micro_batch=self.micro_batch, kernels=back
+            )
+        self._reductions.append(reduced)
 
     def copy_back(self) -> None:
-        """The end of a synchronised backward: wait for all buckets and, unless they are views, fill the gradients."""
+        """The end of a synchronised backward: bucket by bucket, wait for it and, unless they are views of it, fill its gradients.
+
+        torch/csrc/distributed/c10d/reducer.cpp, finalize_backward. With the last bucket, wait for the map of used parameters.
+        """
         self._viewed = self.model.views
-        numel = 0 if self.model.views else self.model.numel
-        copied = self.step.issue(
-            "copy",
-            "buckets",
-            waits=self._reductions,
-            micro_batch=self.micro_batch,
-            kernels=(copy_kernel(numel, source=self.model.dtype, target=self.model.dtype),) if numel else (),
-        )
-        self._reductions, self._reduced = [], [copied]
+        last = len(self.buckets) - 1
+        for number, bucket in enumerate(self.buckets):
+            self._reduced = [
+                self.step.issue(
+                    "copy",
+                    f"bucket.{number}",
+                    waits=self._reductions[number:] if number == last else (self._reductions[number],),
+                    micro_batch=self.micro_batch,
+                    kernels=() if self.model.views else self.model.copying_kernels(bucket),
+                )
+            ]
+        self._reductions = []
 
     def optimizer(self, owned: Sequence[int], *, first: bool, has_master: bool) -> int:
         """Step the parameters of `owned` elements; with a master copy their gradients are cast to float32 for it."""
@@ -273,7 +287,7 @@ class ReplicatedStep:
             owned, optimizer=optimizer, dtype=dtype, device=device, owner="optimizer", first=first
         )
         memory += [Free(cast.buffer) for cast in casts]
-        kernels = optimizers.kernels(owned, optimizer=optimizer, dtype=dtype)
+        kernels = optimizers.kernels(owned, optimizer=optimizer, dtype=dtype, of=self.model.dtype)
         waits = self._clip() if optimizer.clip_norm else self._reduced
         return self.step.issue("optimizer", ROOT, waits=waits, kernels=kernels, memory=memory)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 
 from zsim.model import ModelSpec, Parameter
@@ -13,7 +13,9 @@ from zsim.strategies.building import (
     MASTER_DTYPE,
     accumulate_kernel,
     accumulated_after_sums,
+    fill_kernel,
     late_weights,
+    move_gradients,
     named_parameters,
     trained_parameters,
 )
@@ -137,6 +139,17 @@ class ReplicatedModel:
             numel = self.nbytes_of[fqn] // DTYPE_NBYTES[self.dtype]
             last.setdefault(module, []).append(accumulate_kernel(numel, dtype=self.dtype))
         return {m.fqn: (*m.backward.kernels, *last.get(m.fqn, ())) for m in self.training.modules}
+
+    def copying_kernels(self, bucket: Bucket) -> tuple[Kernel, ...]:
+        """Copies of the gradients in `bucket`, one for each."""
+        trained = self.training.model.trained
+        moved = partial(move_gradients, source=self.dtype, target=self.dtype, reduced_in=self.dtype)
+        return tuple([moved(parameter.numel) for parameter in bucket if parameter.fqn in trained])
+
+    def filling_kernels(self, bucket: Bucket) -> tuple[Kernel, ...]:
+        """What makes `bucket` complete: copies of its gradients, and zeros in place of those that there are not."""
+        trained = self.training.model.trained
+        return (*self.copying_kernels(bucket), *[fill_kernel(p.numel, dtype=self.dtype) for p in bucket if p.fqn not in trained])
 
     @property
     def casts(self) -> bool:
