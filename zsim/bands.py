@@ -18,6 +18,7 @@ from zsim.collectives import estimated
 from zsim.compute import STREAMS
 from zsim.costs import Costs
 from zsim.devices import Figure
+from zsim.execution import EAGER, Execution
 from zsim.hardware import ClusterSpec
 from zsim.ops import COLLECTIVES, Kernel, Op, is_attention
 from zsim.program import Program
@@ -143,20 +144,22 @@ def parts(program: Program, timeline: Timeline, *, costs: Costs) -> Parts:
     )
 
 
-def calibration(cluster: ClusterSpec) -> str:
+def calibration(cluster: ClusterSpec, execution: Execution = EAGER) -> str:
     """"calibrated" where all constants that most of a step follows from were measured or fitted on such a machine, else "assumed"."""
-    known = all(figure.provenance in ("measured", "calibrated") for figure in deciding(cluster.device.figures))
+    known = all(figure.provenance in ("measured", "calibrated") for figure in deciding(cluster.device.figures, execution))
     return "calibrated" if known else "assumed"
 
 
 MISALIGNED = "products of odd sizes"
 """No constant of a device: what they lose is assumed."""
+FLOAT8 = "device.float8_efficiency"
 DECIDING = ("device.matmul_efficiency", "device.elementwise_efficiency", "device.memory_efficiency")
 
 
-def deciding(figures: tuple[Figure, ...]) -> tuple[Figure, ...]:
+def deciding(figures: tuple[Figure, ...], execution: Execution = EAGER) -> tuple[Figure, ...]:
     """The constants that most of a step's time follows from."""
-    return tuple(figure for figure in figures if figure.key in DECIDING)
+    keys = (*DECIDING, FLOAT8) if execution.float8 else DECIDING
+    return tuple(figure for figure in figures if figure.key in keys)
 
 
 def _busy_ns(times: Times, ops: list[Op]) -> int:
@@ -212,7 +215,7 @@ def _decides(kernel: Kernel, costs: Costs) -> str:
     if kernel.shape and compute.is_misaligned(kernel.shape, kernel.dtype, transposed=kernel.transposed):
         return MISALIGNED
     if kernel.shape:
-        return "device.float8_efficiency" if costs.execution.float8 else "device.matmul_efficiency"
+        return FLOAT8 if costs.execution.float8 else "device.matmul_efficiency"
     return "device.memory_efficiency" if kernel.operator in STREAMS else "device.elementwise_efficiency"
 
 

@@ -33,6 +33,8 @@ HALVINGS = 4
 """Of a step that makes predictions worse."""
 HEARD = 0.1
 """Of the noise: what a constant, moved by its prior's width, must move some row by; of one that moves none by as much no row speaks."""
+PRODUCTS, FLOAT8 = "matmul_efficiency", "float8_efficiency"
+"""The second moves with the first: what training reaches of the best single product is as much in 8 bits, as presets have it."""
 OF_ATTENTION = "attention."
 """So begin the names of knobs that every kind of attention kernels has."""
 
@@ -143,6 +145,8 @@ def tuned(device: Device, factors: dict[str, float]) -> Device:
             changed["attention"] = {kind: _scaled(rate, part, factor) for kind, rate in known.items()}
         else:
             changed[name] = _number(getattr(device, name), factor)
+        if name == PRODUCTS:
+            changed[FLOAT8] = _number(device.float8_efficiency, factor)
     return replace(device, **changed)
 
 

@@ -10,7 +10,7 @@ from importlib.resources import files
 from math import ceil
 from typing import Any
 
-from zsim.calibrate import OF_ATTENTION, Fitted
+from zsim.calibrate import FLOAT8, OF_ATTENTION, PRODUCTS, Fitted
 from zsim.calibrate_collectives import FittedCurves
 from zsim.cluster_reader import LEAST_WIDTH, MOST_WIDTH
 
@@ -167,6 +167,9 @@ def _calibrated(device: Mapping[str, Any], factors: Mapping[str, float], heard: 
             }
         elif name in heard:
             found[name] = _scaled(found[name], factor, stamp)
+            if name == PRODUCTS:
+                moved = _Stamp(source=f"moved with {PRODUCTS}", about={"provenance": found[FLOAT8]["provenance"]})
+                found[FLOAT8] = _scaled(found[FLOAT8], factor, moved)
     return found
 
 

@@ -201,6 +201,6 @@ def _provenance(scenario: Scenario, cluster: ClusterSpec) -> dict[str, str]:
         "cluster": cluster.name,
         "device": cluster.kind,
         "device_name": cluster.device.name,
-        "calibration": bands.calibration(cluster),
+        "calibration": bands.calibration(cluster, scenario.executed),
         **({"allocator": "expandable_segments:True"} if scenario.expandable_segments and cluster.kind == "cuda" else {}),
     }

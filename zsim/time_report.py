@@ -84,19 +84,22 @@ def show(scenario: Scenario, program: Program) -> None:
     """The same in words."""
     found = why(scenario, program)
     slower = interference_ns(scenario, program, found.step_ns)
-    for line in lines(found, hiding(scenario), slower_ns=slower, synchronous=scenario.executed.synchronous):
+    offloads = any(kernel.place == "host" for op in program.of_rank(found.rank).steady for kernel in op.kernels)
+    for line in lines(found, hiding(scenario), slower_ns=slower, synchronous=scenario.executed.synchronous, offloads=offloads):
         report.say(line)
 
 
-def lines(found: Why, helps: Hiding, *, slower_ns: int, synchronous: bool = False) -> Iterator[str]:
-    """The report, line by line; `slower_ns` are lost to collectives that run beside kernels."""
+def lines(found: Why, helps: Hiding, *, slower_ns: int, synchronous: bool = False, offloads: bool = False) -> Iterator[str]:
+    """The report, line by line; `slower_ns` are lost to collectives that run beside kernels. With `offloads` the host steps itself."""
     waits = format_time(found.host_bound_ns)
     yield f"step of {format_time(found.step_ns)} on rank {found.rank}, of which {waits} its kernels wait for the host"
     if slower_ns:
         yield f"  {format_time(slower_ns)} of it because collectives slow down the kernels beside them"
     if synchronous:
         yield "  one thing after another: on a CPU FSDP waits for each collective where it calls it, so nothing hides any"
-    if found.host_bound:
+    if found.host_bound and offloads:
+        yield "  bound by the host: its own step of the optimizer and its copies; more ranks to share them help, or states on the device"
+    elif found.host_bound:
         yield "  bound by the host: fewer and larger kernels (a larger micro-batch, execution.compile) help, faster devices do not"
     exposed = sum(one.exposed_ns for one in found.exposed)
     yield f"exposed communication {format_time(exposed)}, {100 * exposed / max(1, found.step_ns):.1f} %"

@@ -11,10 +11,12 @@ import pytest
 
 from zsim import bands, calibrate, cli, cluster_file, cluster_reader, scenario
 from zsim.bands import calibration
+from zsim.calibrate import tuned
 from zsim.calibrate_collectives import FittedCurves
 from zsim.collectives import estimated
 from zsim.costs import Costs
 from zsim.errors import ScenarioError
+from zsim.execution import Execution
 from zsim.hardware import MeasuredCurve, load_cluster
 from zsim.plan import plan
 from zsim.slowdown import simulate_step
@@ -138,6 +140,20 @@ def test_a_file_without_widths_as_they_once_were_has_the_band_of_presets() -> No
     assert parts[0].compute == parts[1].compute
     assert [one.least for one in parts] == [0.0, 0.08, 0.4]
     assert parts[2].compute.width > 1.5 * parts[1].compute.width  # attention's constants are those of the preset
+
+
+def test_products_in_eight_bits_move_with_the_others_and_stay_assumed() -> None:
+    """No row of them has been seen: the ratio to the others is the preset's, and such a step is not called calibrated."""
+    text = cluster_file.text("dgx-h100", fitted({("", "matmul_efficiency"): 0.9}), source="mine.csv")
+    found, known = cluster_reader.parse(text.encode(), where="m.toml").device, load_cluster("dgx-h100", nodes=1).device
+    assert found.matmul_efficiency == pytest.approx(0.9 * known.matmul_efficiency, rel=1e-3)
+    assert found.float8_efficiency == pytest.approx(0.9 * known.float8_efficiency, rel=1e-3)
+    figures = {one.key: one for one in found.figures}
+    assert figures["device.matmul_efficiency"].provenance == "calibrated"
+    assert figures["device.float8_efficiency"].provenance == "assumed"
+    assert tuned(known, {"matmul_efficiency": 0.9}).float8_efficiency == pytest.approx(0.9 * known.float8_efficiency)
+    cluster = cluster_reader.parse(written().encode(), where="m.toml")
+    assert (calibration(cluster), calibration(cluster, Execution(float8=True))) == ("calibrated", "assumed")
 
 
 def test_what_is_fitted_to_simulated_runs_is_assumed() -> None:

@@ -12,8 +12,11 @@ from tests.zsim.test_measurements import FOUNDRY, ROWS, found, reason, table
 from zsim import accuracy, measurements
 from zsim.accuracy import Predicted, predict_row
 from zsim.measurements import Product, Record, Skipped, Step
+from zsim.measurements.checks import Assumed
+from zsim.measurements.mapping import checkpointing
 from zsim.measurements.nccl_checks import collect
 from zsim.measurements.nccl_rows import NcclRow
+from zsim.measurements.table import RowError
 
 HOSTILE = (
     *("1e300", "1e308", "-1", "0", "nan", "inf", "-inf", "1e-300", "1e-14", "1e15", "1e16", "9" * 15, "1" + "0" * 400, "9" * 5000),
@@ -118,3 +121,29 @@ def test_a_hostile_step_that_is_mapped_is_predicted(tmp_path: Path) -> None:
         (made,) = found(table(tmp_path / "t.csv", small | change))
         assert isinstance(made, Step), made
         assert isinstance(predict_row(made), Predicted)
+
+
+@pytest.mark.parametrize(
+    ("words", "table"),
+    [
+        ("full (use_checkpoint=true in the configuration)", {"mode": "full"}),
+        ("Full activation checkpointing of every layer", {"mode": "full"}),
+        ("none (assumed; a benchmark)", {}),
+        ("False", {}),
+        ("0", {}),
+        ("full (use_checkpoint=false)", None),
+        ("full, but off for the last 4 blocks", None),
+        ("full except attention", None),
+        ("full (partly)", None),
+        ("none or full", None),
+        ("none (selective in the other runs)", None),
+        ("true 0.5", None),
+        ("0 of 32 blocks, later 4", None),
+    ],
+)
+def test_words_for_checkpointing_give_one_answer_or_none(words: str, table: dict[str, str] | None) -> None:
+    if table is None:
+        with pytest.raises(RowError, match="activation_checkpointing"):
+            checkpointing(words, Assumed([]))
+    else:
+        assert checkpointing(words, Assumed([])) == table

@@ -63,6 +63,7 @@ def test_an_algorithm_that_is_named_is_taken_also_where_another_is_faster() -> N
         ({"notes": "NCCL_PROTO=Simple", "size_bytes": "1048576"}, "NCCL_PROTO=Simple: no model of it by itself"),
         ({"notes": "NCCL_P2P_DISABLE=1"}, "NCCL_P2P_DISABLE=1: no model of it"),
         ({"notes": "NCCL_P2P_LEVEL=LOC"}, "NCCL_P2P_LEVEL=LOC: no model of it"),
+        ({"notes": "NCCL_P2P_LEVEL=0"}, "NCCL_P2P_LEVEL=0: no model of it"),
         ({"notes": "8 GPUs across 2 nodes"}, "notes: 8 ranks on 2 nodes contradict 8 ranks on 1"),
         ({"notes": "on 4 hosts"}, "notes: 4 nodes contradict 8 ranks on 1"),
         ({"notes": "4 GPUs per node"}, "notes: 4 ranks a node contradict 8 ranks on 1"),
@@ -89,6 +90,26 @@ def test_what_is_not_understood_is_named_and_widens_the_band(notes: str, words: 
     assert found.assumed == (f"notes {words!r} change nothing: they are not understood",)
     assert found.provenance == "assumed"
     assert (found.low, found.high) == (pytest.approx(known.low / 1.5), pytest.approx(known.high * 1.5))
+
+
+@pytest.mark.parametrize("notes", ["no trees", "trees off", "ring not used", "without rings", "tree is disabled", "not a ring"])
+def test_what_did_not_run_forces_nothing(notes: str) -> None:
+    assert alone(predict(row(notes))) == alone(predict(row("")))
+
+
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        *(("mlx5_0", True), ("mlx5_0:1,mlx5_1:1", True), ("mlx5", False), ("^mlx5_bond_0", False)),
+        (",".join(f"mlx5_{i}" for i in range(8)), False),
+    ],
+)
+def test_fewer_nics_than_gpus_are_named_and_widen_the_band_between_nodes(value: str, named: bool) -> None:
+    notes = f"NCCL_IB_HCA={value}"
+    assert alone(predict(row(notes))) == alone(predict(row("")))
+    found = predict(row(notes, ranks=16, nodes=2))
+    assert any("NCCL_IB_HCA" in words for words in found.assumed) == named
+    assert (found.high > predict(row("", ranks=16, nodes=2)).high) == named
 
 
 @pytest.mark.parametrize(

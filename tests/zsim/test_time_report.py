@@ -42,3 +42,20 @@ def test_an_op_of_every_micro_batch_is_one_line_with_the_time_of_all() -> None:
     (waited,) = (line.split("waiting for the host")[1] for line in lines if "waiting for the host" in line)
     assert waited.strip() == format_time(sum(link.waited_ns for link in found.critical_path))
     assert found.host_bound
+
+
+def test_a_host_that_steps_itself_is_told_apart_from_one_that_launches_too_slowly() -> None:
+    """Larger kernels, or a compiler, do not help a step that waits for the host's optimizer."""
+    offloaded = TEXT.replace('"fsdp2"', '"fsdp2", offload = true')
+    said = []
+    for text in (TEXT, offloaded):
+        case = scenario.parse(text.encode(), where="report.toml")
+        program = plan(case, device="cuda")
+        offloads = any(kernel.place == "host" for op in program.of_rank(0).steady for kernel in op.kernels)
+        assert offloads == (text is offloaded)
+        lines = time_report.lines(time_report.why(case, program), time_report.hiding(case), slower_ns=0, offloads=offloads)
+        said += [line for line in lines if "bound by" in line]
+    assert len(said) == 2
+    assert "execution.compile" in said[0]
+    assert "optimizer" in said[1]
+    assert "execution.compile" not in said[1]

@@ -137,15 +137,37 @@ def checkpointing(words: str, assumed: Assumed) -> dict[str, object]:
     said = words.lower()
     tokens = re.findall(r"[a-z]+|\d+(?:\.\d+)?(?:\s*/\s*\d+)?", said)
     first = tokens[0] if tokens else ""
+    _one_answer(first, said, words)
     if first == "selective":
         return _selective(tokens[1:], words, assumed)
-    if first in ("full", "true", "yes", "on"):
+    if first in FULL:
         return {"mode": "full"}
-    if first in ("none", "false", "no", "off", "0"):
+    if first in NONE or tokens == ["0"]:
         return {}
     if first in ("p", "every") or first[:1].isdigit():
         return _selective(tokens, words, assumed)
     raise RowError(f"activation_checkpointing: not known: {words[:60]!r}")
+
+
+OF_BLOCKS = frozenset(
+    (
+        *("ac", "activation", "activations", "checkpointing", "checkpoint", "recompute", "recomputation"),
+        *("every", "each", "all", "of", "the", "layer", "layers", "block", "blocks", "default"),
+    )
+)
+"""Words that say nothing more beside the first one."""
+FULL, NONE = frozenset(("full", "true", "yes", "on")), frozenset(("none", "false", "no", "off"))
+PARTLY = frozenset(("selective", "partial", "partly", "except", "only", "some", "not", "without", "disabled", "half"))
+
+
+def _one_answer(first: str, said: str, words: str) -> None:
+    """RowError where words for all blocks, or for none, go on to say something else; a remark in brackets may say what does not oppose."""
+    if first not in FULL | NONE:
+        return
+    outside = set(re.findall(r"[a-z]+|\d+", re.sub(r"\([^()]*\)", " ", said))) - OF_BLOCKS - (FULL if first in FULL else NONE)
+    opposed = (PARTLY | (NONE if first in FULL else FULL)) & set(re.findall(r"[a-z]+", said))
+    if outside or opposed:
+        raise RowError(f"activation_checkpointing: expected one answer, found {words[:60]!r}")
 
 
 def _selective(tokens: list[str], words: str, assumed: Assumed) -> dict[str, object]:

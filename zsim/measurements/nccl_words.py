@@ -21,19 +21,25 @@ OTHERS = ("tree", "collnet", "collnetdirect", "collnetchain")
 OWN = ("", "default", "auto", "any", "none", "-", "n/a")
 """Values of a column that leave the choice to NCCL."""
 HARMLESS = re.compile(
-    r"NCCL_(?:DEBUG\w*|SOCKET_IFNAME|IB_HCA|IB_GID_INDEX|IB_SL|IB_TC|IB_TIMEOUT|IB_RETRY_CNT|TOPO_FILE|COMM_ID|CUMEM\w*|ASYNC_ERROR_HANDLING"
+    r"NCCL_(?:DEBUG\w*|SOCKET_IFNAME|IB_GID_INDEX|IB_SL|IB_TC|IB_TIMEOUT|IB_RETRY_CNT|TOPO_FILE|COMM_ID|CUMEM\w*|ASYNC_ERROR_HANDLING"
     r"|TIMEOUT|NVLS_ENABLE)"
 )
 """Variables that say which of the same NICs, and how to report; `nccl_text.has_nvls` reads the last."""
-ELSEWHERE: dict[str, tuple[str, bool]] = {
-    "NCCL_P2P_DISABLE": ("1", False),
-    "NCCL_SHM_DISABLE": ("1", False),
-    "NCCL_P2P_LEVEL": ("LOC", False),
-    "NCCL_IB_DISABLE": ("1", True),
-    "NCCL_NET": ("SOCKET", True),
+ELSEWHERE: dict[str, tuple[tuple[str, ...], bool]] = {
+    "NCCL_P2P_DISABLE": (("1",), False),
+    "NCCL_SHM_DISABLE": (("1",), False),
+    "NCCL_P2P_LEVEL": (("LOC", "0"), False),
+    "NCCL_IB_DISABLE": (("1",), True),
+    "NCCL_NET": (("SOCKET",), True),
 }
-"""Variables that with this value send bytes another way, and whether they do so between nodes alone."""
+"""Variables that with these values send bytes another way, and whether they do so between nodes alone."""
 _SET = re.compile(r"\b(NCCL_[A-Z0-9_]+)\s*[=:]\s*(\^?[\w.,/:-]*)", re.IGNORECASE)
+_DENIED = re.compile(
+    r"\b(?:no|not|without)[ -]+(?:a |the |double |binary )*(?:rings?|trees?)\b|\bnon-(?:ring|tree)s?\b"
+    r"|(?<!nvls )(?<!nvls-)\b(?:rings?|trees?)\s+(?:(?:is|are|was|were)\s+)?(?:off|disabled|excluded|not used|unused)\b",
+    re.IGNORECASE,
+)
+"""Rings or trees as what did not run: no algorithm alone is left, so NCCL chose among the others."""
 _KNOWN = (
     r"\(?\b\d{1,4}-nodes? AR matches NVLS\)?|assumed bus ?bw|full message(?: bytes)?|(?:sizes? (?:in|is|are in) )?\bbytes\b",
     r"(?:NVLS|SHARP)(?:_ENABLE)?\s*=\s*[01]",
@@ -84,12 +90,15 @@ def told(notes: str, tool: str, *, num_ranks: int, num_nodes: int, nbytes: int) 
             _protocol(value, nbytes)
         elif name in ELSEWHERE:
             forbidden, only_between = ELSEWHERE[name]
-            if value.upper() == forbidden and (num_nodes > 1 or not only_between):
+            if value.upper() in forbidden and (num_nodes > 1 or not only_between):
                 raise UnmodelledError(f"{name}={value}: no model of it")
+        elif name == "NCCL_IB_HCA":
+            if num_nodes > 1 and _named_nics(value) < num_ranks // num_nodes:
+                unread.append(f"{name}={value[:20]}")
         elif not HARMLESS.fullmatch(name):
             unread.append(f"{name}={value[:20]}")
     rest = nccl_units.without(_PER_NODE.sub(" ", _LAID_OUT.sub(" ", _SET.sub(" ", _apart(notes)))))
-    if re.search(r"(?<!nvls )(?<!nvls-)\btrees?\b|\bcollnet", rest, re.IGNORECASE):
+    if re.search(r"(?<!nvls )(?<!nvls-)\btrees?\b|\bcollnet", _DENIED.sub(" ", rest), re.IGNORECASE):
         raise UnmodelledError("notes: trees, or CollNet, alone: no model of them")
     unread += _remains(rest)
     return Told(algorithm=algorithm, no_switch=no_switch or _says_ring(rest), unread=tuple(unread))
@@ -136,11 +145,19 @@ def _protocol(value: str, nbytes: int) -> None:
 
 def _says_ring(words: str) -> bool:
     """Whether words name the ring, but not as something that did not run."""
-    return re.search(r"(?<!no )(?<!not )(?<!without )(?<!non-)\brings?\b", words, re.IGNORECASE) is not None
+    return re.search(r"\brings?\b", _DENIED.sub(" ", words), re.IGNORECASE) is not None
+
+
+def _named_nics(value: str) -> float:
+    """How many NICs NCCL_IB_HCA names: all of them where it excludes some, or gives what their names begin with."""
+    names = [name for name in value.split(",") if name]
+    every = value.startswith("^") or not names or any(not re.search(r"_\d+(?::\d+)?$", name) for name in names)
+    return float("inf") if every else len(set(names))
 
 
 def _remains(words: str) -> Iterator[str]:
     """The words that nothing here knows, as one remark; none where only signs and figures are left."""
+    words = _DENIED.sub(" ", words)
     for pattern in _KNOWN:
         words = re.sub(pattern, " ", words, flags=re.IGNORECASE)
     if re.search(r"[^\W\d_]{2,}", words):
