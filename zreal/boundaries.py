@@ -128,6 +128,10 @@ class Boundaries:
             for handle in handles:
                 handle.remove()
 
+    def is_running(self, fqn: str) -> bool:
+        """Whether forward is inside the unit; of backward, where units run again to be recomputed, nobody asks."""
+        return self.log.place.backward or any(self.visits[place].unit == fqn for place in self._open)
+
     def leave_autocast(self) -> None:
         """Forward is over, and autocast about to drop what it has cached: that has a place of its own."""
         self.log.place = Place(backward=False, stretch=len(self.visits))

@@ -18,6 +18,7 @@ from zreal import device_kernels, torch_private
 from zreal.changed_views import note_views
 from zreal.kernels import base_name, kernel, tensors
 from zreal.known_values import KnownValues
+from zreal.one_dtype import require_one_dtype
 from zreal.untraceable import UntraceableError
 from zsim.ops import Kernel
 from zsim.training import Accumulated, Device
@@ -138,7 +139,7 @@ class StorageLog(TorchDispatchMode):
                 self.reads.setdefault(self.place, {})[fqn] = None
         if (number := self._known.answer(name, args)) is not None:
             return number
-        _require_one_dtype(name, args)
+        require_one_dtype(base_name(name), tensors(args))
         try:
             result = func(*args, **options)
         except Exception as error:
@@ -191,20 +192,6 @@ def _require_storages(name: str, result: Any) -> None:
                 found=f"one of layout {str(tensor.layout).removeprefix('torch.')}",
                 remedy="sparse tensors and gradients are not modelled: use sparse=False in nn.Embedding, nn.EmbeddingBag and F.embedding",
             )
-
-
-def _require_one_dtype(name: str, args: tuple[Any, ...]) -> None:
-    """UntraceableError for a norm of mixed dtypes, as under autocast: on fake tensors torch 2.13 makes other dtypes of it than on real."""
-    if "batch_norm" not in name and "group_norm" not in name:
-        return
-    dtypes = dict.fromkeys(str(t.dtype).removeprefix("torch.") for t in tensors(args) if t.is_floating_point())
-    if len(dtypes) > 1:
-        raise UntraceableError(
-            where=name,
-            expected="a norm whose input and weights are of one dtype",
-            found=" and ".join(dtypes),
-            remedy="cast its input, as by x.float(), or trace the module cast as a whole, as by .bfloat16(), with its buffers",
-        )
 
 
 _REASONS = {

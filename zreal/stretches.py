@@ -14,10 +14,10 @@ from zreal.boundaries import Visit
 from zreal.parameter_gradients import ParameterGradients
 from zreal.storages import Again, Born, CalledAgain, Died, Entry, Lives, Place
 from zreal.untraceable import UntraceableError
-from zsim.model import PART, ROOT, RUN, Module, ParamGroup
+from zsim.model import MODEL_INPUT, PART, ROOT, RUN, Module, ParamGroup
 from zsim.ops import Alloc, Free, Kernel, MemoryKind
 from zsim.tape import SEED
-from zsim.traced import FAMILY, INPUT, LOSS, TracedModel, check, placed, stretch, whole
+from zsim.traced import FAMILY, LOSS, TracedModel, check, placed, stretch, whole
 from zsim.training import (
     DTYPE_NBYTES,
     Accumulated,
@@ -150,7 +150,7 @@ def _seen(
         marks=marks,
         copied=gradients.copied,
         given=dict(zip(map(lives.final, loss), (SEED, f"{stretches[-1].fqn}:{LOSS}"), strict=True)),
-        inputs={storage: f"{INPUT}.{i}" if i else INPUT for i, storage in enumerate(step.cast_inputs)},
+        inputs={storage: f"{MODEL_INPUT}.{i}" if i else MODEL_INPUT for i, storage in enumerate(step.cast_inputs)},
     )
     forward = [_computation(s.fqn, s.forward, buffers) for s in stretches]
     after = [entry for place, entry in lives.entries if place == Place(False, len(step.visits))]

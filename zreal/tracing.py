@@ -32,7 +32,7 @@ from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.checkpointing import problems as checkpointing_problems
 from zsim.json_reader import MAX_SENTENCE, is_name
 from zsim.repeats import most_runs
-from zsim.traced import DEVICES, Otherwise, TracedModel, check
+from zsim.traced import DEVICES, Otherwise, TracedModel, check_whole
 from zsim.training import Autograd, Batch, Device, Dtype, LoweredModule, Precision
 
 
@@ -60,8 +60,8 @@ def trace(
     `units`: fqns, or a predicate of fqn and module; by default the children of the longest ModuleList. All else is the
     root's; a unit in a unit owns what is its own. `dtype`: that of the parameters, by default the one that they have; parameters
     that are all in float32, as constructors make them, may be traced in another. Refused are any others: mixed dtypes, float64, integers,
-    complex numbers. `casts_input`: floating-point inputs of the model and of units are cast to `dtype`, as fully_shard does;
-    otherwise the model's come in it. `loss` makes the scalar of the
+    complex numbers. `casts_input`: floating-point inputs of the model and of units are cast to `dtype`, as fully_shard does, and strategies
+    that cast none take the model's as they are given; otherwise the model's come in it. `loss` makes the scalar of the
     output; by default `output.loss` where there is one, else `output` if it is one number, else `output.float().sum()`. It
     counts as a part of the model's forward, and the output is dropped with it. `autocast`: the dtype of torch.autocast around
     forward and loss. `batch`: by default dim 0 of the first input,
@@ -102,7 +102,7 @@ def trace(
         again, others = _both(partial(seen, asked, _require_known(asked, plain)), asked)
         variants.append((asked, _alike(plain, again, asked).lowered))
         otherwise += others
-    return check(replace(plain, recomputing=tuple(variants), otherwise=tuple(otherwise)))
+    return check_whole(replace(plain, recomputing=tuple(variants), otherwise=tuple(otherwise)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,12 +122,14 @@ class _Seen:
 
 
 def _both(seen: Callable[..., _Seen], asked: Checkpointing = NO_CHECKPOINTING) -> tuple[TracedModel, list[Otherwise]]:
-    """The model with fully_shard's hooks, and what is otherwise without them and with FSDP1's views, where that can differ."""
+    """The model with fully_shard's hooks, and what is otherwise without them, with FSDP1's views and on inputs that nobody casts."""
     hooked = seen()
     model, boundaries = hooked.model(), hooked.run.boundaries
     manners: list[Autograd] = ["plain"] if boundaries.casts or boundaries.keeps_apart else []
     if most_runs(model) > 1 and not (model.nested or model.frozen or model.autocast != "none"):  # nor is FSDP1 modelled with these
         manners.append("views")
+    if hooked.run.cast_inputs or hooked.run.asks_dtypes:
+        manners.append("bare")
     found, last = list[Otherwise](), model.lowered
     for autograd in manners:
         lowered, fails = tuple[LoweredModule, ...](), ""
@@ -137,7 +139,7 @@ def _both(seen: Callable[..., _Seen], asked: Checkpointing = NO_CHECKPOINTING) -
             if autograd == "views" and last:  # else hooks alone make it run, as with casts that a unit needs
                 raise
             fails = "".join(c if c.isprintable() else " " for c in str(error))[:MAX_SENTENCE]
-        if lowered != last:
+        if lowered != last or (autograd == "bare" and not lowered):
             found.append(Otherwise(autograd=autograd, checkpointing=asked, lowered=lowered, fails=fails))
         last = lowered
     return model, found

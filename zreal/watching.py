@@ -19,6 +19,7 @@ from zreal.faking import Faked, refuse
 from zreal.known_values import as_on_real_tensors
 from zreal.parameter_gradients import ParameterGradients
 from zreal.run_views import RunViews
+from zreal.sharded_dtypes import sharded_dtypes
 from zreal.storages import Born, Lives, Place, StorageLog, merged
 from zreal.untraceable import UntraceableError
 from zsim.training import Autograd, Precision
@@ -36,6 +37,8 @@ class WatchedStep:
     left: dict[int, Born]
     loss: tuple[int, int]
     cast_inputs: list[int]
+    asks_dtypes: bool
+    """Whether the module was told another dtype of a parameter since its unit is sharded."""
 
 
 def steady(
@@ -82,9 +85,10 @@ def _run(
         with (
             boundaries.hooks(),
             gradients.hooks(parameters),
-            _root_cast(step, log) as cast_inputs,
+            _root_cast(step, log, to=None if autograd == "bare" else step.cast) as cast_inputs,
             as_on_real_tensors(),
             step.in_place(),
+            sharded_dtypes(step.groups, step.parameters, boundaries, apply=step.cast is not None and autograd != "bare") as dtypes,
             log,
         ):
             numbers = _forward_backward(step, log, loss, casts, parameters, boundaries=boundaries, gradients=gradients)
@@ -106,6 +110,7 @@ def _run(
         left=log.restart(),
         loss=numbers,
         cast_inputs=cast_inputs,
+        asks_dtypes=dtypes.asked,
     )
 
 
@@ -162,13 +167,13 @@ def _default_loss(output: Any) -> Tensor:
 
 
 @contextmanager
-def _root_cast(step: Faked, log: StorageLog) -> Iterator[list[int]]:
-    """The model's own inputs cast when it is called, as the root of fully_shard does; the storages of what was cast."""
+def _root_cast(step: Faked, log: StorageLog, *, to: torch.dtype | None) -> Iterator[list[int]]:
+    """The model's own inputs cast `to` a dtype when it is called, as the root of fully_shard does; the storages of what was cast."""
     casts: list[int] = []
 
     def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
         given = {id(tensor) for tensor in tensors_in((args, kwargs))}
-        found = cast_floats((args, kwargs), step.cast)
+        found = cast_floats((args, kwargs), to)
         casts.extend(log.number(tensor) for tensor in tensors_in(found) if id(tensor) not in given)
         return found
 

@@ -14,6 +14,14 @@ RUN = "#"
 """Between a module's fqn and the number of its run, where it runs more than once."""
 PART = "@"
 """Between a block's fqn and the number of its part, where a unit inside the block lies between two of its own parts."""
+MODEL_INPUT = "x"
+"""The model's floating-point input, cast, and further ones of a trace "x.1" and so on; in a second forward before the backward "x#2"."""
+
+
+def is_model_input(buffer: str) -> bool:
+    """Whether `buffer` is one of the model's own inputs, in any forward."""
+    name = buffer.partition(RUN)[0]
+    return name == MODEL_INPUT or (name.startswith(f"{MODEL_INPUT}.") and ":" not in name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,13 +15,13 @@ from zsim.aten_call import Call
 from zsim.autocast import Autocast
 from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.eager import calls
-from zsim.model import RUN, ModelSpec, Module
+from zsim.model import MODEL_INPUT, RUN, ModelSpec, Module
 from zsim.module_kernels import backward_kernels, forward_kernels
 from zsim.needed import needed
 from zsim.operators import Operator
 from zsim.ops import MemoryEvent
 from zsim.regions import Region, Step, packs_something
-from zsim.tape import MODEL_INPUT, SEED, Tape, summed
+from zsim.tape import SEED, Tape, summed
 from zsim.training import Batch, Computation, Device, LoweredModule, Recomputed, TapeEvent
 
 

@@ -28,8 +28,6 @@ from zsim.training import (
 )
 
 SEED = "loss:seed"
-MODEL_INPUT = "x"
-"""The model's floating-point input; that of a second forward before the backward is called x#2, and so on."""
 
 
 def summed(loss: str, forwards: int) -> str:

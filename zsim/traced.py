@@ -12,19 +12,25 @@ from typing import Final, Literal
 
 from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.errors import ZsimError
-from zsim.model import ROOT, RUN, ModelSpec, Module, ParamGroup
+from zsim.model import MODEL_INPUT, ROOT, RUN, ModelSpec, Module, ParamGroup, is_model_input
 from zsim.operators import Operator, OperatorKind
 from zsim.ops import Alloc, Free
 from zsim.traced_problems import problems
-from zsim.training import NOTHING, Autograd, Batch, Computation, Device, Dtype, LoweredModule
+from zsim.training import NOTHING, Autograd, Batch, Device, Dtype, LoweredModule
 
 FAMILY: Final = "traced"
-INPUT = "x"
-"""The buffer of the first cast input; of further ones it is the beginning of the name."""
 LOSS = "loss"
 
 DEVICES: Final[tuple[Device, ...]] = ("cpu", "cuda")
 DEVICE_NAMES: Final[dict[Device, str]] = {"cpu": "a CPU", "cuda": "CUDA"}
+
+FORMS: Final[dict[Autograd, tuple[Autograd, ...]]] = {
+    "hooked": (),
+    "plain": ("plain",),
+    "views": ("views", "plain"),
+    "bare": ("bare", "plain"),
+}
+"""By what autograd has of units: the forms in which a trace may hold it, the best first, where it is not as with hooks."""
 
 
 class TracedModelError(ZsimError):
@@ -80,7 +86,7 @@ class TracedModel(ModelSpec):
     ) -> tuple[LoweredModule, ...]:
         """The lowered modules; TracedModelError for another batch, dtype, autocast or device, or for checkpointing that was not traced.
 
-        A strategy that casts no input gets no cast. Without a `device` it is not asked for which the trace stands.
+        Without a `device` it is not asked for which the trace stands.
         """
         if device is not None and device not in self.devices:
             raise TracedModelError(
@@ -124,26 +130,24 @@ class TracedModel(ModelSpec):
                     found=f"{value}",
                     remedy="trace the module again with such inputs",
                 )
-        lowered = self._with(autograd, checkpointing, hooked=variants[checkpointing])
-        return lowered if casts_input else tuple(map(_without_input_cast, lowered))
+        return self._with(autograd, checkpointing, hooked=variants[checkpointing])
 
     def _with(
         self, autograd: Autograd, checkpointing: Checkpointing, *, hooked: tuple[LoweredModule, ...]
     ) -> tuple[LoweredModule, ...]:
         """The lowered modules where autograd has that of units; TracedModelError where the module does not run so."""
-        found = {one.autograd: one.lowered for one in self.otherwise if one.checkpointing == checkpointing}
-        plain = hooked if autograd == "hooked" else found.get("plain", hooked)
-        lowered = found.get("views", plain) if autograd == "views" else plain
-        if not lowered:
+        found = {one.autograd: one for one in self.otherwise if one.checkpointing == checkpointing}
+        form = next((found[one] for one in FORMS[autograd] if one in found), None)
+        if form is not None and not form.lowered:
+            given = f"; trace it with casts_input=False if the model's inputs come in {self.dtype}" if form.autograd == "bare" else ""
             raise TracedModelError(
                 where=self.name,
                 expected="a module that runs without the hooks of fully_shard, which this strategy does not have",
-                found=next((one.fails for one in self.otherwise if not one.lowered and one.checkpointing == checkpointing), "")
-                or "one that does not",
-                remedy=f"hooks cast what units take to {self.dtype}, and give zeros as gradients of what those leave: make these in the "
-                "module itself, or use fsdp2 or hsdp",
+                found=form.fails or "one that does not",
+                remedy=f"hooks cast what the model and its units take to {self.dtype}, and give zeros as gradients of what those leave: "
+                f"make these in the module itself, or use fsdp2 or hsdp{given}",
             )
-        return lowered
+        return hooked if form is None else form.lowered
 
 
 def stretch(fqn: str, *, unit: str, weights: tuple[tuple[str, str], ...], last: bool) -> Module:
@@ -189,21 +193,21 @@ def placed(modules: Iterable[Module], *, units: Iterable[ParamGroup]) -> tuple[M
 
 
 def _operator(kind: OperatorKind, *, name: str, weight: str, bias: str, output: str) -> Operator:
-    return Operator(kind=kind, name=name, inputs=(INPUT,), output=output, weight=weight, bias=bias)
+    return Operator(kind=kind, name=name, inputs=(MODEL_INPUT,), output=output, weight=weight, bias=bias)
 
 
-def _is_input(buffer: str) -> bool:
-    return buffer == INPUT or (buffer.startswith(f"{INPUT}.") and ":" not in buffer)
+def _casts_input(module: LoweredModule) -> bool:
+    return any(isinstance(event, Alloc) and is_model_input(event.buffer) for event in module.forward.memory)
 
 
-def _without_input_cast(module: LoweredModule) -> LoweredModule:
-    """Casts of the model's inputs left out: the caller's own are in the right dtype already."""
-
-    def kept(given: Computation) -> Computation:
-        memory = tuple(e for e in given.memory if not isinstance(e, Alloc | Free) or not _is_input(e.buffer))
-        return given if len(memory) == len(given.memory) else replace(given, memory=memory)
-
-    return replace(module, forward=kept(module.forward), backward=kept(module.backward))
+def check_whole(model: TracedModel) -> TracedModel:
+    """As `check`; and where inputs of the model are cast, there must be a form for strategies that cast none."""
+    known = {one.checkpointing for one in model.otherwise if one.autograd == "bare"}
+    for asked, lowered in ((NO_CHECKPOINTING, model.lowered), *model.recomputing):
+        if asked not in known and any(map(_casts_input, lowered)):
+            expected = "one form in which the model's inputs are as they were given, beside that in which they are cast"
+            raise TracedModelError(where=model.name, expected=expected, found="none", remedy="trace the module again")
+    return check(model)
 
 
 def check(model: TracedModel) -> TracedModel:

@@ -13,7 +13,7 @@ from zsim.checkpointing import NO_CHECKPOINTING, SAVEABLE, Checkpointing
 from zsim.json_reader import Reader
 from zsim.model import ROOT, Module, Parameter, ParamGroup
 from zsim.ops import MEMORY_KINDS, Alloc, Free, Kernel
-from zsim.traced import DEVICES, FAMILY, Otherwise, TracedModel, TracedModelError, check, placed, stretch, whole
+from zsim.traced import DEVICES, FAMILY, Otherwise, TracedModel, TracedModelError, check_whole, placed, stretch, whole
 from zsim.training import (
     DTYPE_NBYTES,
     Accumulated,
@@ -170,7 +170,7 @@ def parse(data: bytes, *, where: str = "traced model") -> TracedModel:
         table = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError):
         raise TracedModelError(where=where, expected="a traced model", found="no JSON") from None
-    return check(_model(Reader(table, where)))
+    return check_whole(_model(Reader(table, where)))
 
 
 def _model(reader: Reader) -> TracedModel:
@@ -200,7 +200,7 @@ def _model(reader: Reader) -> TracedModel:
         registered=tuple(fqn.name() for fqn in table["registered"].items()),
         buffers=tuple(_buffer(buffer) for buffer in table["buffers"].items()),
         recomputing=tuple(_variant(variant, modules, uncached) for variant in table[RECOMPUTING].items(at_most=MAX_VARIANTS)),
-        otherwise=tuple(_otherwise(row, modules, uncached) for row in table[OTHERWISE].items(at_most=2 * MAX_VARIANTS + 2)),
+        otherwise=tuple(_otherwise(row, modules, uncached) for row in table[OTHERWISE].items(at_most=3 * MAX_VARIANTS + 3)),
     )
 
 
@@ -214,7 +214,7 @@ def _otherwise(reader: Reader, modules: list[Module], uncached: tuple[Free, ...]
     autograd, given, rows, *fails = reader.row(4 if told else 3)
     asked = [_checkpointing(table) for table in given.items(at_most=1)]
     return Otherwise(
-        autograd=autograd.one_of(("plain", "views")),
+        autograd=autograd.one_of(("plain", "views", "bare")),
         checkpointing=asked[0] if asked else NO_CHECKPOINTING,
         lowered=_each_lowered(rows, modules, uncached) if list(rows.items(at_most=MAX_MODULES)) else (),
         fails=fails[0].sentence() if fails else "",

@@ -12,9 +12,10 @@ from zsim.ops import Alloc, Free, Kernel, MemoryEvent
 
 Device = Literal["cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16", "float16"]
-Autograd = Literal["hooked", "plain", "views"]
+Autograd = Literal["hooked", "plain", "views", "bare"]
 """What autograd has of a unit besides its operators: "hooked" what fully_shard's hooks make, which cast what the unit takes and pass it
-through a node of their own with an output for each tensor given; "plain" nothing; "views" of its parameters, others in each run (FSDP1)."""
+through a node of their own with an output for each tensor given; "plain" nothing; "views" of its parameters, others in each run (FSDP1).
+With all of these the model's own inputs are cast when it is called; "bare" is nothing at all, and inputs as they are given."""
 DTYPE_NBYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int32": 4, "int64": 8}
 
 

@@ -471,7 +471,7 @@ cluster = { preset = "cpu-gloo", ranks = 2 }
 strategy = { name = "ddp" }
 precision = { parameters = "bf16", reduce = "fp32" }
 """
-    with pytest.raises(ZsimError, match=r"without the hooks of fully_shard.*found layers\.1: .*no linear of torch\.float32"):
+    with pytest.raises(ZsimError, match=r"without the hooks of fully_shard.*found layers\.0: .*no linear of torch\.float32"):
         predicted(parse(text.encode(), where="needs.toml", folder=tmp_path), ranks=(0,))
     assert predicted(parse(text.replace("ddp", "fsdp2").encode(), where="needs.toml", folder=tmp_path), ranks=(0,))
 

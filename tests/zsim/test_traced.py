@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -29,9 +29,9 @@ from zsim.program import PHASES
 from zsim.run import RunOptions
 from zsim.simulator import SimBackend
 from zsim.strategies import STRATEGIES, ddp, fsdp1, model_problems
-from zsim.traced import FAMILY, Otherwise, TracedModel, TracedModelError, check, stretch
+from zsim.traced import FAMILY, Otherwise, TracedModel, TracedModelError, check, check_whole, stretch
 from zsim.traced_file import dump, load, parse, save
-from zsim.training import Autograd, Batch, Precision, Training
+from zsim.training import Autograd, Batch, LoweredModule, Precision, Training
 
 BATCH = Batch(micro_batch=2)
 SPEC = load_preset("mlp-tiny", sequence_length=1, num_layers=None, attention=None)
@@ -59,7 +59,14 @@ def model() -> TracedModel:
         casts_input=True,
         buffer_nbytes=12,
         input_nbytes=34,
+        otherwise=(bare(),),
     )
+
+
+def bare(checkpointing: Checkpointing = NO_CHECKPOINTING) -> Otherwise:
+    """The form of it in which nobody casts the model's input."""
+    modules = lower(SPEC, batch=BATCH, dtype="bfloat16", casts_input=False, checkpointing=checkpointing)
+    return Otherwise(autograd="bare", checkpointing=checkpointing, lowered=modules)
 
 
 MODEL = model()
@@ -80,7 +87,7 @@ def test_every_strategy_plans_with_it_as_with_the_family_it_stands_for(name: str
 
     def peaks(spec: Any) -> list[Any]:
         batch = replace(BATCH, accumulation=2)
-        modules = lower(spec, batch=batch, dtype="bfloat16", casts_input=strategy.casts_input)
+        modules = lower(spec, batch=batch, dtype="bfloat16", casts_input=strategy.casts_input, autograd=strategy.autograd)
         training = Training(model=spec, modules=modules, batch=batch, precision=Precision(parameters="bfloat16"))
         program = strategy.plan(training, mesh=mesh, options=strategy.options())
         return [replay(rank, timeline=False)[phase] for rank in program.ranks for phase in PHASES]
@@ -90,7 +97,7 @@ def test_every_strategy_plans_with_it_as_with_the_family_it_stands_for(name: str
 
 def test_what_is_recomputed_goes_through_a_file_too() -> None:
     modules = lower(SPEC, batch=BATCH, dtype="bfloat16", casts_input=True, checkpointing=Checkpointing(mode="full"))
-    recomputing = check(replace(MODEL, lowered=modules))
+    recomputing = check_whole(replace(MODEL, lowered=modules))
     assert sum(bool(module.recompute) for module in recomputing.lowered) == len(SPEC.units) - 1
     assert parse(dump(recomputing).encode()) == recomputing
 
@@ -98,7 +105,7 @@ def test_what_is_recomputed_goes_through_a_file_too() -> None:
 def with_every_block_recomputed() -> TracedModel:
     asked = Checkpointing(mode="full")
     modules = lower(SPEC, batch=BATCH, dtype="bfloat16", casts_input=True, checkpointing=asked)
-    return check(replace(MODEL, recomputing=((asked, modules),)))
+    return check_whole(replace(MODEL, recomputing=((asked, modules),), otherwise=(*MODEL.otherwise, bare(asked))))
 
 
 def test_a_scenario_asks_for_the_checkpointing_that_was_traced(tmp_path: Path) -> None:
@@ -154,23 +161,26 @@ def with_other_lowered_modules(autograd: Autograd = "plain", gradient: str = "bl
         backward=replace(first.backward, memory=tuple(named)),
     )
     otherwise = Otherwise(autograd=autograd, checkpointing=NO_CHECKPOINTING, lowered=(other, *MODEL.lowered[1:]))
-    return replace(MODEL, otherwise=(otherwise,))
+    return replace(MODEL, otherwise=(otherwise, *(one for one in MODEL.otherwise if one.autograd != autograd)))
 
 
-@pytest.mark.parametrize(("name", "other"), [("ddp", True), ("zero2", True), ("fsdp1", True), ("fsdp2", False), ("hsdp", False)])
-def test_a_strategy_takes_the_lowered_modules_that_autograd_makes_there(name: str, other: bool) -> None:
-    model = check(with_other_lowered_modules())
+@pytest.mark.parametrize(
+    ("name", "form"), [("ddp", "bare"), ("zero2", "bare"), ("fsdp1", "plain"), ("fsdp1", "views"), ("fsdp2", ""), ("hsdp", "")]
+)
+def test_a_strategy_takes_the_lowered_modules_that_autograd_makes_there(name: str, form: Autograd | Literal[""]) -> None:
+    model = check_whole(with_other_lowered_modules(form or "plain"))
     assert parse(dump(model).encode()) == model
     taken = model.modules_for(BATCH, dtype="bfloat16", casts_input=True, autograd=STRATEGIES[name].autograd)
-    assert taken == (model.otherwise[0].lowered if other else model.lowered)
+    assert taken == (model.otherwise[0].lowered if form else model.lowered)
+    assert model.otherwise[0].lowered != model.lowered
 
 
 def test_those_that_only_run_with_hooks_go_through_a_file_and_are_refused_elsewhere() -> None:
-    nothing = Otherwise(autograd="plain", checkpointing=NO_CHECKPOINTING, lowered=())
-    model = check(replace(MODEL, otherwise=(nothing,)))
+    nothing = [Otherwise(autograd=autograd, checkpointing=NO_CHECKPOINTING, lowered=()) for autograd in ("plain", "bare")]
+    model = check_whole(replace(MODEL, otherwise=tuple(nothing)))
     assert parse(dump(model).encode()) == model
     assert model.modules_for(BATCH, dtype="bfloat16", casts_input=True) == MODEL.lowered
-    for autograd in ("plain", "views"):
+    for autograd in ("plain", "views", "bare"):
         with pytest.raises(TracedModelError, match="expected a module that runs without the hooks of fully_shard"):
             model.modules_for(BATCH, dtype="bfloat16", casts_input=True, autograd=autograd)
 
@@ -210,7 +220,12 @@ def test_a_strategy_that_casts_no_input_gets_no_cast() -> None:
         return [type(event).__name__ for event in events if getattr(event, "buffer", "") == "x"]
 
     assert casts(MODEL.modules_for(BATCH, dtype="bfloat16", casts_input=True)) == ["Alloc", "Free"]
-    assert casts(MODEL.modules_for(BATCH, dtype="bfloat16", casts_input=False)) == []
+    assert casts(MODEL.modules_for(BATCH, dtype="bfloat16", casts_input=False, autograd="bare")) == []
+
+
+def test_a_file_in_which_every_form_casts_the_models_input_is_refused() -> None:
+    with pytest.raises(TracedModelError, match="one form in which the model's inputs are as they were given"):
+        parse(dump(replace(MODEL, otherwise=())).encode())
 
 
 @pytest.mark.parametrize(
@@ -271,9 +286,13 @@ def frozen(*, made: bool) -> TracedModel:
     units = tuple(
         replace(unit, parameters=tuple(replace(p, requires_grad=p.fqn != name) for p in unit.parameters)) for unit in SPEC.units
     )
-    backward = MODEL.lowered[0].backward
-    kept = tuple(event for event in backward.memory if made or getattr(event, "fqn", "") != name)
-    return replace(first_with(backward=replace(backward, memory=kept)), units=units)
+
+    def kept(first: LoweredModule, *others: LoweredModule) -> tuple[LoweredModule, ...]:
+        memory = tuple(event for event in first.backward.memory if made or getattr(event, "fqn", "") != name)
+        return replace(first, backward=replace(first.backward, memory=memory)), *others
+
+    otherwise = tuple(replace(one, lowered=kept(*one.lowered)) for one in MODEL.otherwise)
+    return replace(MODEL, lowered=kept(*MODEL.lowered), otherwise=otherwise, units=units)
 
 
 def test_a_frozen_parameter_has_no_gradient_and_is_frozen_in_the_file() -> None:
@@ -365,7 +384,7 @@ def changed(change: Callable[[Any], Any]) -> bytes:
         (lambda t: t.update(name="a name"), "file: name: expected a name of 1 to 400 characters without blanks"),
         (lambda t: t.update(name="n" * (MAX_NAME + 1)), "file: name: expected a name"),
         (lambda t: t.update(modules={}), "file: modules: expected a list"),
-        (lambda t: t.update(modules=[]), "mlp-tiny: expected one lowered module for each module, and at least one"),
+        (lambda t: t.update(modules=[], otherwise=[]), "mlp-tiny: expected one lowered module for each module, and at least one"),
         (lambda t: t["units"][0].append(1), "file: units[0]: expected a list of 2"),
         (lambda t: t["units"][1][1][0].append("thawed"), "file: units[1][1][0][2]: expected one of frozen"),
         (

@@ -60,7 +60,7 @@ class Strategy:
     whole; flat buffers apart; nothing where it has no units."""
     differentiates: Callable[[ModelSpec], ModelSpec] = _itself
     """The model as autograd sees it, in which modules may read other parameters than its own."""
-    autograd: Autograd = "plain"
+    autograd: Autograd = "bare"
     """What autograd has of a unit besides its operators, which a traced model was recorded with."""
     problems: Callable[..., Iterator[str]] = _none
     """`problems(options, mesh, optimizer)`: what it cannot do of what a scenario asks, one line each, with the key in front."""

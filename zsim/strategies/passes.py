@@ -10,20 +10,19 @@ from dataclasses import dataclass, field
 
 from zsim.lowering import loss_buffers
 from zsim.mesh import Mesh
-from zsim.model import ROOT, RUN
+from zsim.model import ROOT, is_model_input
 from zsim.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind, OpKind
 from zsim.strategies.building import Step, accumulate_kernel, recomputed_in_turn
 from zsim.strategies.sharded_gradients import Gradients
-from zsim.tape import MODEL_INPUT
 from zsim.training import DTYPE_NBYTES, NOTHING, InnerCall, LoweredModule, TapeEvent, Training, storage_events
 
 ORIGINAL = "float32"
 """The dtype of the sharded parameters, their gradients and optimizer states."""
 
 
-def is_model_input(event: TapeEvent) -> bool:
-    """Whether `event` makes the model's own input, cast by the root."""
-    return isinstance(event, Alloc) and event.buffer.partition(RUN)[0] == MODEL_INPUT
+def makes_model_input(event: TapeEvent) -> bool:
+    """Whether `event` makes an input of the model's own, cast by the root."""
+    return isinstance(event, Alloc) and is_model_input(event.buffer)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,7 +83,7 @@ class Passes(Step):
         """
         memory = storage_events(module.forward.memory)
         if reads_input:
-            memory = [event for event in memory if not is_model_input(event)]
+            memory = [event for event in memory if not makes_model_input(event)]
         held: list[MemoryEvent] = []
         while holds and memory and isinstance(memory[-1], Free) and self._is_input(memory[-1].buffer, module):
             held.insert(0, memory.pop())
@@ -96,12 +95,18 @@ class Passes(Step):
     def _is_input(self, buffer: str, module: LoweredModule) -> bool:
         """Whether the caller of `module` gave it `buffer`; that of the root's last part has only given what the model takes."""
         if module.unit == ROOT:
-            return buffer.partition(RUN)[0] == MODEL_INPUT
-        return buffer == module.takes if module.takes else not buffer.startswith(f"{module.fqn}:")
+            return is_model_input(buffer)
+        return buffer == module.takes if module.takes else buffer not in self._made_around(module)
+
+    def _made_around(self, module: LoweredModule) -> set[str]:
+        """What the block that `module` is, or is a part of, has made in this run of it, the units in it too."""
+        wholes = {one.fqn: one.whole for one in self.training.model.modules}
+        parts = [part for part in self.training.modules if wholes[part.fqn] == wholes[module.fqn]]
+        return {event.buffer for part in parts for event in part.forward.memory if isinstance(event, Alloc)}
 
     def cast_input(self, modules: tuple[LoweredModule, ...]) -> None:
-        """The root casts a floating-point input before it gathers anything."""
-        cast = [event for event in modules[0].forward.memory if is_model_input(event)]
+        """The root casts floating-point inputs before it gathers anything."""
+        cast = [event for event in modules[0].forward.memory if makes_model_input(event)]
         if cast:
             self.issue("copy", ROOT, micro_batch=self.micro_batch, memory=storage_events(cast))
 

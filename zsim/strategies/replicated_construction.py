@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import groupby
 
+from zsim.model import Parameter
 from zsim.ops import Alloc, Free, MemoryEvent, MemoryKind, OpKind
 from zsim.strategies.building import (
     MASTER_DTYPE,
@@ -36,7 +38,7 @@ def construction(model: ReplicatedModel, *, has_master: bool) -> Step:
             step.issue("alloc", unit.fqn, stream="host", memory=built)
     owner = {parameter.fqn: unit.fqn for unit in units for parameter in unit.parameters}
     named = model.training.model.named_parameters
-    for unit_fqn, cast in groupby(named, key=lambda parameter: owner[parameter.fqn]):
+    for unit_fqn, cast in groupby(_children_first(named), key=lambda parameter: owner[parameter.fqn]):
         memory: list[MemoryEvent] = []
         for parameter in cast:
             memory.append(Alloc(parameter.fqn, "parameters", parameter.numel * element))
@@ -52,6 +54,16 @@ def construction(model: ReplicatedModel, *, has_master: bool) -> Step:
         memory += [Alloc(f"{USED}:{place}", "communication", model.used_nbytes) for place in places]
     step.issue("alloc", "buckets", stream="host", memory=memory)
     return step
+
+
+def _children_first(parameters: Sequence[Parameter], *, depth: int = 0) -> list[Parameter]:
+    """In the order in which `Module.to` casts them: those of a module's children before its own (torch.nn.Module._apply)."""
+    own: list[Parameter] = []
+    children: dict[str, list[Parameter]] = {}
+    for parameter in parameters:
+        child, *inside = parameter.fqn.split(".")[depth:]
+        (children.setdefault(child, []) if inside else own).append(parameter)
+    return [*(one for child in children.values() for one in _children_first(child, depth=depth + 1)), *own]
 
 
 def _check_shapes(step: Step, model: ReplicatedModel) -> None:

@@ -1,0 +1,32 @@
+"""Operators that refuse tensors of several dtypes, or make others of them on fake tensors than on real ones.
+
+Meta kernels of torch 2.13 check less than those of devices: a product of float32 and bfloat16, which no device makes, has a result there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import Tensor
+
+from zreal.untraceable import UntraceableError
+
+PRODUCTS = frozenset({"mm", "addmm", "mv", "addmv", "_cdist_forward", "mkldnn_rnn_layer", "_cudnn_rnn"})
+WRITES = frozenset({"index_put", "index_put_", "_index_put_impl_", "index_add", "index_add_", "index_copy", "index_copy_"})
+
+
+def require_one_dtype(operator: str, given: Iterable[Tensor]) -> None:
+    """UntraceableError for the first mixture of dtypes that real tensors would not run with, or run otherwise."""
+    dtypes = list(dict.fromkeys(str(tensor.dtype).removeprefix("torch.") for tensor in given if tensor.is_floating_point()))
+    if len(dtypes) < 2:
+        return
+    found = " and ".join(dtypes)
+    if "batch_norm" in operator or "group_norm" in operator:
+        remedy = "cast its input, as by x.float(), or trace the module cast as a whole, as by .bfloat16(), with its buffers"
+        raise UntraceableError(where=operator, expected="a norm whose input and weights are of one dtype", found=found, remedy=remedy)
+    if operator == "native_layer_norm" and dtypes[1] != "float32":  # the input comes first; float32 weights are fine
+        remedy = "cast its input to the dtype of its weights, or keep these in float32"
+        raise UntraceableError(where=operator, expected="a norm whose weights are of its input's dtype", found=found, remedy=remedy)
+    if operator in PRODUCTS or operator in WRITES:
+        expected = "factors of one dtype" if operator in PRODUCTS else "what is written to be of the dtype of what it is written into"
+        raise UntraceableError(where=operator, expected=f"{expected}, as torch does", found=found, remedy="cast one of them in the module")
