@@ -8,7 +8,7 @@ Everything is a pure function of the kernel's shape and of the device's constant
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import ceil
 
 from zsim.devices import Device
@@ -134,7 +134,8 @@ def _arithmetic_s(kernel: Kernel, device: Device, execution: Execution) -> float
         return _attention_s(kernel, device, execution.attention_kernels)
     if kernel.shape:
         dtype = "float8" if _in_eight_bits(kernel, execution) else kernel.dtype
-        return product_s(kernel.shape, device, dtype, transposed=kernel.transposed)
+        seconds = product_s(kernel.shape, device, dtype, transposed=kernel.transposed)
+        return seconds * alone(device) if execution.products == "alone" else seconds
     return kernel.flops / _rate(device, kernel.dtype) if kernel.flops else 0.0  # dtypes without a rate, as integers, have none
 
 
@@ -148,6 +149,17 @@ def _casts_s(kernel: Kernel, device: Device, execution: Execution) -> float:
     if execution.float8_casts == "eager":
         return EAGER_CAST_NBYTES * count * k * (m + n) / (device.memory_bandwidth * device.memory_efficiency)
     return CAST_NBYTES * count * k * (m + n) / 2 / (device.memory_bandwidth * device.memory_efficiency)
+
+
+ALONE: Mapping[str, float] = {"A100": 80.3 / 86.9, "A800": 80.3 / 86.9}
+ALONE_LATER = 66.6 / 80.3
+"""The time of the best product alone over its time in training, by model, and for later ones: what training reaches of the peak (the
+presets' matmul_efficiency) over the best published products of A100 and H100 (in bf16; other dtypes and GPUs are predicted by them)."""
+
+
+def alone(device: Device) -> float:
+    """The time of a product alone, on a device that does nothing else for long, over its time in training, whose clocks are lower."""
+    return ALONE.get(device.name.split()[0], ALONE_LATER)
 
 
 def _rate(device: Device, dtype: str) -> float:

@@ -15,7 +15,7 @@ from zsim.beside import Taken, lost, taken
 from zsim.collectives import ALGORITHMS, communicator, estimated, nccl
 from zsim.execution import EAGER, Execution
 from zsim.hardware import ClusterSpec, Layout, Path
-from zsim.ops import ACCUMULATE, COLLECTIVES, MOVE_GRADIENT, Kernel, Op
+from zsim.ops import ACCUMULATE, COLLECTIVES, MASK_SCORES, MOVE_GRADIENT, SCALE_SCORES, Kernel, Op
 from zsim.run_ahead import SYNCHRONOUS
 
 HOOKED = frozenset({"all_gather", "reduce_scatter"})
@@ -60,6 +60,8 @@ class Costs:
     def _is_fused(self, kernel: Kernel) -> bool:
         """Whether another kernel does its work, or there is none: gradients that lie in the buffer which is reduced are not moved."""
         accumulation = self.execution.accumulation
+        if kernel.operator in (SCALE_SCORES, MASK_SCORES):
+            return self.execution.softmax == "fused"
         return (kernel.operator == ACCUMULATE and accumulation == "fused") or (kernel.operator == MOVE_GRADIENT and accumulation != "eager")
 
     def _kernel_ns(self, kernel: Kernel) -> int:
@@ -153,6 +155,6 @@ class Costs:
     def _launched(self, op: Op) -> int:
         """Kernels of an op, with those that are more than the one which stands for them, without those whose work another does."""
         asked = self.execution
-        if asked.float8_casts == "fused" and asked.norms == "fused" and asked.loss == "fused" and asked.accumulation == "eager":
+        if asked.one_kernel_each:
             return len(op.kernels)
         return sum(1 + compute.more_kernels(kernel, asked) for kernel in op.kernels if not self._is_fused(kernel))

@@ -10,6 +10,7 @@ from zsim import eager_sdpa
 from zsim.aten_call import Call, Sizes
 from zsim.aten_forms import batched_matmul, clone, constant, view
 from zsim.operators import Operator
+from zsim.ops import MASK_SCORES, SCALE_SCORES
 
 
 def rotary(op: Operator, sizes: Sizes) -> Iterator[Call]:
@@ -135,11 +136,11 @@ def _probabilities(op: Operator, sizes: Sizes) -> Iterator[Call]:
             backward_moved=3 * nbytes if operator == "softmax" else 2 * nbytes,
         )
 
-    yield step("scale", raw, scores, drops=(raw,))
+    yield step(SCALE_SCORES, raw, scores, drops=(raw,))
     if op.causal:
         yield constant(f"{name}.ones", length * length)
         yield constant(f"{name}.mask", length * length, drops=(f"{name}.ones",))
-        yield step("mask", scores, masked, saves=(f"{name}.mask",), drops=(scores,))
+        yield step(MASK_SCORES, scores, masked, saves=(f"{name}.mask",), drops=(scores,))
     source = masked if op.causal else scores
     if sizes.softmax_nbytes in (0, sizes.nbytes):
         yield step("softmax", source, probabilities, saves=(probabilities,))

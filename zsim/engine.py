@@ -102,8 +102,9 @@ def _pace(course: Course, alone: tuple[list[int], list[int]], delays: Delays) ->
         if course.wakes[index] != wake:
             wake = course.wakes[index]
             offsets[wake], clock = clock, 0
-        clock += issue + delays.later.get(index, 0)
+        clock += issue
         offsets[index] = clock
+        clock += delays.later.get(index, 0)
     return _Pace(durations, offsets, delays.longer)
 
 

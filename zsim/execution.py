@@ -11,6 +11,8 @@ Casts = Literal["fused", "eager"]
 Norms = Literal["fused", "composite"]
 Loss = Literal["fused", "composite"]
 Accumulation = Literal["eager", "fp32", "fused"]
+Softmax = Literal["eager", "fused"]
+Products = Literal["training", "alone"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +26,8 @@ class Execution:
     can cut their vocabulary. `accumulation`: gradients of later micro-batches are added to what is there in a kernel for each parameter
     and in their own dtype, "eager"; in "fp32", whatever their own; or "fused" into the products, as apex's kernels in Megatron do. With
     both of these gradients are kept in one float32 buffer, which is reduced and stepped with: none are copied or cast for that.
+    `softmax`: of explicit attention, whose scores are scaled and masked before it in kernels of their own, "eager", or in its own, "fused",
+    as Megatron's are. `products`: as fast as "training" has them, or "alone", as where a step is the sum of its kernels' profiles.
     `interference`: collectives slow down the kernels that they overlap. `step_overhead_ns` and `micro_batch_overhead_ns` are pauses of the
     trainer around a step and around each micro-batch, in which the device does nothing. `issue_kernel_ns`: what the host spends on
     each kernel, where it is not as the cluster's preset says. What follows from strategy and cluster: with `hooks` those of
@@ -37,12 +41,20 @@ class Execution:
     norms: Norms = "fused"
     loss: Loss = "fused"
     accumulation: Accumulation = "eager"
+    softmax: Softmax = "eager"
+    products: Products = "training"
     interference: bool = True
     step_overhead_ns: int = 0
     micro_batch_overhead_ns: int = 0
     issue_kernel_ns: int | None = None
     hooks: bool = False
     synchronous: bool = False
+
+    @property
+    def one_kernel_each(self) -> bool:
+        """Whether every kernel of a Program is one that the host launches."""
+        fused = self.float8_casts == "fused" and self.norms == "fused" and self.loss == "fused"
+        return fused and self.accumulation == "eager" and self.softmax == "eager"
 
 
 EAGER = Execution()

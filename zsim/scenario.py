@@ -228,6 +228,8 @@ def _execution(table: ExecutionTable) -> Execution:
         norms=table.norms,
         loss=table.loss,
         accumulation=table.accumulation,
+        softmax=table.softmax,
+        products=table.products,
         interference=table.interference,
         step_overhead_ns=parse_time(table.step_overhead),
         micro_batch_overhead_ns=parse_time(table.micro_batch_overhead),
@@ -240,6 +242,8 @@ def _check_execution(table: ExecutionTable, cluster: ClusterSpec, model: ModelSp
     if model.family == FAMILY:
         asked = [key for key in ("norms", "loss") if getattr(table, key) != "fused"]
         problems += [f"execution.{key}: expected fused, for a trace has the calls that its module makes" for key in asked]
+        if table.softmax != "eager":
+            problems.append("execution.softmax: expected eager, for a trace has the calls that its module makes")
     if problems:
         raise ScenarioError(tuple(problems))
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator
 
 from zsim.errors import shown
-from zsim.execution import Accumulation, AttentionKernels, Casts, Loss, Norms
+from zsim.execution import Accumulation, AttentionKernels, Casts, Loss, Norms, Products, Softmax
 from zsim.expect import FIGURES
 from zsim.hardware import clusters
 from zsim.mesh import AXES, RESERVED_AXES
@@ -162,6 +162,8 @@ class ExecutionTable(_Table):
     norms: Norms = "fused"
     loss: Loss = "fused"
     accumulation: Accumulation = "eager"
+    softmax: Softmax = "eager"
+    products: Products = "training"
     interference: bool = True
     step_overhead: str = "0 ns"
     micro_batch_overhead: str = "0 ns"

@@ -58,8 +58,8 @@ def simulate_step(program: Program, *, costs: StepCosts, all_ranks: bool = False
 def _pauses(ops: tuple[Op, ...], execution: Execution) -> dict[int, int]:
     """A pause before the first kernels of each micro-batch, and that of the step before the optimizer's.
 
-    In it the trainer has waited for the device and does something else, so neither of them works: the op is issued later, and a device
-    that still has work starts it as much later.
+    In it the trainer has waited for the device and does something else, so neither of them works: the op takes as much longer, whether the
+    device comes to it from other work or was idle, and what is behind it is issued as much later.
     """
     found: dict[int, int] = {}
     if execution.micro_batch_overhead_ns:

@@ -37,7 +37,7 @@ class Durations(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """Nanoseconds by op index: how much longer than their kernels ops of one rank program take, and how much later the host issues them."""
+    """Nanoseconds by op index: how much longer than their kernels ops of one rank program take, and how much later the next are issued."""
 
     longer: Mapping[int, int] = field(default_factory=dict)
     later: Mapping[int, int] = field(default_factory=dict)

@@ -32,7 +32,7 @@ WIDER, ROUNDS = 3.0, 4
 """Of the priors there: the presets have seen these rows, so as they are they would tell what is left out."""
 FITTED_IN_PART = {
     "fms_fsdp.csv": "never fitted, but its norms seen",
-    SLOW: "only its host is fitted",
+    SLOW: "its host and pauses are fitted",
     "torchtitan.csv": "only its power is fitted",
     "ultrascale_playbook_sweep.csv": "its network is fitted, with these in view",
 }

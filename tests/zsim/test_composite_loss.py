@@ -10,7 +10,7 @@ from zsim import compute
 from zsim.costs import Costs
 from zsim.devices import load_device
 from zsim.execution import EAGER, Execution
-from zsim.ops import ACCUMULATE, Kernel
+from zsim.ops import ACCUMULATE, COLLECTIVES, Kernel
 from zsim.plan import plan
 from zsim.scenario import Scenario, parse
 
@@ -77,3 +77,44 @@ def test_a_gradient_added_in_float32_reads_itself_and_the_sum_which_it_writes(dt
 def test_the_program_and_its_memory_do_not_change() -> None:
     how = scenario('loss = "composite", accumulation = "fp32"')
     assert plan(how, device="cuda").ranks[0].steady == plan(scenario(""), device="cuda").ranks[0].steady
+
+
+def attended(execution: str) -> tuple[Scenario, dict[str, int], int]:
+    """A step with explicit attention: nanoseconds by operator, and kernels that the host issues."""
+    text = f"""
+model = {{ family = "gpt", sizes = {{ num_layers = 1, hidden_size = 256, num_heads = 4, vocabulary = 512, attention = "explicit" }} }}
+batch = {{ micro_batch = 2, sequence_length = 128 }}
+cluster = {{ preset = "dgx-a100" }}
+strategy = {{ name = "ddp" }}
+precision = {{ parameters = "fp16", reduce = "fp16" }}
+execution = {{ {execution} }}
+"""
+    case = parse(text.encode(), where="softmax.toml")
+    costs, found, issued = Costs(case.cluster, case.executed), dict[str, int](), 0
+    for op in plan(case, device="cuda").ranks[0].steady:
+        issued += 0 if op.kind in COLLECTIVES else costs.issue_ns(op) // case.cluster.overheads.issue_kernel
+        for kernel in op.kernels:
+            found[kernel.operator] = found.get(kernel.operator, 0) + costs.kernel_ns(kernel)
+    return case, found, issued
+
+
+def test_a_fused_softmax_scales_and_masks_in_its_own_kernel() -> None:
+    """Scale and mask, each forward and backward, are two launches and their time less; nothing else changes."""
+    _, eager, issued = attended("")
+    _, fused, fewer = attended('softmax = "fused"')
+    assert issued - fewer == 4
+    assert min(eager["scale_scores"], eager["mask_scores"]) > 0
+    assert eager | {"scale_scores": 0, "mask_scores": 0} == fused
+
+
+def test_products_alone_are_as_much_faster_as_the_best_published_ones_are() -> None:
+    _, training, issued = attended("")
+    case, alone, same = attended('products = "alone"')
+    assert issued == same
+    for operator in ("linear", "scores", "weighted_values"):
+        assert alone[operator] < training[operator]
+    assert alone | {name: training[name] for name in ("linear", "scores", "weighted_values")} == training
+    large = Kernel("linear", 2 * 4096**3, 0, "float16", shape=(1, 4096, 4096, 4096))
+    start = case.cluster.device.kernel
+    times = [compute.kernel_ns(large, case.cluster.device, Execution(products=how)) - start for how in ("training", "alone")]
+    assert times[1] / times[0] == pytest.approx(80.3 / 86.9, rel=1e-3)

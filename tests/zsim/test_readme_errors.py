@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
@@ -24,3 +25,13 @@ def test_the_readmes_errors_of_vtrains_many_steps_are_those_of_the_committed_row
 def test_the_readme_has_a_line_for_each_source_and_names_the_recorded_ones() -> None:
     for words in (*errors.STEPS.values(), *errors.SIZES.values(), *errors.LEFT_OUT.values()):
         assert words in README
+
+
+def test_vtrains_errors_do_not_grow_with_layers() -> None:
+    """Of a step's two parts, its layers and the rest, neither makes up for the other: rows of 12 and of 24 layers are off alike."""
+    errors_of = dict[str, list[float]]()
+    for row in errors.predicted(errors.SLOW, 2):
+        errors_of.setdefault(row.fields["n_layers"], []).append(row.predicted / row.measured - 1)
+    assert {"12", "24"} <= errors_of.keys()
+    assert all(abs(mean(found)) < 0.015 for found in errors_of.values())
+    assert abs(mean(errors_of["24"]) - mean(errors_of["12"])) < 0.01

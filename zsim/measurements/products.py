@@ -2,7 +2,7 @@
 
 A product alone, repeated on a device that does nothing else and picked as the best of many shapes, is faster than the same product in a
 training step, whose clocks are lower for long and whose products are launched once each. Device presets hold what training reaches, and
-`ALONE` how much less time the best product alone takes: one factor for A100 and one for what came after it, from these very tables.
+`compute.alone` how much less time the best product alone takes: one factor for A100 and one for what came after it, from these very tables.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from zsim.compute import product_s
+from zsim.compute import alone, product_s
 from zsim.devices import Device, load_device
 from zsim.measurements.checks import said, whole_field
 from zsim.measurements.gpus import is_sized, part_of
@@ -30,10 +30,6 @@ DTYPES: Mapping[str, str] = {
     "float8": "float8",
 }
 NBYTES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4, "float8": 1}
-ALONE: Mapping[str, float] = {"A100": 80.3 / 86.9, "A800": 80.3 / 86.9}
-ALONE_LATER = 66.6 / 80.3
-"""The time of the best product alone over its time in training, by model, and for later ones: what training reaches of the peak (the
-presets' matmul_efficiency) over the best published products of A100 and H100 (in bf16; other dtypes and GPUs are predicted by them)."""
 WIDTHS: Mapping[str, float] = {"measured": 0.05, "calibrated": 0.1, "published": 0.15}
 """Half-width of a product's band by its efficiency's provenance; 0.3 for any other, as of a whole step from assumed constants."""
 
@@ -60,8 +56,7 @@ class Product:
         m, n, k = self.shape
         nbytes = NBYTES[self.dtype] * (m * k + k * n) + max(2, NBYTES[self.dtype]) * m * n
         by_bytes = nbytes / (device.memory_bandwidth * device.memory_efficiency)
-        alone = ALONE.get(part_of(self.gpu).model, ALONE_LATER)
-        return max(product_s((1, m, n, k), device, self.dtype) * alone, by_bytes) + device.kernel / 1e9
+        return max(product_s((1, m, n, k), device, self.dtype) * alone(device), by_bytes) + device.kernel / 1e9
 
     @property
     def band(self) -> tuple[float, float]:
@@ -101,7 +96,7 @@ def product(record: Record, *, source: str) -> Product:
         seconds=seconds,
         fields={"gpu": gpu, "dtype": record.text("dtype"), "shape_mxnxk": text},
         assumed=(
-            f"alone, {100 * ALONE.get(part.model, ALONE_LATER):.0f} % of the time that it takes in a training step",
+            f"alone, {100 * alone(load_device(part.device)):.0f} % of the time that it takes in a training step",
             *(() if is_sized(gpu) else (f"an {part.words}",)),
             *whole_field(record),
         ),
