@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 
 from zsim import compute
 from zsim.beside import MOST, Taken, lost, taken
+from zsim.collectives import communicator, nccl
+from zsim.collectives.nccl import Communicator
 from zsim.costs import Costs
 from zsim.devices import load_device
 from zsim.execution import EAGER, Execution
-from zsim.hardware import load_cluster
+from zsim.hardware import Generation, load_cluster
 from zsim.ops import Kernel
 
 H100, A100 = load_device("h100-80"), load_device("a100-80")
@@ -95,6 +97,24 @@ def test_a_collective_over_a_network_takes_less_from_streams_and_has_fewer_chann
     assert 0.15 < of_stream[0] < 0.35
     assert of_stream[1] < of_stream[0]
     assert of_product == [pytest.approx(24 / 108, abs=0.02), pytest.approx(16 / 108, abs=0.02)]
+
+
+@pytest.mark.parametrize(
+    ("generation", "nics", "expected"),
+    [("ampere", 8, 16), ("ampere", 4, 8), ("ampere", 1, 2), ("hopper", 8, 16), ("hopper", 4, 16), ("hopper", 2, 8), ("hopper", 1, 4)],
+)
+def test_between_nodes_each_nic_has_its_channels(generation: Generation, nics: int, expected: int) -> None:
+    group = Communicator(generation=generation, num_ranks=32, num_nodes=4, bus_gb_s=100.0, nics=nics)
+    assert nccl.channels(group, "ring") == expected
+
+
+def test_a_group_of_one_rank_a_node_has_the_channels_of_its_own_nic() -> None:
+    """HSDP's replicas: one GPU of each node, and an eighth of the NICs."""
+    cluster = load_cluster("dgx-h100", nodes=4)
+    groups = [communicator(cluster, cluster.path(ranks)) for ranks in (tuple(range(32)), tuple(range(0, 32, 8)))]
+    assert [group.nics for group in groups] == [8, 1]
+    shared = load_cluster("p4d", nodes=4)
+    assert communicator(shared, shared.path(tuple(range(32)))).nics == 4
 
 
 def test_the_switch_takes_fewer_multiprocessors_than_a_ring() -> None:

@@ -80,6 +80,7 @@ def communicator(cluster: ClusterSpec, path: Path) -> nccl.Communicator:
         fabric=node.fabric,
         processor=node.processor,
         links=node.links,
+        nics=max(1, cluster.nics_per_node * path.fullest // cluster.devices_per_node),
     )
 
 

@@ -50,6 +50,9 @@ CTAS: dict[Generation, tuple[int, int, int]] = {
 """Channels, each of which occupies a multiprocessor: of rings inside a node, of the switch, between nodes (of Blackwell's 24 to 32 the
 middle; Volta as Ampere)."""
 CTAS_OVER_PCIE = 4
+CTAS_OF_RING, CTAS_OF_FAST_RING = 2, 4
+"""Between nodes there is a ring for each NIC, and two channels for each ring; from Hopper on four, where two would not come to the most (NCCL,
+graph/connect.cc: on nodes of fewer than 8 ranks it takes four to reach the NICs' bandwidth)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +71,8 @@ class Communicator:
     processor: Processor = "intel"
     links: Literal["nvlink", "pcie"] = "nvlink"
     nvls: bool = True
+    nics: int = 8
+    """Of a node, those over which its rings go."""
     algorithm: Algorithm | None = None
     """The one that NCCL is made to take; None for its own choice."""
 
@@ -125,7 +130,12 @@ def channels(communicator: Communicator, algorithm: Algorithm) -> int:
     """How many multiprocessors a large collective occupies on each rank."""
     if communicator.links == "pcie":
         return CTAS_OVER_PCIE
-    return CTAS[communicator.generation][2 if communicator.num_nodes > 1 else 1 if algorithm == "nvls" else 0]
+    inside, in_the_switch, between = CTAS[communicator.generation]
+    if communicator.num_nodes == 1:
+        return in_the_switch if algorithm == "nvls" else inside
+    few = CTAS_OF_RING * communicator.nics
+    fast = communicator.generation in ("hopper", "blackwell") and few < between
+    return min(between, CTAS_OF_FAST_RING * communicator.nics if fast else few)
 
 
 def _one_node(communicator: Communicator) -> Communicator:
