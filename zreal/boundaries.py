@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -87,8 +87,9 @@ class Boundaries:
     """Follows the units of a module and tells the log its place. `visits` are the stretches as forward met them.
 
     A unit in a unit cuts that one's stretch in two. `constant` are the last stretches of units whose output needs no gradient, as
-    nothing up to them is trained: they have no backward. `autograd`: what it has of units. Hooks make a difference
-    if they have cast something (`casts`), or make sums of gradients of their own (`keeps_apart`). `views`: what units read in later runs.
+    nothing up to them is trained, or goes no way into the loss: they have no backward. `autograd`: what it has of units. Hooks make a
+    difference if they have cast something (`casts`), or make sums of gradients of their own (`keeps_apart`). `views`: what units read in
+    later runs.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class Boundaries:
         self.begun: set[int] = set()
         self.constant: set[int] = set()
         self._ends: dict[int, int] = {}
+        self._differentiable: set[int] = set()
         self._open: list[int] = []
         self._idle: set[int] = set()
         self._units = units
@@ -150,19 +152,40 @@ class Boundaries:
         worked = {place.stretch for place, entry in self.log.entries if not isinstance(entry, Died)}
         self._idle = set(range(len(self.visits))) - worked
         self.log.place = Place(backward=True, stretch=len(self.visits) - 1)
+        made = [*self._made(loss)]
+        self._pass_by({stretch for stretch, _, _ in made})
         if self._hooked:
             self.keeps_apart = _keeps_apart(loss)
         else:
-            self._follow_nodes(loss)
+            self._follow(made)
 
-    def _follow_nodes(self, loss: Tensor) -> None:
-        """Watch the first node of each stretch that backward comes to, which is the last that it has made in forward."""
-        last: dict[int, tuple[int, Any]] = {}
+    def _made(self, loss: Tensor) -> Iterator[tuple[int, int, Any]]:
+        """The nodes that backward comes to: the stretch that has made each in forward, its number, and the node."""
         for node in nodes(loss.grad_fn):
             if not hasattr(node, "variable"):  # which accumulates, as soon as it can
                 number = torch_private.sequence_number(node)
-                stretch = bisect_right(self._since, number) - 1
-                last[stretch] = max(last.get(stretch, (-1, None)), (number, node), key=lambda pair: pair[0])
+                yield bisect_right(self._since, number) - 1, number, node
+
+    def _pass_by(self, reached: set[int]) -> None:
+        """Runs of units with nothing of theirs in the loss, as their output was detached, have no backward: no gradient arrives there."""
+        dead = {first for first in self._differentiable if reached.isdisjoint(range(first, self._ends[first] + 1))}
+        for first in dead:
+            around = [other for other, last in self._ends.items() if other < first and self._ends[first] < last]
+            if not dead.issuperset(around):
+                raise UntraceableError(
+                    where=self.visits[first].unit,
+                    expected="a unit in a unit to have a part in the loss wherever it runs",
+                    found="a run whose output is detached, or goes no way into the loss",
+                    remedy="leave it out of units=: it then belongs to the unit that it lies in",
+                )
+            self.constant.add(self._ends[first])
+            self.visits[first] = replace(self.visits[first], needs_gradient=False)
+
+    def _follow(self, made: Iterable[tuple[int, int, Any]]) -> None:
+        """Watch the first node of each stretch that backward comes to, which is the last that it has made in forward."""
+        last: dict[int, tuple[int, Any]] = {}
+        for stretch, number, node in made:
+            last[stretch] = max(last.get(stretch, (-1, None)), (number, node), key=lambda pair: pair[0])
         for stretch, (_, node) in last.items():
             self.begun.add(stretch)
             node.register_prehook(partial(self._arrive_at, stretch))
@@ -237,6 +260,8 @@ class Boundaries:
         wanted = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
         if self._views is not None:
             self._views.put_back(fqn, module)
+        if wanted:
+            self._differentiable.add(first)
         for tensor in wanted if self._hooked else ():
             require_history(fqn, tensor)
             tensor.register_hook(partial(self.gradient_arrives, last))

@@ -19,6 +19,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from zreal import torch_private
+from zreal.one_hot import NAMES, one_hot
 from zreal.untraceable import UntraceableError
 from zsim.eager_sdpa import (
     EFFICIENT_ROWS,
@@ -52,6 +53,9 @@ class KernelChoices(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if func in NAMES:
+            self.seen = True
+            return one_hot(func, args, kwargs or {}, device=self._device)
         replacement = _ON_CUDA.get(func)
         self.seen |= replacement is not None
         chosen = func if replacement is None or self._device == "cpu" else replacement

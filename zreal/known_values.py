@@ -62,17 +62,20 @@ class KnownValues:
     def follow(self, func: Any, arguments: tuple[Any, ...], options: dict[str, Any], result: Any) -> None:
         """An operator has run on fake tensors: run it on the values if all are known."""
         name = func.name()
-        if not isinstance(result, torch.Tensor):
+        results = result if isinstance(result, list | tuple) else [result]
+        if not results or not all(isinstance(one, torch.Tensor) for one in results):
             return
         in_place = name.partition(".")[0].endswith("_")
         if (
-            self._follows(func, result)
+            all(self._follows(func, one) for one in results)
             and self._all_known([*arguments, *options.values()])
             and not (in_place and not self._owns(arguments[0]))
         ):
             with torch_private.real_tensors(), torch.no_grad():
                 known = {key: self._real(value) for key, value in options.items()}
-                setattr(result, _NAME, func(*self._real(arguments), **known))
+                found = func(*self._real(arguments), **known)
+                for one, values in zip(results, found if isinstance(result, list | tuple) else [found], strict=True):
+                    setattr(one, _NAME, values)
         elif in_place:
             self._forget(arguments[0])
 

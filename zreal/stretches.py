@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from zreal.boundaries import Visit
+from zreal.gathered import require_gathered
 from zreal.parameter_gradients import ParameterGradients
 from zreal.storages import Again, Born, CalledAgain, Died, Entry, Lives, Place
 from zreal.untraceable import UntraceableError
@@ -144,6 +145,7 @@ def _seen(
     loss: tuple[int, int],
     names: frozenset[str] = frozenset(),
 ) -> _Seen:
+    require_gathered(reads, step.visits, step.groups)
     marks = _marks(step, lives, gradients, idle=_idle(step))
     stretches = _stretches(step, _accumulated_once(lives, marks), reads, names=names)
     buffers = _Names(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, cast
@@ -101,6 +102,21 @@ def fake_mode() -> Any:
 def real_tensors() -> Any:
     """A context in which tensors are real again, inside `fake_mode`."""
     return unset_fake_temporarily()
+
+
+@contextmanager
+def failures_unlogged() -> Iterator[None]:
+    """Inside, torch does not log the traceback of an operator that fails on fake tensors: the error itself is raised all the same."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+
+    def other(record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith("failed while attempting to run meta")
+
+    log.addFilter(other)
+    try:
+        yield
+    finally:
+        log.removeFilter(other)
 
 
 def is_view(tensor: torch.Tensor) -> bool:

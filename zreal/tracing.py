@@ -182,7 +182,7 @@ def _seen(
     runs: Mapping[str, int] | None = None,
 ) -> _Seen:
     """One trace, in which the modules called `recomputed` are so as `asked`; `runs` says how often each unit runs."""
-    with torch_private.fake_mode():
+    with torch_private.fake_mode(), torch_private.failures_unlogged():
         log, choices = StorageLog(device), KernelChoices(device)
         with log:
             model = module if isinstance(module, nn.Module) else made(module)

@@ -12,6 +12,11 @@ from zsim.tape import SEED
 from zsim.training import Accumulated, InnerCall, LoweredModule, NodeOver, ParameterGradient, Recomputed
 
 
+def lies_in(unit: str, other: str) -> bool:
+    """Whether the `other` unit is this one or contains it: then its parameters are gathered while this runs. The root contains all."""
+    return other in (unit, ROOT) or (other != "" and unit.startswith(f"{other}."))
+
+
 def problems(
     model: ModelSpec, lowered: tuple[LoweredModule, ...], *, loss: str, views: bool = False
 ) -> Iterator[tuple[str, str, str]]:
@@ -35,8 +40,8 @@ def problems(
         if module.unit not in units:
             yield module.fqn, "a unit of the model", module.unit
         for fqn in (fqn for op in module.operators for fqn in (op.weight, op.bias) if fqn):
-            if owner.get(fqn) not in (module.unit, ROOT):
-                yield module.fqn, "parameters of its own unit or the root's", fqn
+            if not lies_in(module.unit, owner.get(fqn, "")):
+                yield module.fqn, "parameters of its own unit, of one that it lies in, or the root's", fqn
     yield from _lifetime_problems(model, lowered, owner, loss, views)
 
 
@@ -65,8 +70,8 @@ def _lifetime_problems(
                 made.add(fqn)
                 if computation is module.forward or turns.made(event):
                     yield module.fqn, "gradients in backward, each until it is accumulated", event.fqn
-                if owner.get(fqn) not in (module.unit, ROOT):
-                    yield module.fqn, "gradients of its own parameters", event.fqn
+                if not lies_in(module.unit, owner.get(fqn, "")):
+                    yield module.fqn, "gradients of parameters of its own unit, of one that it lies in, or the root's", event.fqn
             elif isinstance(event, Recomputed):
                 marked.append(module.fqn)
             elif isinstance(event, InnerCall):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from zreal import torch_private
 from zreal.boundaries import Boundaries, Visit
 from zreal.storages import StorageLog
 from zreal.tracing import trace
@@ -160,6 +163,26 @@ def keeps(module: Any, x: Tensor) -> Tensor:
 def test_what_cannot_be_traced_is_refused_by_name(make: Callable[[], nn.Module], units: Any, message: str) -> None:
     with pytest.raises(UntraceableError, match=re.escape(message)):
         trace(make, X, units=units)
+
+
+def of_another_width(module: Any, x: Tensor) -> Tensor:
+    return x * torch.ones(3)
+
+
+@pytest.mark.parametrize("make", [lambda: Plain(of_another_width), lambda: of_another_width(None, torch.ones(4, 8))])
+def test_a_refusal_is_all_that_is_said_and_torchs_log_is_as_it_was(
+    make: Callable[[], nn.Module], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch would log the traceback of an operator that fails on fake tensors, besides raising it, in some thirty lines."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    monkeypatch.setattr(log, "handlers", [logging.StreamHandler(sys.stderr)])  # torch's own writes to the stderr of its import
+    with pytest.raises(UntraceableError, match="Attempting to broadcast a dimension of length 3"):
+        trace(make, X, units=["layers.0"])
+    assert capfd.readouterr().err == ""
+    assert log.filters == []
+    with torch_private.fake_mode(), pytest.raises(RuntimeError, match="Attempting to broadcast"):
+        of_another_width(None, torch.ones(4, 8))
+    assert "failed while attempting to run meta for aten.mul.Tensor" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("table", [nn.Embedding, nn.EmbeddingBag])

@@ -120,7 +120,8 @@ class MicroBatch:
                 self._pre_forward(self.flats[begin[module.fqn]], module)
             step.forward(module, reads_input=module is modules[0])
             if module.fqn in end:
-                self._post_forward(self.flats[end[module.fqn]], differentiates=module.differentiates)
+                flat = self.flats[end[module.fqn]]
+                self._post_forward(flat, differentiates=module.differentiates or flat.trained)  # hooks are put on what is detached too
         if root is not None:
             self._post_forward(root, differentiates=True)
         step.sum_losses(modules[-1])
@@ -155,6 +156,8 @@ class MicroBatch:
         if not flat.prefetched:
             self._unshard_in_forward(flat, module)
         flat.awaits_forward = False
+        if flat.trained and flat.fqn != ROOT and not module.differentiates:
+            self._drop_split(flat)
         self.step.wait_for_unshard()
         following = self.order.after(flat) if self.forward_prefetch else None
         if following is not None:
@@ -170,6 +173,12 @@ class MicroBatch:
         if flat.trained:
             flat.splits += 1
             self.splits.append(Split(flat, flat.runs, self.units.places[module.fqn]))
+
+    def _drop_split(self, flat: FlatParameter) -> None:
+        """Nothing of the run that now begins goes into the loss, so that autograd does not come to its views."""
+        last = max(place for place, split in enumerate(self.splits) if split.flat is flat)
+        del self.splits[last]
+        flat.splits -= 1
 
     def _post_forward(self, flat: FlatParameter, *, differentiates: bool) -> None:
         """Free, and wait for the gradient of the unit's output, if it needs one."""

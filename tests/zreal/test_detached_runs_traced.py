@@ -1,0 +1,130 @@
+"""Units that run where nothing of theirs goes into the loss, as in siamese steps whose other view is detached. Each held to torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.quick import one_in
+from tests.zreal.test_user_modules_traced import DDP, FSDP2, HSDP, KEPT, differences
+from zreal.tracing import trace
+from zreal.untraceable import UntraceableError
+
+WIDTH = 16
+UNITS = [f"layers.{place}" for place in range(4)]
+FSDP1 = 'name = "fsdp1", dp_shard = 2, dp_replicate = 1'
+STRATEGIES = (
+    FSDP2,
+    KEPT,
+    DDP,
+    HSDP,
+    FSDP1,
+    f'{FSDP1}, backward_prefetch = "none"',
+    f'{FSDP1}, backward_prefetch = "post"',
+    f"{FSDP1}, forward_prefetch = true",
+    f'{FSDP1}, sharding = "grad_op", use_orig_params = true',
+)
+
+
+def layer() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.PReLU(), nn.Linear(2 * WIDTH, WIDTH))
+
+
+class Siamese(nn.Module):
+    """One encoder on several views, of which those that are called "d" are detached."""
+
+    def __init__(self, views: str) -> None:
+        super().__init__()
+        self.layers, self.first = nn.ModuleList(layer() for _ in range(4)), nn.Linear(WIDTH, WIDTH)
+        self.views = views
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = []
+        for place, view in enumerate(self.views):
+            y = self.first(x + place)
+            for one in self.layers:
+                y = y + one(y)
+            seen.append(y.detach() if view == "d" else y)
+        return torch.stack([(a * b).sum() for a, b in zip(seen, [*seen[1:], seen[0]], strict=True)]).sum()
+
+
+class Interleaved(nn.Module):
+    """Units in any order; what those called by a letter make is detached, and what those called "-" make is dropped."""
+
+    def __init__(self, order: str) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layer() for _ in range(4))
+        self.order = order
+
+    def forward(self, x: Tensor) -> Tensor:
+        for name in self.order:
+            if name == "-":
+                self.layers[1](x)
+                continue
+            y = self.layers[int(name) if name.isdigit() else "abcd".index(name)](x)
+            x = x + (y if name.isdigit() else y.detach())
+        return x.sum()
+
+
+MAKES: dict[str, Callable[[], nn.Module]] = {
+    **{views: (lambda views=views: Siamese(views)) for views in ("gd", "dg", "gdg", "ddg")},
+    **{order: (lambda order=order: Interleaved(order)) for order in ("0123b", "b0123", "01b23", "0a1b2c3d", "dcba0123", "012-3")},
+}
+PREFETCH = f"{FSDP2}, forward_prefetch = 1, backward_prefetch = 2"
+IN_ORDER = ("gd", "dg", "01b23", "0a1b2c3d")
+"""Those whose units first run as they stand there: which ones prefetch which is told in that order."""
+CASES = [*((name, strategy) for name in MAKES for strategy in STRATEGIES), *((name, PREFETCH) for name in IN_ORDER)]
+
+
+def inputs() -> tuple[Tensor, ...]:
+    return (torch.randn(6, WIDTH),)
+
+
+@pytest.mark.parametrize(("name", "strategy"), one_in(5, CASES))
+def test_a_run_with_nothing_in_the_loss_has_no_backward(name: str, strategy: str, tmp_path: Path) -> None:
+    ranks = 4 if "hsdp" in strategy else 2
+    assert differences(MAKES[name], inputs, strategy, tmp_path, ranks=ranks) == {}
+
+
+@pytest.mark.parametrize("strategy", [FSDP2, FSDP1])
+def test_nor_has_it_in_two_bytes_and_two_micro_batches(strategy: str, tmp_path: Path) -> None:
+    assert differences(MAKES["gd"], inputs, strategy, tmp_path, ranks=2, parameters="bf16", accumulation=2) == {}
+
+
+class Frozen(Siamese):
+    """Of which one layer is frozen, and runs with a gradient all the same."""
+
+    def __init__(self, views: str) -> None:
+        super().__init__(views)
+        self.layers[1].requires_grad_(False)
+
+
+@pytest.mark.parametrize("views", ["gd", "dg"])
+@pytest.mark.parametrize("strategy", [FSDP2, KEPT, DDP])
+def test_frozen_units_among_them(views: str, strategy: str, tmp_path: Path) -> None:
+    assert differences(lambda: Frozen(views), inputs, strategy, tmp_path, ranks=2) == {}
+
+
+class Around(nn.Module):
+    """Uses what a layer in it makes, and of its second run the value alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = layer(), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.outer(self.inner(x)) + self.inner(x * 2).detach()
+        return found
+
+
+def test_in_a_unit_that_goes_on_it_is_refused_with_the_reason_and_traced_as_told() -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(WIDTH, WIDTH), Around())
+
+    with pytest.raises(UntraceableError, match=r"1\.inner: .* a run whose output is detached, .*; leave it out of units=: it then"):
+        trace(make, inputs(), units=["1", "1.inner"])
+    assert trace(make, inputs(), units=["1"]).modules
