@@ -51,8 +51,8 @@ CTAS: dict[Generation, tuple[int, int, int]] = {
 middle; Volta as Ampere)."""
 CTAS_OVER_PCIE = 4
 CTAS_OF_RING, CTAS_OF_FAST_RING = 2, 4
-"""Between nodes there is a ring for each NIC, and two channels for each ring; from Hopper on four, where two would not come to the most (NCCL,
-graph/connect.cc: on nodes of fewer than 8 ranks it takes four to reach the NICs' bandwidth)."""
+"""Between nodes there is a ring for each NIC, and two channels for each ring; from Hopper on four, where two would not come to the most
+(NCCL, graph/connect.cc: on nodes of fewer than 8 ranks it takes four to reach the NICs' bandwidth)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
