@@ -259,20 +259,32 @@ def _capacity(cluster: ClusterSpec) -> Band:
 
 
 def ridges(program: RankProgram, phase: PhaseName) -> tuple[tuple[str, int], ...]:
-    """The highest allocated bytes up to and during each computation of `phase`: (op in words, bytes), for reading."""
-    ledger, points, highest = Ledger(), list[tuple[str, int]](), 0
+    """The highest allocated bytes from each computation of `phase` to the next, or to the end of its part: (op in words, bytes).
+
+    What comes before the first computation of a part counts to that.
+    """
+    ledger, points, ahead, begun = Ledger(), list[tuple[str, int]](), 0, False
+    begins = {part.start for part in program.parts(phase)}
     for name in ("construction", *STEPS):
         for op in program.phase(name):
+            highest = ledger.allocated
             for event in op.memory:
                 if isinstance(event, Alloc):
                     ledger.allocate(event)
                     highest = max(highest, ledger.allocated)
                 else:
                     ledger.free(event.buffer)
-            if name == phase and op.kind in ("forward", "recompute", "backward", "optimizer"):
-                points.append((label(op), max(highest, ledger.allocated)))
-                highest = 0
+            if name != phase:
+                continue
+            begun = begun and op.index not in begins
+            if op.kind in ("forward", "recompute", "backward", "optimizer"):
+                points.append((label(op), max(ahead, highest)))
+                ahead, begun = 0, True
+            elif not begun:
+                ahead = max(ahead, highest)
+            else:
+                words, before = points[-1]
+                points[-1] = words, max(before, highest)
         if name == phase:
             break
-        highest = 0
     return tuple(points)

@@ -147,9 +147,7 @@ def recommend(candidates: tuple[Candidate, ...]) -> tuple[Candidate | None, str]
         chosen = next(one for one in able if one.step_time_ns <= fastest.step_time_ns * MUCH_FASTER)
         refused = [one for one in candidates if one.answer.verdict == "OOM"]
         words = [f"{len(able)} of {len(candidates)} {_ABLE[_trouble(chosen.answer)] if verdict == 'TIGHT' else 'fit'}"]
-        words.append(f"the fastest takes {format_time(fastest.step_time_ns)}, this one {format_time(chosen.step_time_ns)}")
-        if chosen.answer.pressure is not None and chosen.answer.pressure.runs is not None and chosen.answer.pressure.runs.words:
-            words[-1] += f" and what it waits for {chosen.answer.pressure.runs.words}"
+        words.append(_times(chosen, fastest))
         if refused:
             least = min(refused, key=lambda one: one.answer.needed.nbytes)
             words.append(f"{least.name} would need {format_bytes(least.answer.needed.nbytes)}")
@@ -161,6 +159,17 @@ def recommend(candidates: tuple[Candidate, ...]) -> tuple[Candidate | None, str]
 
 
 _ABLE = ("may just fit", "run only by giving back what they cache", "may run with the least outside torch's bytes")
+
+
+def _times(chosen: Candidate, fastest: Candidate) -> str:
+    """How long it takes, and the fastest, if it is another, with why that is not taken."""
+    taken, pressed = f"{format_time(chosen.step_time_ns)} a step", chosen.answer.pressure
+    if pressed is not None and pressed.runs is not None and pressed.runs.words:
+        taken += f" and what it waits for {pressed.runs.words}"
+    if chosen is fastest:
+        return f"the fastest, with {taken}"
+    gain = f"to gain less than {100 * (MUCH_FASTER - 1):.0f} %"
+    return f"{taken}; {fastest.name}, with {format_time(fastest.step_time_ns)}, shards or recomputes more {gain}"
 
 
 def _trouble(found: Answer) -> int:

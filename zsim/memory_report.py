@@ -50,8 +50,8 @@ def answer_object(found: Answer, stages: Sequence[Stage], ridge: Sequence[tuple[
 def print_answer(found: Answer, stages: Sequence[Stage], ridge: Sequence[tuple[str, int]]) -> None:
     """The timeline, the waterfall and the verdict of one scenario."""
     size = -(-len(ridge) // MOST_POINTS)
-    each = "each computation" if size <= 1 else f"each {size} computations"
-    say(f"allocated bytes of rank {found.rank}'s {found.phase} step, the highest during {each}")
+    each = "each computation to the next" if size <= 1 else f"each {size} computations to the next"
+    say(f"allocated bytes of rank {found.rank}'s {found.phase} step, the highest from {each}")
     for place in range(0, len(ridge), size or 1):
         label, nbytes = max(ridge[place : place + size], key=lambda point: point[1])
         say(f"{place:5} {label:28} {nbytes:>18,} B  {_bars(nbytes, found.allocated_bytes)}")

@@ -197,7 +197,7 @@ def test_a_long_timeline_is_printed_in_few_lines_with_its_highest_points(tmp_pat
     (tmp_path / "huge.toml").write_text(HUGE)
     assert main(["show", str(tmp_path / "huge.toml"), "--memory"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    title = next(place for place, line in enumerate(lines) if "the highest during each 4 computations" in line)
+    title = next(place for place, line in enumerate(lines) if "the highest from each 4 computations to the next" in line)
     points = lines[title + 1 : lines.index("what lives at the peak")]
     one = of(load(tmp_path / "huge.toml"))
     assert len(points) <= 48
@@ -373,3 +373,35 @@ def test_show_writes_a_snapshot(tmp_path: Path) -> None:
 
 def test_the_phases_that_are_steps_are_those_of_a_program() -> None:
     assert answers.STEPS == ("first", "steady")
+
+
+SCENARIO_OF_FSDP2 = """
+model = { preset = "llama-3-8b", num_layers = 4 }
+batch = { micro_batch = 1, sequence_length = 4096 }
+cluster = { preset = "dgx-h100" }
+strategy = { name = "fsdp2" }
+precision = { parameters = "bf16", reduce = "fp32" }
+"""
+
+
+def test_a_ridge_ends_with_its_part_and_what_comes_before_a_computation_of_a_part_counts_to_that() -> None:
+    """What is copied and reduced behind the last backward is not the optimizer's, whose part has a peak of its own."""
+    text = SCENARIO_OF_FSDP2
+    program = plan.plan(parse(text.encode(), where="ridge.toml"), device="cuda").of_rank(0)
+    record = replay(program)["steady"]
+    (optimizer,) = (part for part in record.parts if part.name == "optimizer")
+    found = ridges(program, "steady")
+    assert [nbytes for words, nbytes in found if words == "optimizer root"] == [optimizer.peak_bytes]
+    backward = max(part.peak_bytes for part in record.parts if part.name == "backward")
+    assert max(nbytes for words, nbytes in found if words.startswith("backward")) == backward
+
+
+def test_a_recommendation_that_is_not_the_fastest_says_which_is_and_why_that_is_not_taken() -> None:
+    found = fit(parse(SCENARIO_OF_FSDP2.encode(), where="fit.toml"))
+    assert found.recommended is not None
+    fastest = min((one for one in found.candidates if one.answer.verdict == "FITS"), key=lambda one: one.step_time_ns)
+    if fastest is found.recommended:
+        assert "the fastest, with " in found.reason
+    else:
+        assert f"; {fastest.name}, with " in found.reason
+        assert "to gain less than 2 %" in found.reason

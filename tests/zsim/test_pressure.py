@@ -170,7 +170,7 @@ def test_of_what_is_tight_that_which_runs_smoothest_is_recommended_first() -> No
     assert recommend((least, stalls, keeps))[1].startswith("1 of 3 may just fit; ")
     chosen, reason = recommend((least, stalls))
     assert chosen is stalls
-    assert reason.startswith("1 of 2 run only by giving back what they cache; the fastest takes 2 ns, this one 2 ns and what it waits for")
+    assert reason.startswith("1 of 2 run only by giving back what they cache; the fastest, with 2 ns a step and what it waits for")
     assert "giving cached memory back 3 times a steady step" in reason
     assert recommend((least,))[1].startswith("1 of 1 may run with the least outside torch's bytes; ")
     at_best = "short: full at x although all cached memory is given back; with the least outside torch's bytes it runs, giving"
