@@ -32,7 +32,10 @@ class ReducingStep(UnshardingStep):
     """The reduction of each group in this backward; a second one of the same group waits for it."""
 
     def accumulate_without_sync(self, group: Group) -> None:
-        """Keep the unsharded gradients for a later micro-batch, in the reduce dtype if that is another one."""
+        """Keep the unsharded gradients for a later micro-batch, in the reduce dtype if that is another one.
+
+        Those that have been added to what was there are gone: torch's to_accumulated_grad_if_needed returns where it finds none.
+        """
         precision = self.training.precision
         if precision.reduce == precision.parameters:
             return
@@ -45,9 +48,8 @@ class ReducingStep(UnshardingStep):
                 memory += self.alloc(accumulated, "unsharded_gradients", nbytes)
                 kernel = copy_kernel(group.reduces["numel"], source=precision.parameters, target=precision.reduce)
             memory += self.drop(f"{parameter.fqn}.unsharded_gradient")
-        if not self.has_gradients(group):
-            return
-        self.issue("copy", group.fqn, micro_batch=self.micro_batch, kernels=(kernel,), memory=memory)
+        if memory:
+            self.issue("copy", group.fqn, micro_batch=self.micro_batch, kernels=(kernel,), memory=memory)
 
     def add_accumulated(self, group: Group) -> None:
         """Add this micro-batch's gradients to those accumulated in the reduce dtype."""
