@@ -135,7 +135,7 @@ class ReplicatedRank:
         match op.kind:
             case "alloc" | "broadcast":
                 self._rebuild(op)
-            case "copy" if op.stream == "all_reduce":
+            case "copy" if op.stream == "callback":
                 self._uncast(op.unit)
             case "copy" if op.unit in self._full:
                 self._copy_back(op.unit)

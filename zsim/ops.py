@@ -41,7 +41,8 @@ OpKind = Literal[
 OP_KINDS: tuple[OpKind, ...] = OpKind.__args__  # type: ignore[attr-defined]
 COLLECTIVES: frozenset[str] = frozenset({"all_gather", "reduce_scatter", "all_reduce", "broadcast"})
 
-Stream = Literal["compute", "all_gather_copy_in", "all_gather", "reduce_scatter", "all_reduce", "host"]
+Stream = Literal["compute", "all_gather_copy_in", "all_gather", "reduce_scatter", "all_reduce", "callback", "host"]
+"""A `callback` of a reduction's future runs on a stream of torch's pool, which no other stream waits for unless it is told to."""
 STREAMS: tuple[Stream, ...] = Stream.__args__  # type: ignore[attr-defined]
 
 

@@ -107,7 +107,7 @@ def copies_wait_for_what_they_copy(program: Program, rank: RankProgram, phase: P
             yield f"op {op.index} ({label(op)}) does not wait for op {source}"
         if op.stream == "compute":
             packed[op.unit] = op.index
-        elif op.stream == "all_reduce":  # what was reduced is cast or added before others have it
+        elif op.stream in ("all_reduce", "callback"):  # what was reduced is cast or added before others have it
             brought[op.unit] = op.index
 
 

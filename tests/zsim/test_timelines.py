@@ -5,11 +5,14 @@ Blocks are equal, the root takes no time, the host none but where a test says so
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.timelines import Toy, over, timeline, training
 from zsim.ops import Op
 from zsim.strategies import ddp, fsdp1, fsdp2
+from zsim.training import Precision
 
 FAST = {"all_gather": 10, "reduce_scatter": 15, "all_reduce": 20}
 SLOW = {"all_gather": 40, "reduce_scatter": 60}
@@ -235,4 +238,26 @@ def test_ddp_reduces_a_bucket_while_the_next_fills_and_exposes_the_last() -> Non
         ("all_reduce bucket.1", 216, 236),
         ("copy bucket.0", 216, 224),
         ("copy bucket.1", 236, 244),
+    ]
+
+
+def test_ddp_casts_a_bucket_back_beside_the_all_reduce_of_the_next() -> None:
+    """Two blocks to a bucket: 4 to copy their gradients in and 6 to cast them, 20 on the wire, 6 to cast each back and 4 to copy it."""
+    case = replace(training(4, forward=5, backward=5), precision=Precision(parameters="bfloat16", reduce="float32"))
+    program = ddp.plan(case, mesh=over(dp_replicate=2), options=ddp.Options(bucket_cap_mb=0.0319))
+    found = timeline(program, Toy(collectives=FAST, copies=4))
+
+    assert [row for row in found if row[2] > 20 and "optimizer" not in row[0]] == [
+        ("backward 3", 20, 25),
+        ("backward 2", 25, 30),
+        ("copy bucket.0", 30, 40),
+        ("all_reduce bucket.0", 40, 60),
+        ("backward 1", 40, 45),
+        ("backward 0", 45, 50),
+        ("copy bucket.1", 50, 60),
+        ("copy bucket.0", 60, 66),
+        ("all_reduce bucket.1", 60, 80),
+        ("copy bucket.0", 66, 70),
+        ("copy bucket.1", 80, 86),
+        ("copy bucket.1", 86, 90),
     ]

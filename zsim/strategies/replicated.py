@@ -228,7 +228,8 @@ class ReplicatedStep:
     def _reduce(self, number: int) -> None:
         """Copy gradients into their bucket, a kernel for each, which divides by the number of replicas too; all-reduce it.
 
-        In another dtype the bucket is cast, divided and cast back by a hook of its own (default_hooks.py).
+        In another dtype the bucket is cast, divided and cast back by a hook of its own (default_hooks.py). It casts back in a callback
+        of the all-reduce's future, beside the next all-reduce (ATen/core/ivalue_inl.h, invokeCallback: a stream from the pool).
         """
         model, dtype, unit, bucket = self.model, self.model.training.precision.reduce, f"bucket.{number}", self.buckets[number]
         numel = sum([parameter.numel for parameter in bucket])
@@ -252,7 +253,7 @@ class ReplicatedStep:
         if model.casts:
             back = (move_gradients(numel, source=dtype, target=model.dtype, reduced_in=dtype),)
             reduced = self.step.issue(
-                "copy", unit, stream="all_reduce", waits=(reduced,), micro_batch=self.micro_batch, kernels=back
+                "copy", unit, stream="callback", waits=(reduced,), micro_batch=self.micro_batch, kernels=back
             )
         self._reductions.append(reduced)
 
