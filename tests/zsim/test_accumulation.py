@@ -56,11 +56,11 @@ def test_gradients_that_wait_in_another_dtype_are_cast_first_and_added_to_later(
     case = scenario('name = "fsdp2"', sync="last", precision='parameters = "bf16", reduce = "fp32"')
     assert accumulated(case) == [Counter()] * 3
     ops = [op for op in plan(case, device="cuda").ranks[0].steady if op.kind == "copy" and op.unit == "blocks.0"]
-    numel = sum(p.numel for unit in case.model.units if unit.fqn == "blocks.0" for p in unit.parameters)
-    added = [sum(k.nbytes for op in ops if op.micro_batch == number for k in op.kernels if k.operator == "add") for number in range(3)]
-    assert added == [0, numel * 10, numel * 10]
-    copied = [k.nbytes for op in ops if op.micro_batch == 0 and op.stream == "compute" for k in op.kernels]
-    assert numel * 6 in copied
+    numels = [p.numel for unit in case.model.units if unit.fqn == "blocks.0" for p in unit.parameters]
+    added = [[k.nbytes for op in ops if op.micro_batch == number for k in op.kernels if k.operator == "add"] for number in range(3)]
+    assert added == [[], [one * 10 for one in numels], [one * 10 for one in numels]]
+    cast = [k.nbytes for op in ops if op.micro_batch == 0 and op.stream == "compute" for k in op.kernels][-len(numels) :]
+    assert cast == [one * 6 for one in numels]
 
 
 @pytest.mark.parametrize("name", ["zero1", "zero2", "zero3"])

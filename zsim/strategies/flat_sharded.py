@@ -15,7 +15,7 @@ from zsim.ops import Alloc, Free, Kernel, MemoryEvent, Stream
 from zsim.strategies.building import copy_kernel
 from zsim.strategies.flat_parameters import FlatParameter
 from zsim.strategies.flat_views import view
-from zsim.strategies.passes import ORIGINAL, Passes
+from zsim.strategies.passes import ORIGINAL, Passes, division
 
 MAX_PENDING_FREES = 2
 """At so many the limiter waits for the oldest before it gathers (_FreeEventQueue._max_num_inflight_all_gathers)."""
@@ -225,11 +225,6 @@ class FlatShardedStep(Passes):
         before, _ = division(self.mesh.world_size)
         return kernels + self._division(flat.padded, before), memory
 
-    def _division(self, numel: int, by: float) -> tuple[Kernel, ...]:
-        """A division in place, in the reduce dtype; none by 1."""
-        dtype = self.training.precision.reduce
-        return (Kernel("divide", numel, 2 * self.nbytes(numel, dtype), dtype),) if by > 1 else ()
-
     def _accumulated(self, flat: FlatParameter, *, fresh: bool) -> tuple[tuple[Kernel, ...], list[MemoryEvent]]:
         """What makes the reduced shard the rank's gradient, or adds it to that of earlier micro-batches."""
         dtype, name = self.training.precision.reduce, f"{flat.fqn}.gradient"
@@ -268,14 +263,3 @@ class FlatShardedStep(Passes):
         """The compute stream waits for all reductions so far."""
         waits, self.reduced = self.reduced.values(), {}
         self.issue("free", ROOT, waits=waits, micro_batch=self.micro_batch)
-
-
-def division(world_size: int) -> tuple[float, float]:
-    """By what gradients are divided before and after the reduction: powers of two near the root of `world_size`, and the rest.
-
-    Source: torch/distributed/algorithms/_comm_hooks/default_hooks.py, DefaultState._get_gradient_predivide_factor.
-    """
-    before = 1
-    while world_size % before == 0 and world_size / before > before:
-        before *= 2
-    return float(before), world_size / before

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from zsim.ops import Kernel, MemoryEvent
 from zsim.strategies.building import add_kernel, copy_kernel
-from zsim.strategies.passes import ORIGINAL
+from zsim.strategies.passes import ORIGINAL, division
 from zsim.strategies.sharded_groups import Group
 from zsim.strategies.unsharding import UnshardingStep
 
 ACCUMULATED = ".accumulated_gradient"
 """Of a parameter, behind its name: what earlier micro-batches have left, in the reduce dtype."""
+
+
+@lru_cache(maxsize=1024)
+def additions(numels: tuple[int, ...], *, of: str, to: str) -> tuple[Kernel, ...]:
+    """A kernel for each parameter, as torch adds gradients, of so many elements; the same object for the same ones."""
+    return tuple([add_kernel(numel, of=of, to=to) for numel in numels])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,26 +47,25 @@ class ReducingStep(UnshardingStep):
         if precision.reduce == precision.parameters:
             return
         memory: list[MemoryEvent] = []
-        kernel = add_kernel(group.reduces["numel"], of=precision.parameters, to=precision.reduce)
+        kernels: list[Kernel] = []
         for parameter in group.trained:
-            accumulated = f"{parameter.fqn}{ACCUMULATED}"
-            if accumulated not in self.live and f"{parameter.fqn}.unsharded_gradient" in self.live:
+            gradient = f"{parameter.fqn}.unsharded_gradient"
+            if gradient in self.live:
                 nbytes = self.nbytes(parameter.numel, precision.reduce)
-                memory += self.alloc(accumulated, "unsharded_gradients", nbytes)
-                kernel = copy_kernel(group.reduces["numel"], source=precision.parameters, target=precision.reduce)
-            memory += self.drop(f"{parameter.fqn}.unsharded_gradient")
+                memory += self.alloc(f"{parameter.fqn}{ACCUMULATED}", "unsharded_gradients", nbytes)
+                kernels.append(copy_kernel(parameter.numel, source=precision.parameters, target=precision.reduce))
+                memory += self.drop(gradient)
         if memory:
-            self.issue("copy", group.fqn, micro_batch=self.micro_batch, kernels=(kernel,), memory=memory)
+            self.issue("copy", group.fqn, micro_batch=self.micro_batch, kernels=tuple(kernels), memory=memory)
 
     def add_accumulated(self, group: Group) -> None:
         """Add this micro-batch's gradients to those accumulated in the reduce dtype."""
-        live = self.live
-        accumulated = [p.fqn for p in group.trained if f"{p.fqn}{ACCUMULATED}" in live]
-        memory = self.drop_each([f"{fqn}.unsharded_gradient" for fqn in accumulated])
-        if memory:
-            precision = self.training.precision
-            kernel = add_kernel(group.reduces["numel"], of=precision.parameters, to=precision.reduce)
-            self.issue("copy", group.fqn, micro_batch=self.micro_batch, kernels=(kernel,), memory=memory)
+        live, precision = self.live, self.training.precision
+        both = [p for p in group.trained if f"{p.fqn}{ACCUMULATED}" in live and f"{p.fqn}.unsharded_gradient" in live]
+        if both:
+            kernels = additions(tuple([p.numel for p in both]), of=precision.parameters, to=precision.reduce)
+            memory = self.drop_each([f"{p.fqn}.unsharded_gradient" for p in both])
+            self.issue("copy", group.fqn, micro_batch=self.micro_batch, kernels=kernels, memory=memory)
 
     def _gradient_buffers(self, group: Group) -> list[str]:
         live, fqns = self.live, [parameter.fqn for parameter in group.trained]
@@ -103,9 +109,12 @@ class ReducingStep(UnshardingStep):
             group.fqn,
             waits=waits,
             micro_batch=self.micro_batch,
-            kernels=(copy_kernel(group.reduces["padded"], source=read, target=dtype),),
+            kernels=(Kernel("copy", 0, self.nbytes(group.reduces["numel"], read) + self.nbytes(group.reduces["padded"], dtype), dtype),),
             memory=memory,
         )
+        divides = self._division(group.reduces["padded"], self._divided_by[0])
+        if divides:
+            copy, made = self._on_reductions_stream(group, divides, after=copy, memory=made), []
         done = self._reduce_over_shards(group, after=copy, memory=made)
         self.reduce_input = (source, done)
         if self.over_replicas:
@@ -124,15 +133,8 @@ class ReducingStep(UnshardingStep):
         """The reduce-scatter; torch copies the one shard where there is only one."""
         dtype = self.training.precision.reduce
         if self.mesh.dp_shard == 1:
-            return self.issue(
-                "copy",
-                group.fqn,
-                stream="reduce_scatter",
-                waits=(after,),
-                micro_batch=self.micro_batch,
-                kernels=(copy_kernel(group.reduces["shard"], source=dtype, target=dtype),),
-                memory=memory,
-            )
+            kernel = copy_kernel(group.reduces["shard"], source=dtype, target=dtype)
+            return self._on_reductions_stream(group, (kernel,), after=after, memory=memory)
         return self.issue(
             "reduce_scatter",
             group.fqn,
@@ -166,45 +168,58 @@ class ReducingStep(UnshardingStep):
         stays = fresh and not self.elsewhere and self.training.precision.reduce == ORIGINAL
         return f"{group.fqn}.gradient" if stays else f"{group.fqn}.reduced"
 
-    def _add_kernel(self, group: Group, dtype: str) -> Kernel:
-        shard = group.reduces["shard"]
-        return Kernel("add", shard, 3 * self.nbytes(shard, dtype), dtype)
+    @property
+    def _divided_by(self) -> tuple[float, float]:
+        """By what kernels divide before and after the reduction: NCCL averages itself what is as wide as bf16's exponents.
 
-    def _keep_partial(self, group: Group, output: str, done: int, last: list[str]) -> int:
-        """Without an all-reduce: keep the reduced shard, or add it to the one that is kept, on the reduction's stream."""
-        again = output == f"{group.fqn}.reduced"
-        return self.issue(
-            "copy",
-            group.fqn,
-            stream="reduce_scatter",
-            waits=(done,),
-            micro_batch=self.micro_batch,
-            kernels=(self._add_kernel(group, self.training.precision.reduce),) if again else (),
-            memory=[event for name in ([output] if again else []) + last for event in self.drop(name)],
-        )
+        Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, _get_gradient_divide_factors.
+        """
+        return division(self.mesh.world_size) if self.training.precision.reduce == "float16" else (1.0, 1.0)
 
-    def _add_partial(self, group: Group, *, after: int) -> int:
-        """Add the partial gradient of earlier micro-batches, if there is one, before the all-reduce. Returns what to wait for."""
-        if f"{group.fqn}.partial_gradient" not in self.live:
-            return after
+    def _add_to_partial(self, group: Group) -> tuple[Kernel, ...]:
+        """The group's reduced shard added to its partial gradient, or the other way round, all at once."""
+        dtype = self.training.precision.reduce
+        return additions((group.reduces["shard"],), of=dtype, to=dtype)
+
+    def _add_to_shards(self, group: Group) -> tuple[Kernel, ...]:
+        """The reduced gradient of each parameter added to that of earlier micro-batches."""
+        return additions(tuple([parameter.shard for parameter in group.trained]), of=ORIGINAL, to=ORIGINAL)
+
+    def _on_reductions_stream(
+        self, group: Group, kernels: tuple[Kernel, ...], *, after: int, memory: list[MemoryEvent] | None = None
+    ) -> int:
+        """What torch does between copying in and all-reducing, on the stream of reduce-scatters."""
         return self.issue(
             "copy",
             group.fqn,
             stream="reduce_scatter",
             waits=(after,),
             micro_batch=self.micro_batch,
-            kernels=(self._add_kernel(group, self.training.precision.reduce),),
+            kernels=kernels,
+            memory=memory or (),
         )
 
+    def _keep_partial(self, group: Group, output: str, done: int, last: list[str]) -> int:
+        """Without an all-reduce: keep the reduced shard, or add it to the one that is kept, on the reduction's stream."""
+        again = output == f"{group.fqn}.reduced"
+        memory = [event for name in ([output] if again else []) + last for event in self.drop(name)]
+        return self._on_reductions_stream(group, self._add_to_partial(group) if again else (), after=done, memory=memory)
+
+    def _add_partial(self, group: Group, *, after: int) -> int:
+        """Add the partial gradient of earlier micro-batches, if there is one, before the all-reduce. Returns what to wait for."""
+        if f"{group.fqn}.partial_gradient" not in self.live:
+            return after
+        return self._on_reductions_stream(group, self._add_to_partial(group), after=after)
+
     def _post_reduce(self, group: Group, output: str, done: int, last: list[str], *, fresh: bool) -> int:
-        """Cast, and add to the sharded gradient of earlier micro-batches; the last unsharded gradient goes only now.
+        """Divide, cast, and add to the sharded gradient of earlier micro-batches; the last unsharded gradient goes only now.
 
         Offloaded, the gradient goes to the host instead, and what the device has of it goes too.
         """
         dtype, shard = self.training.precision.reduce, group.reduces["shard"]
         held = self.mesh.dp_replicate > 1  # torch holds the all-reduce's buffer until the end of backward
         memory: list[MemoryEvent] = []
-        kernels: tuple[Kernel, ...] = ()
+        kernels = self._division(shard, self._divided_by[1])
         result = output
         if dtype != ORIGINAL:
             result = f"{group.fqn}.gradient" if fresh and not self.elsewhere else f"{group.fqn}.cast_gradient"
@@ -212,7 +227,7 @@ class ReducingStep(UnshardingStep):
             kernels += (copy_kernel(shard, source=dtype, target=ORIGINAL),)
             memory += [] if held else self.drop(output)
         if not fresh or self.elsewhere:
-            kernels += self._transfer("to_host", group.reduces["shard"]) or (self._add_kernel(group, ORIGINAL),)
+            kernels += self._transfer("to_host", group.reduces["shard"]) or self._add_to_shards(group)
             memory += [] if held and result == output else self.drop(result)
         memory += [event for name in (*last, f"{group.fqn}.partial_gradient") for event in self.drop(name)]
         return self.issue(
@@ -227,7 +242,5 @@ class ReducingStep(UnshardingStep):
 
     def _add_on_host(self, group: Group, done: int) -> int:
         """Add what has come from the device to the gradient of earlier micro-batches: torch's copy blocks for it."""
-        kernel = replace(self._add_kernel(group, ORIGINAL), place="host")
-        return self.issue(
-            "copy", group.fqn, stream="host", waits=(done,), micro_batch=self.micro_batch, kernels=(kernel,)
-        )
+        kernels = tuple([replace(kernel, place="host") for kernel in self._add_to_shards(group)])
+        return self.issue("copy", group.fqn, stream="host", waits=(done,), micro_batch=self.micro_batch, kernels=kernels)
