@@ -231,7 +231,7 @@ def test_a_table_whose_notes_speak_of_nccl_tests_is_still_a_table(tmp_path: Path
     assert [one.kind for one in accuracy.accuracy(tmp_path).rows] == ["product"]
 
 
-SHORT = FOUNDRY | {"attn_impl": "triton", "n_layers": "2", "grad_accum": "1", "global_batch_seqs": "64"}
+SHORT = FOUNDRY | {"model": "", "attn_impl": "triton", "n_layers": "2", "grad_accum": "1", "global_batch_seqs": "64"}
 NCCL_LOG = """# nThread 1 nGpus 2
 # Using devices
 #  Rank  0 Group  0 Pid 1 on node-a device  0 [0000:07:00] NVIDIA H100 80GB HBM3
@@ -302,7 +302,8 @@ def test_a_row_in_a_subfolder_is_explained_by_its_place_or_its_name(tmp_path: Pa
 
 
 def test_the_band_is_wider_by_what_a_row_leaves_open(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    table(tmp_path / "a.csv", SHORT | {"colour": ""}, SHORT | {"colour": "blue"})
+    whole = FOUNDRY | {"attn_impl": "triton"}
+    table(tmp_path / "a.csv", whole | {"colour": ""}, whole | {"colour": "blue"})
     plain, open_ = accuracy.accuracy(tmp_path).rows
     assert open_.predicted == plain.predicted
     assert open_.band == (pytest.approx(plain.band[0] / 1.1), pytest.approx(plain.band[1] * 1.1))
@@ -313,7 +314,8 @@ def test_the_band_is_wider_by_what_a_row_leaves_open(tmp_path: Path, capsys: pyt
 
 
 def test_a_model_that_cannot_fit_is_predicted_with_a_caution(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    large = {"d_model": "8192", "n_heads": "64", "n_layers": "80", "gpu": "h100_80gb", "activation_checkpointing": "True"}
+    large = {"model": "mpt-70b", "d_model": "8192", "n_heads": "64", "n_layers": "80", "gpu": "h100_80gb"}
+    large["activation_checkpointing"] = "True"
     rate = {"micro_batch": "1", "tokens_per_s": "5000", "tokens_per_s_per_gpu": "", "global_batch_seqs": "", "grad_accum": "1"}
     table(tmp_path / "a.csv", FOUNDRY | large | rate)
     (one,) = accuracy.accuracy(tmp_path).rows

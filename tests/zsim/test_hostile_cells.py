@@ -70,7 +70,8 @@ def test_no_cell_leads_to_arithmetic_that_fails(tmp_path: Path, name: str) -> No
 
 @pytest.mark.parametrize("value", ["1e300", "1e308", "1e-300"])
 def test_a_strange_cell_does_not_end_a_folder(tmp_path: Path, value: str) -> None:
-    one = {**FOUNDRY, "n_layers": "2", "tokens_per_s": "800000", "tokens_per_s_per_gpu": "", "global_batch_seqs": "", "grad_accum": "1"}
+    one = FOUNDRY | {"model": "", "n_layers": "2", "tokens_per_s_per_gpu": "", "global_batch_seqs": "", "grad_accum": "1"}
+    one["tokens_per_s"] = "800000"
     table(tmp_path / "mpt.csv", one | {"expansion_ratio": "4"}, one | {"expansion_ratio": value}, one | {"expansion_ratio": "4"})
     made = accuracy.accuracy(tmp_path)
     assert [row.line for row in made.rows] == [2, 4]
@@ -116,8 +117,9 @@ def test_a_row_whose_figures_still_lead_to_none_is_skipped_by_name() -> None:
 
 def test_a_hostile_step_that_is_mapped_is_predicted(tmp_path: Path) -> None:
     """Sizes that make a model still, as one of a single head or layer."""
-    small = {**FOUNDRY, "tokens_per_s_per_gpu": "", "global_batch_seqs": "", "grad_accum": "1", "n_layers": "1", "tokens_per_s": "1300000"}
-    for change in ({}, {"n_heads": "1"}, {"vocab_size": "1000"}):
+    small = FOUNDRY | {"model": "", "tokens_per_s_per_gpu": "", "global_batch_seqs": "", "grad_accum": "1", "n_layers": "1"}
+    small["tokens_per_s"] = "1300000"
+    for change in ({}, {"n_heads": "1", "attn_impl": "torch"}, {"vocab_size": "1000"}):
         (made,) = found(table(tmp_path / "t.csv", small | change))
         assert isinstance(made, Step), made
         assert isinstance(predict_row(made), Predicted)

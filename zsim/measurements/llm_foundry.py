@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zsim.measurements.checks import (
+    UNREAD,
     UNSAID,
     Assumed,
     accumulation,
@@ -58,6 +59,8 @@ SIZES = {"d_model": "hidden_size", "n_heads": "num_heads", "n_layers": "num_laye
 STEP_OVERHEAD, MICRO_BATCH_OVERHEAD = "18 ms", "6 ms"
 SMALL_CHANGE = 0.05
 """How much wider a band is for what changes a step a little and no preset or option is of."""
+WIDEST_HEADS = {"triton": 128, "flash2": 256}
+"""Of what kernels there are (flash_attn_triton.py, _flash_attn_forward; flash-attn's README)."""
 MOST_ANOTHER = 0.5
 """By how much parameters that do not add up may differ from those of the sizes; beyond it is another model."""
 
@@ -78,6 +81,7 @@ def step(record: Record, *, source: str) -> Step:
     text = _scenario(record, place, batch, steps, assumed)
     seconds = seconds_of(record, "tokens_per_s", tokens=batch * steps * length, ranks=place.ranks, assumed=assumed)
     _consistent(record, text.model, sequences=sequences, rate=sequences * length / seconds, ranks=place.ranks, assumed=assumed)
+    _as_named(record, text.model["sizes"], assumed)
     model = {f"model.{name}": str(text.model["sizes"][key]) for name, key in SIZES.items()}
     return step_of(record, text, source=source, machine=place, seconds=seconds, assumed=assumed, names=FIELDS, also=model)
 
@@ -126,7 +130,7 @@ def _scenario(record: Record, place: Machine, batch: int, steps: int, assumed: A
     precision, eight_bits = _precision(record, place, assumed)
     return ScenarioText(
         description=f"llm-foundry, {record.text('model', 'an MPT')}, {record.size('seq_len')} tokens, {place.ranks} × {record.text('gpu')}",
-        model={"family": "gpt", "sizes": _sizes(record, attention, assumed)},
+        model={"family": "gpt", "sizes": _sizes(record, attention, kernels, assumed)},
         batch={"micro_batch": batch, "sequence_length": record.size("seq_len"), "accumulation": steps},
         cluster=place.table,
         strategy=_strategy(record, place.ranks, assumed),
@@ -162,15 +166,18 @@ def _attention(record: Record, assumed: Assumed) -> tuple[str, str]:
     raise RowError(f"attn_impl: expected triton, flash, sdpa or torch, found {words[:40]!r}")
 
 
-def _sizes(record: Record, attention: str, assumed: Assumed) -> dict[str, object]:
-    width = _size(record, "d_model", assumed)
+def _sizes(record: Record, attention: str, kernels: str, assumed: Assumed) -> dict[str, object]:
+    width, heads = _size(record, "d_model", assumed), _size(record, "n_heads", assumed)
+    widest = WIDEST_HEADS.get(kernels, width)
+    if width > heads * widest:
+        raise RowError(f"n_heads: heads of {width / heads:g} are wider than {widest}, the most that {kernels} attention has")
     if not record.truth("learned_pos_emb", True):
         assumed.add("learned positions, of which the row's model has none", widens=SMALL_CHANGE)
     times = record.positive("expansion_ratio") if record.text("expansion_ratio", "") else 4
     return {
         "num_layers": _size(record, "n_layers", assumed),
         "hidden_size": width,
-        "num_heads": _size(record, "n_heads", assumed),
+        "num_heads": heads,
         "vocabulary": record.size("vocab_size", 50368),
         "feed_forward": round(times * width),
         "tied": record.truth("tied_embeddings", True),
@@ -185,6 +192,23 @@ def _size(record: Record, name: str, assumed: Assumed) -> int:
         return record.size(name)
     assumed.add(f"sizes of the preset {known} where the row has none")
     return int(getattr(preset(known).sizes, SIZES[name]))
+
+
+def _as_named(record: Record, sizes: Mapping[str, Any], assumed: Assumed) -> None:
+    """RowError where the model goes by the name of an MPT that is wider or deeper; MPT 30B has been trained with other heads too."""
+    words = record.text("model", "")
+    said_so = re.fullmatch(r"(?:mosaicml/)?mpt[-_ ]*(\d+[mb])(?:[-_ ](?:base|instruct|chat|8k|storywriter))*", words.lower())
+    known = f"mpt-{said_so[1]}" if said_so else ""
+    if known not in presets():
+        if words:
+            assumed.add(f"model = {words[:40]!r} is not known: a gpt of the row's sizes", widens=UNREAD)
+        return
+    for name in ("d_model", "n_layers", "n_heads"):
+        found, usual = sizes[SIZES[name]], getattr(preset(known).sizes, SIZES[name])
+        if found != usual and name != "n_heads":
+            raise RowError(f"{name}: {found} contradicts model = {words[:40]}, which has {usual}")
+        if found != usual:
+            assumed.add(f"{found} heads, where {known} has {usual}", widens=SMALL_CHANGE)
 
 
 def _precision(record: Record, place: Machine, assumed: Assumed) -> tuple[dict[str, str], bool]:

@@ -138,6 +138,8 @@ def checkpointing(words: str, assumed: Assumed) -> dict[str, object]:
     tokens = re.findall(r"[a-z]+|\d+(?:\.\d+)?(?:\s*/\s*\d+)?", said)
     first = tokens[0] if tokens else ""
     _one_answer(first, said, words)
+    if re.search(r"(?<!\w)[-\u2212\u2013]\s*\d", said):  # which the tokens would have as the number without its sign
+        raise RowError(f"activation_checkpointing: expected no number below 0, found {words[:60]!r}")
     if first == "selective":
         return _selective(tokens[1:], words, assumed)
     if first in FULL:

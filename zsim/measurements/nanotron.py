@@ -104,7 +104,7 @@ def _consistent(record: Record, model: Mapping[str, object], length: int, rate: 
 
 
 def _strategy(stage: str, num_gpus: int) -> dict[str, object]:
-    found = re.fullmatch(r"(?:zero)?[-_ ]*(?:stage)?[-_ ]*([0-3])(?:\.0)?", stage.strip().lower())
+    found = re.fullmatch(r"(?:zero[-_ ]*)?(?:stage[-_ ]*)?([0-3])(?:\.0)?", stage.strip().lower())
     number = found[1] if found else "0" if stage.lower() in ("none", "off", "ddp", "no") else ""
     if number == "0":
         return {"name": "ddp", "dp_replicate": num_gpus, "sync": "last", "gradient_as_bucket_view": True}

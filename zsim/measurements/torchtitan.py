@@ -29,9 +29,10 @@ from zsim.measurements.checks import (
 from zsim.measurements.llamas import model_of
 from zsim.measurements.machines import NODE, Machine, machine
 from zsim.measurements.mapping import ScenarioText, checkpointing, num_parameters, step_of
+from zsim.measurements.recipes import gathers_narrow, is_narrow
 from zsim.measurements.resharding import resharding, said_in
 from zsim.measurements.software import norms
-from zsim.measurements.table import FALSE, Record, RowError, Step
+from zsim.measurements.table import Record, RowError, Step
 from zsim.models import preset
 
 COLUMNS = frozenset(("model", "n_gpus", "seq_len", "gpu"))
@@ -206,26 +207,20 @@ def _selective(words: str) -> str:
     return f"selective {words}" if alone else words
 
 
-def _gathers_narrow(recipe: str) -> bool:
-    """Whether words of a float8 recipe say that parameters are gathered in it too."""
-    denied = r"(\b(?:no|not|without|w/o|bf16|bfloat16)\b[-_ a-z0-9]{0,20})?"
-    said_so = re.search(rf"{denied}(?<![a-z])all[-_ ]?gathers?\b", recipe)
-    return said_so is not None and not said_so[1]
-
-
 def _execution(record: Record, place: Machine, assumed: Assumed, *, narrow: bool, asked: Technique) -> dict[str, object]:
     """Compiled, and in 8 bits, as `narrow`, float8 or the technique says, where the device has such products."""
     recipe = record.text("float8", "").lower()
-    if asked.narrow and recipe in FALSE:
+    said_so = is_narrow(recipe)
+    if asked.narrow and said_so is False:
         raise RowError(f"float8: {recipe} contradicts technique = {record.text('technique')[:40]}")
-    narrow = narrow or asked.narrow or recipe not in ("", *FALSE)
+    narrow = narrow or asked.narrow or bool(said_so)
     if narrow and re.search(r"\bmx|mxfp|nvfp|fp4", recipe) and place.part.model not in MX:
         raise RowError(f"float8: {place.part.words} has no products of scaled blocks, which {recipe[:20]} is")
     if narrow and not place.part.float8:
         raise RowError(f"float8: {place.part.words} has no products of 8 bits")
     if narrow:
         assumed.add("linears in float8, everything else in bf16")
-    if narrow and _gathers_narrow(recipe):
+    if narrow and gathers_narrow(recipe):
         assumed.add("parameters gathered in bf16, which float8 all-gathers move half of", widens=NARROW_GATHERS)
     if re.search(r"nvfp|fp4", recipe):
         raise RowError(f"float8: expected products of 8 bits, found {recipe[:20]}")
