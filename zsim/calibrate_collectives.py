@@ -45,6 +45,8 @@ class FittedCurves:
     groups: tuple[str, ...]
     errors: tuple[float, ...]
     left_out: tuple[float, ...]
+    before: tuple[str, ...]
+    """Of each row that is alone with its system on its curve, the source of the published curve, which then predicts it by itself; else ""."""
 
 
 def usable(rows: Iterable[NcclRow], node: Nccl, *, network: str = "") -> tuple[list[NcclRow], list[Skipped]]:
@@ -89,15 +91,17 @@ def fit(rows: Sequence[NcclRow], node: Nccl, *, source: str) -> FittedCurves:
     """The curves that meet `rows` best, one for each that some row runs on."""
     keys = [_key(row) for row in rows]
     groups = [f"{row.source}, {row.gpu}, {row.n_ranks} ranks on {row.n_nodes} nodes" for row in rows]
-    curves, errors, left_out = CURVES, [0.0] * len(rows), [0.0] * len(rows)
+    curves, errors, left_out, before = CURVES, [0.0] * len(rows), [0.0] * len(rows), [""] * len(rows)
     found: list[MeasuredCurve] = []
     for key in sorted(set(keys)):
         places = [place for place, own in enumerate(keys) if own == key]
         curve = _fitted([rows[place] for place in places], key, node)
         for group in sorted({groups[place] for place in places}):
-            others = _fitted([rows[place] for place in places if groups[place] != group], key, node)
+            apart = [rows[place] for place in places if groups[place] != group]
+            others = _fitted(apart, key, node)
             for place in places:
                 if groups[place] == group:
+                    before[place] = "" if apart else others.source
                     left_out[place] = exp(_error(rows[place], with_curve(CURVES, others, node))) - 1
         far = sorted(abs(left_out[place]) for place in places)
         band = min(0.9, max(NARROWEST, far[min(len(far) - 1, int(0.95 * len(far)))]))
@@ -113,6 +117,7 @@ def fit(rows: Sequence[NcclRow], node: Nccl, *, source: str) -> FittedCurves:
         groups=tuple(groups),
         errors=tuple(errors),
         left_out=tuple(left_out),
+        before=tuple(before),
     )
 
 

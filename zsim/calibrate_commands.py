@@ -91,7 +91,8 @@ def _as_json(fitted: Fitted | None, curves: FittedCurves | None, found: Material
         **steps,
         "collectives": _curves_as_json(curves),
         "groups": [
-            {"group": one.name, "n": one.n, "fitted": _summary(one.fitted), "left_out": _summary(one.left_out)} for one in groups
+            {"group": one.name, "n": one.n, "fitted": _summary(one.fitted), "left_out": _summary(one.left_out), "by_preset": one.before}
+            for one in groups
         ],
         "simulated": found.simulated,
         "skipped": [{"source": row.source, "line": row.line, "reason": row.reason} for row in found.skipped],
@@ -160,4 +161,4 @@ def _errors(fitted: tuple[float, ...], left_out: tuple[float, ...], groups: list
     for group in groups:
         both = [_summary(one) for one in (group.fitted, group.left_out)]
         medians = [f"{100 * one['median']:.1f} % (most {100 * one['max']:.1f} %)" for one in both]
-        yield f"  {group.name[:70]:<70} n {group.n:>3}  fitted {medians[0]}, left out {medians[1]}"
+        yield f"  {group.name[:70]:<70} n {group.n:>3}  fitted {medians[0]}, left out {medians[1]}{group.by_preset}"

@@ -10,6 +10,7 @@ from importlib.resources import files
 from math import ceil
 from typing import Any
 
+from zsim.accuracy import percentile
 from zsim.calibrate import FLOAT8, OF_ATTENTION, PRODUCTS, Fitted
 from zsim.calibrate_collectives import FittedCurves
 from zsim.cluster_reader import LEAST_WIDTH, MOST_WIDTH
@@ -42,7 +43,7 @@ def _head(fitted: Fitted | None, curves: FittedCurves | None, source: str) -> It
         for words, errors in (("fitted", _all(groups, "fitted")), ("left out with their group", _all(groups, "left_out"))):
             yield f"# errors of rows {words}: {_said(errors)}"
         for group in groups:
-            yield f"#   {_plain(group.name)}: n {group.n}, fitted {_said(group.fitted)}; left out {_said(group.left_out)}"
+            yield f"#   {_plain(group.name)}: n {group.n}, fitted {_said(group.fitted)}; left out {_said(group.left_out)}{_plain(group.by_preset)}"
         if kind == "steps" and fitted is not None:
             yield from (f"# {line}" for line in worth(fitted))
     yield ""
@@ -89,11 +90,18 @@ class GroupErrors:
     name: str
     fitted: tuple[float, ...]
     left_out: tuple[float, ...]
+    before: str = ""
+    """The source of the published curve that predicts them by itself when they are left out, for no other rows are on theirs."""
 
     @property
     def n(self) -> int:
         """How many rows."""
         return len(self.fitted)
+
+    @property
+    def by_preset(self) -> str:
+        """Words for rows that no others predict: if the preset has seen them, so has what predicts them left out."""
+        return f", by the preset alone, whose source is: {self.before}" if self.before else ""
 
 
 def step_errors(fitted: Fitted | None) -> list[GroupErrors]:
@@ -101,7 +109,7 @@ def step_errors(fitted: Fitted | None) -> list[GroupErrors]:
     if fitted is None:
         return []
     names = [" ".join(filter(None, case.group)) for case in fitted.cases]
-    return _groups(names, fitted.errors, fitted.left_out)
+    return _groups(names, fitted.errors, fitted.left_out, [""] * len(names))
 
 
 def curve_errors(curves: FittedCurves | None) -> list[GroupErrors]:
@@ -109,15 +117,20 @@ def curve_errors(curves: FittedCurves | None) -> list[GroupErrors]:
     if curves is None:
         return []
     names = [f"{scope} {op}, {group}" for (scope, op), group in zip(curves.keys, curves.groups, strict=True)]
-    return _groups(names, curves.errors, curves.left_out)
+    return _groups(names, curves.errors, curves.left_out, curves.before)
 
 
-def _groups(names: Sequence[str], errors: Sequence[float], left_out: Sequence[float]) -> list[GroupErrors]:
+def _groups(names: Sequence[str], errors: Sequence[float], left_out: Sequence[float], before: Sequence[str]) -> list[GroupErrors]:
     found: dict[str, list[int]] = {}
     for place, name in enumerate(names):
         found.setdefault(name, []).append(place)
     return [
-        GroupErrors(name=name, fitted=tuple(errors[at] for at in places), left_out=tuple(left_out[at] for at in places))
+        GroupErrors(
+            name=name,
+            fitted=tuple(errors[at] for at in places),
+            left_out=tuple(left_out[at] for at in places),
+            before=before[places[0]],
+        )
         for name, places in found.items()
     ]
 
@@ -128,7 +141,7 @@ def _all(groups: Sequence[GroupErrors], which: str) -> tuple[float, ...]:
 
 def _said(errors: Sequence[float]) -> str:
     ordered = sorted(map(abs, errors))
-    middle, high = ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
+    middle, high = percentile(ordered, 0.5), percentile(ordered, 0.95)
     return f"median {_share(middle)}, 95th percentile {_share(high)}, largest {_share(ordered[-1])}"
 
 

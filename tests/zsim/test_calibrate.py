@@ -25,7 +25,7 @@ from zsim.slowdown import simulate_step
 
 SMALL = {"n_layers": "2", "tokens_per_s_per_gpu": "", "global_batch_seqs": "", "grad_accum": "1"}
 ROWS = [
-    FOUNDRY | SMALL | {"model": name, "d_model": str(width), "micro_batch": str(batch)}
+    FOUNDRY | SMALL | {"model": name, "d_model": str(width), "n_heads": str(width // 128), "micro_batch": str(batch)}
     for name, width, batch in (("a", 2048, 8), ("a", 2048, 4), ("b", 4096, 8), ("b", 4096, 4))
 ]
 
@@ -283,6 +283,30 @@ def test_nccl_tests_output_moves_the_curve_of_its_collective_alone(tmp_path: Pat
     (read,) = cluster_reader.parse(text.encode(), where="mine.toml").curves
     assert (read.provenance, round(read.floor, 1)) == ("calibrated", round(curve["floor"], 1))
     assert read.source.startswith("6 rows of log.txt; before: openxla/xla")
+
+
+def test_percentiles_are_the_same_wherever_they_stand_and_rows_that_the_preset_alone_predicts_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One system on each of three curves: left out, nothing but the published curve is there to predict it."""
+    log, out = Path(__file__).parents[1] / "published" / "nccl_h100_sweep.csv", tmp_path / "mine.toml"
+    asked = ["calibrate", "--from", str(log), "--cluster", "dgx-h100", "--out", str(out)]
+    assert cli.main(asked) == 0
+    said = re.findall(r"^rows (fitted|left out with their group): n 33, median ([\d.]+) %,.* p95 ([\d.]+) %", capsys.readouterr().out, re.M)
+    written = re.findall(r"^# errors of rows (.*): median ([\d.]+) %, 95th percentile ([\d.]+) %", out.read_text(), re.M)
+    assert [words for words, *_ in written] == ["fitted", "left out with their group"]
+    assert written == [(words, *(f"{float(share):.1f}" for share in shares)) for words, *shares in said]
+    groups = [line for line in out.read_text().splitlines() if line.startswith("#   ring ")]
+    assert len(groups) == 3
+    assert all("by the preset alone, whose source is: openxla/xla" in line for line in groups)
+
+
+def test_rows_that_others_predict_when_they_are_left_out_name_no_preset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, times in enumerate((1.0, 1.2)):
+        (tmp_path / f"{number}.txt").write_text(nccl_text(slower(times)))
+    logs = [str(tmp_path / f"{number}.txt") for number in range(2)]
+    assert cli.main(["calibrate", "--from", *logs, "--cluster", "dgx-h100", "--json"]) == 0
+    assert [one["by_preset"] for one in json.loads(capsys.readouterr().out)["groups"]] == ["", ""]
 
 
 def test_rows_of_other_machines_and_shared_networks_are_skipped_by_name(

@@ -38,7 +38,7 @@ def fitted(factors: dict[tuple[str, str], float]) -> calibrate.Fitted:
 def curves(*found: MeasuredCurve, preset: str = "dgx-b200") -> FittedCurves:
     node = load_cluster(preset).nccl
     assert node is not None
-    return FittedCurves(node=node, curves=found, rows=(), keys=(), groups=(), errors=(), left_out=())
+    return FittedCurves(node=node, curves=found, rows=(), keys=(), groups=(), errors=(), left_out=(), before=())
 
 
 def ring(op: str, scope: str = "ring") -> MeasuredCurve:
