@@ -46,7 +46,7 @@ class FittedCurves:
     errors: tuple[float, ...]
     left_out: tuple[float, ...]
     before: tuple[str, ...]
-    """Of each row that is alone with its system on its curve, the source of the published curve, which then predicts it by itself; else ""."""
+    """Of each row whose system is alone on its curve the source of the published one, which predicts it when that is left out; else ""."""
 
 
 def usable(rows: Iterable[NcclRow], node: Nccl, *, network: str = "") -> tuple[list[NcclRow], list[Skipped]]:

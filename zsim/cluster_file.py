@@ -43,7 +43,8 @@ def _head(fitted: Fitted | None, curves: FittedCurves | None, source: str) -> It
         for words, errors in (("fitted", _all(groups, "fitted")), ("left out with their group", _all(groups, "left_out"))):
             yield f"# errors of rows {words}: {_said(errors)}"
         for group in groups:
-            yield f"#   {_plain(group.name)}: n {group.n}, fitted {_said(group.fitted)}; left out {_said(group.left_out)}{_plain(group.by_preset)}"
+            said = f"n {group.n}, fitted {_said(group.fitted)}; left out {_said(group.left_out)}{_plain(group.by_preset)}"
+            yield f"#   {_plain(group.name)}: {said}"
         if kind == "steps" and fitted is not None:
             yield from (f"# {line}" for line in worth(fitted))
     yield ""

@@ -10,11 +10,12 @@ from typing import Any, TypeVar
 from zsim import report
 from zsim.costs import Costs
 from zsim.hiding import HIDDEN, NOTHING, Change, Hiding, hiding
+from zsim.ops import COLLECTIVES
 from zsim.program import Program
 from zsim.scenario import Scenario
 from zsim.slowdown import simulate_step
 from zsim.units import format_time
-from zsim.why import LONGER, Exposed, Link, Why, explain, name
+from zsim.why import COMPUTE_STREAM, LONGER, Exposed, Link, Why, explain, name
 
 MOST = 12
 T = TypeVar("T")
@@ -92,9 +93,9 @@ def show(scenario: Scenario, program: Program) -> None:
 def lines(found: Why, helps: Hiding, *, slower_ns: int, synchronous: bool = False, offloads: bool = False) -> Iterator[str]:
     """The report, line by line; `slower_ns` are lost to collectives that run beside kernels. With `offloads` the host steps itself."""
     waits = format_time(found.host_bound_ns)
-    yield f"step of {format_time(found.step_ns)} on rank {found.rank}, of which {waits} its kernels wait for the host"
+    yield f"step of {format_time(found.step_ns)} on rank {found.rank}; compute is idle until the host issues it for {waits}"
     if slower_ns:
-        yield f"  {format_time(slower_ns)} of it because collectives slow down the kernels beside them"
+        yield f"  {format_time(slower_ns)} of the step because collectives slow down the kernels beside them"
     if synchronous:
         yield "  one thing after another: on a CPU FSDP waits for each collective where it calls it, so nothing hides any"
     if found.host_bound and offloads:
@@ -110,7 +111,7 @@ def lines(found: Why, helps: Hiding, *, slower_ns: int, synchronous: bool = Fals
     ops = "1 op" if len(found.critical_path) == 1 else f"{len(found.critical_path)} ops"
     yield f"critical path, {ops}, most of it in:"
     for waited, ns in _waited(found.critical_path):
-        yield f"    waiting for {waited:<20} {format_time(ns):>10}"
+        yield f"    waiting for {waited:<31} {format_time(ns):>10}"
     longest = _together(found.critical_path, _link_ns, lambda link: (name(link.op), link.then))[:MOST]
     for alike in sorted(longest, key=lambda alike: alike[0].start_ns):
         yield f"    {name(alike[0].op):<32} {format_time(sum(map(_link_ns, alike))):>10}{_times(alike)}  {alike[0].then}"
@@ -142,11 +143,15 @@ def _of_exposed(one: Exposed) -> object:
 
 
 def _waited(path: Sequence[Link]) -> list[tuple[str, int]]:
-    """What the path waited for while none of its ops ran, and for how long in all."""
+    """What the path waited for while none of its ops ran, and for how long in all.
+
+    Of the host it says what was still to be issued: compute that depends on a collective waits for that, and not for the host.
+    """
     found = Counter[str]()
     for link in path:
         if link.waited_ns:
-            found[link.waited_for] += link.waited_ns
+            issued = "collectives" if link.op.kind in COLLECTIVES else "kernels" if link.op.stream == COMPUTE_STREAM else "copies"
+            found[link.waited_for + (f" to issue {issued}" if link.waited_for == "the host" else "")] += link.waited_ns
     return found.most_common()
 
 

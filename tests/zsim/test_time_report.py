@@ -6,6 +6,7 @@ import re
 from collections import Counter
 
 from zsim import scenario, time_report
+from zsim.ops import COLLECTIVES
 from zsim.plan import plan
 from zsim.units import format_time
 from zsim.why import name
@@ -39,9 +40,25 @@ def test_an_op_of_every_micro_batch_is_one_line_with_the_time_of_all() -> None:
         alike = [one for one in alike if one.waited_for == (after[1] if after else "")]
         assert format_time(sum(one.exposed_ns for one in alike)) == row[2]
         assert format_time(sum(one.duration_ns for one in alike)) == row[3]
-    (waited,) = (line.split("waiting for the host")[1] for line in lines if "waiting for the host" in line)
-    assert waited.strip() == format_time(sum(link.waited_ns for link in found.critical_path))
+    waited = dict(said.groups() for line in lines if (said := re.match(r" +waiting for the host to issue (\w+) +(.*)", line)))
+    assert {link.op.kind in COLLECTIVES for link in found.critical_path if link.waited_ns} == {True}
+    assert waited == {"collectives": format_time(sum(link.waited_ns for link in found.critical_path))}
     assert found.host_bound
+
+
+def test_a_host_that_only_issues_collectives_late_keeps_no_kernels_waiting() -> None:
+    """The first all-gather begins when it is issued, and compute when that has ended: the path waits for the host, compute does not."""
+    text = TEXT.replace("gpt-tiny", "llama-3.2-1b").replace("sequence_length = 16, accumulation = 5", "sequence_length = 4096")
+    case = scenario.parse(text.encode(), where="report.toml")
+    program = plan(case, device="cuda")
+    found = time_report.why(case, program)
+    lines = list(time_report.lines(found, time_report.hiding(case), slower_ns=0))
+    first = found.critical_path[0]
+
+    assert (first.op.kind, first.waited_for, first.waited_ns > 0, found.host_bound_ns) == ("all_gather", "the host", True, 0)
+    assert lines[0].endswith("; compute is idle until the host issues it for 0 ns")
+    (waited,) = (line.split() for line in lines if "waiting for" in line)
+    assert waited == ["waiting", "for", "the", "host", "to", "issue", "collectives", *format_time(first.waited_ns).split()]
 
 
 def test_a_host_that_steps_itself_is_told_apart_from_one_that_launches_too_slowly() -> None:
