@@ -238,3 +238,15 @@ def test_uneven_nodes_without_a_fullest_one_are_rounded_up() -> None:
     uneven = network("hopper", 3, 2, 48.0)
     assert uneven.per_node == 2
     assert estimate("all_gather", 1024, uneven).algorithm == "ring"
+
+
+@pytest.mark.parametrize("cluster", CUDA)
+def test_a_broadcast_to_more_ranks_of_a_node_is_never_faster(cluster: str) -> None:
+    """Every link of its line carries the whole message; short rings of A100 lose bandwidth in the rounds of an all-reduce alone."""
+    machine = load_cluster(cluster)
+    for nbytes in (MIB, 256 * MIB, 32 * GIB):
+        times = [
+            estimated("broadcast", nbytes, cluster=machine, ranks=tuple(range(ranks))).microseconds
+            for ranks in range(2, machine.devices_per_node + 1)
+        ]
+        assert times == sorted(times)

@@ -165,7 +165,8 @@ def _ring(op: str, nbytes: int, communicator: Communicator, curves: Curves) -> E
         return _over_pcie(op, nbytes, communicator, wire)
     curve = curves.rings[communicator.generation, "all_gather" if op == "broadcast" else op]
     n = communicator.num_ranks
-    share = curve.share - curves.ring_share_lost.get(communicator.generation, 0.0) * (1 / n - 1 / 8 if n < 8 else 0.0)
+    lost = curves.ring_share_lost.get(communicator.generation, 0.0) if n < 8 and op != "broadcast" else 0.0
+    share = curve.share - lost * (1 / n - 1 / 8)
     longer = _passes(op) * (n - 8) * HOPS["nvlink"]["ring"]["LL"]
     found = _on(curve, nbytes, wire / share, scale=(n - 1) / 7, more_us=longer)
     known = curve.provenance == "calibrated" and op != "broadcast" and (n == 8 or n in _KNOWN_SIZES.get(communicator.generation, ()))

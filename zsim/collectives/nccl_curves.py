@@ -180,7 +180,11 @@ RINGS: dict[tuple[Generation, str], Curve] = {
 """Rings inside one node, by generation and collective; a broadcast goes by its all-gather."""
 
 RING_SHARE_LOST: dict[Generation, float] = {"ampere": 0.37}
-"""Short rings use less of NVLink: share − this · (1/N − 1/8); 2 to 7 A100 at 1 GiB (VIA-Research/vTrain). 4 to 8 H200 and B200 do not."""
+"""Short rings use less of NVLink: share − this · (1/N − 1/8); 2 to 7 A100 at 1 GiB (VIA-Research/vTrain). 4 to 8 H200 and B200 do not.
+
+That is of all-reduces, whose rounds have the fewer steps to overlap the fewer the ranks are. A broadcast has no rounds: it passes chunk
+after chunk down a line, each link carries all of it however many ranks there are, and a longer line is never faster.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
