@@ -185,6 +185,30 @@ def test_an_unknown_preset_is_answered_with_the_nearest_name() -> None:
     assert caught.value.problems == ('model.preset: unknown model "llama-3-8", did you mean llama-3-8b?',)
 
 
+@pytest.mark.parametrize(
+    ("name", "same"),
+    [
+        ("llama-3.1-8b", "llama-3-8b"),
+        ("Llama 3.3 70B", "llama-3-70b"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama-3-8b"),
+        ("meta-llama/Llama-2-7b-hf", "llama-2-7b"),
+        ("mosaicml/mpt-7b-instruct", "mpt-7b"),
+        ("MPT 30B", "mpt-30b"),
+    ],
+)
+def test_a_model_that_a_preset_of_another_name_has_the_sizes_of_is_refused_with_that(name: str, same: str) -> None:
+    with pytest.raises(ScenarioError) as caught:
+        load_preset(name)
+    assert caught.value.problems == (f'model.preset: unknown model "{name}", did you mean {same}, which has its sizes?',)
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-9b", "mpt-8b"])
+def test_a_model_of_sizes_that_no_preset_has_is_only_near_one(name: str) -> None:
+    with pytest.raises(ScenarioError, match="did you mean") as caught:
+        load_preset(name)
+    assert "its sizes" not in str(caught.value)
+
+
 def test_an_unknown_preset_like_no_other_is_answered_with_where_to_look() -> None:
     with pytest.raises(ScenarioError) as caught:
         load_preset("x" * 500)
@@ -193,7 +217,7 @@ def test_an_unknown_preset_like_no_other_is_answered_with_where_to_look() -> Non
 
 def test_every_family_file_is_in_the_table() -> None:
     folder = Path(mlp.__file__).parent
-    others = {"__init__", "layers", "checks", "huggingface", "transformers"}
+    others = {"__init__", "layers", "checks", "huggingface", "transformers", "spelled"}
     assert {file.stem for file in folder.glob("*.py")} - others == set(FAMILIES)
 
 

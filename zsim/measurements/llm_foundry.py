@@ -33,7 +33,7 @@ from zsim.measurements.mapping import ScenarioText, checkpointing, num_parameter
 from zsim.measurements.resharding import of_fsdp1
 from zsim.measurements.software import VERSIONS, stops_early
 from zsim.measurements.table import Record, RowError, Step
-from zsim.models import preset, presets
+from zsim.models import preset, presets, spelled
 
 COLUMNS = frozenset(("seq_len", "n_gpus", "sharding", "gpu"))
 ONE_OF = (frozenset(("d_model", "mp_mode")), frozenset(("micro_batch", "grad_accum")),)
@@ -187,8 +187,8 @@ def _sizes(record: Record, attention: str, kernels: str, assumed: Assumed) -> di
 
 def _size(record: Record, name: str, assumed: Assumed) -> int:
     """The row's own, or that of the preset of its model; RowError where there is neither."""
-    known = record.text("model", "").lower()
-    if record.text(name, "") or known not in presets() or not known.startswith("mpt"):
+    known = spelled.mpt(record.text("model", ""))
+    if record.text(name, "") or known not in presets():
         return record.size(name)
     assumed.add(f"sizes of the preset {known} where the row has none")
     return int(getattr(preset(known).sizes, SIZES[name]))
@@ -197,8 +197,7 @@ def _size(record: Record, name: str, assumed: Assumed) -> int:
 def _as_named(record: Record, sizes: Mapping[str, Any], assumed: Assumed) -> None:
     """RowError where the model goes by the name of an MPT that is wider or deeper; MPT 30B has been trained with other heads too."""
     words = record.text("model", "")
-    said_so = re.fullmatch(r"(?:mosaicml/)?mpt[-_ ]*(\d+[mb])(?:[-_ ](?:base|instruct|chat|8k|storywriter))*", words.lower())
-    known = f"mpt-{said_so[1]}" if said_so else ""
+    known = spelled.mpt(words)
     if known not in presets():
         if words:
             assumed.add(f"model = {words[:40]!r} is not known: a gpt of the row's sizes", widens=UNREAD)

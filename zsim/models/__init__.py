@@ -12,7 +12,7 @@ from typing import Any
 
 from zsim.errors import ScenarioError
 from zsim.model import ModelSpec
-from zsim.models import gpt, llama, mlp
+from zsim.models import gpt, llama, mlp, spelled
 
 Sizes = mlp.MlpSizes | gpt.GptSizes | llama.LlamaSizes
 
@@ -61,6 +61,9 @@ def presets() -> tuple[str, ...]:
 def preset(name: str) -> Preset:
     """The preset `name`; ScenarioError with the nearest name when there is none."""
     if name not in presets():
+        same = spelled.llama(name) or spelled.mpt(name)
+        if same in presets():
+            raise ScenarioError((f'model.preset: unknown model "{name[:60]}", did you mean {same}, which has its sizes?',))
         near = difflib.get_close_matches(name, presets(), n=1)
         hint = f", did you mean {near[0]}?" if near else "; `zsim list models` names them"
         raise ScenarioError((f'model.preset: unknown model "{name[:60]}"{hint}',))
