@@ -25,12 +25,13 @@ Calls = Counter[tuple[str, int]]
 class GradientCalls(TorchDispatchMode):
     """The calls of a step that touch gradients behind autograd: it is a plain MLP's, in which nothing else adds in place or divides.
 
-    `casts`: from which dtype to which one gradients are cast.
+    `casts`: from which dtype to which one gradients are cast. `numels`: those of parameters; what is copied of one shard by itself is
+    a parameter, and whole groups are gradients.
     """
 
-    def __init__(self, casts: set[tuple[torch.dtype, torch.dtype]]) -> None:
+    def __init__(self, casts: set[tuple[torch.dtype, torch.dtype]], numels: set[int]) -> None:
         super().__init__()
-        self.casts, self.found = casts, Calls()
+        self.casts, self.numels, self.found = casts, numels, Calls()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         before = nbytes(args[:1])
@@ -40,6 +41,8 @@ class GradientCalls(TorchDispatchMode):
             self.found["add", 2 * nbytes(args[0]) + nbytes(args[1])] += 1
         elif name == "div_" and args[0].numel() > 1:
             self.found["divide", 2 * nbytes(args[0])] += 1
+        elif name == "copy_" and args[0].numel() > 1 and args[0].numel() not in self.numels:
+            self.found["copy", nbytes(args[0]) + nbytes(args[1])] += 1
         elif name == "chunk_cat":
             self.found["copy", before + nbytes(kwargs["out"])] += 1
         elif name == "_to_copy" and (args[0].dtype, result.dtype) in self.casts and result.numel() > 1:
@@ -84,6 +87,7 @@ def gathers(op: Op) -> bool:
 
 PRECISIONS = (("fp32", "fp32"), ("bf16", "fp32"), ("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp16"), ("fp32", "bf16"))
 AXES = (
+    'name = "hsdp", dp_shard = 1, dp_replicate = 4',
     'name = "fsdp2", dp_shard = 4',
     'name = "hsdp", dp_shard = 2, dp_replicate = 2',
     'name = "hsdp", dp_shard = 2, dp_replicate = 2, all_reduce = "last"',
@@ -98,7 +102,8 @@ def test_each_kernel_is_a_call_of_torch_and_each_call_a_kernel(axes: str, precis
     with torch_private.fake_group(rank=0, world_size=case.world_size):
         observation = observe(case, rank=0)
         assert observation.plain_step is not None
-        with GradientCalls({(parameters, reduce), (reduce, torch.float32)}) as calls:
+        numels = {parameter.numel for parameter in case.model.parameters}
+        with GradientCalls({(parameters, reduce), (reduce, torch.float32)}, numels) as calls:
             observation.plain_step()
 
     assert calls.found == predicted(case)
