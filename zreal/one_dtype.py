@@ -11,22 +11,31 @@ from torch import Tensor
 
 from zreal.untraceable import UntraceableError
 
-PRODUCTS = frozenset({"mm", "addmm", "mv", "addmv", "_cdist_forward", "mkldnn_rnn_layer", "_cudnn_rnn"})
+PRODUCTS = frozenset(
+    (
+        *("mm", "addmm", "mv", "addmv", "addbmm", "_cdist_forward", "mkldnn_rnn_layer", "_cudnn_rnn", "linalg_cross"),
+        *("convolution", "_convolution", "convolution_overrideable", "mkldnn_convolution", "grid_sampler_2d", "grid_sampler_3d"),
+        *("_embedding_bag", "_embedding_bag_forward_only"),
+    )
+)
+LOSSES = frozenset({"nll_loss_forward", "nll_loss2d_forward", "binary_cross_entropy", "huber_loss", "huber_loss_backward"})
 WRITES = frozenset({"index_put", "index_put_", "_index_put_impl_", "index_add", "index_add_", "index_copy", "index_copy_"})
 
 
 def require_one_dtype(operator: str, given: Iterable[Tensor]) -> None:
     """UntraceableError for the first mixture of dtypes that real tensors would not run with, or run otherwise."""
-    dtypes = list(dict.fromkeys(str(tensor.dtype).removeprefix("torch.") for tensor in given if tensor.is_floating_point()))
+    each = [str(tensor.dtype).removeprefix("torch.") for tensor in given if tensor.is_floating_point()]
+    dtypes, mixed_weights = list(dict.fromkeys(each)), len(set(each[1:])) > 1
     if len(dtypes) < 2:
         return
     found = " and ".join(dtypes)
     if "batch_norm" in operator or "group_norm" in operator:
         remedy = "cast its input, as by x.float(), or trace the module cast as a whole, as by .bfloat16(), with its buffers"
         raise UntraceableError(where=operator, expected="a norm whose input and weights are of one dtype", found=found, remedy=remedy)
-    if operator == "native_layer_norm" and dtypes[1] != "float32":  # the input comes first; float32 weights are fine
+    if operator == "native_layer_norm" and (len(dtypes) > 2 or dtypes[1] != "float32" or mixed_weights):  # the input comes first
         remedy = "cast its input to the dtype of its weights, or keep these in float32"
         raise UntraceableError(where=operator, expected="a norm whose weights are of its input's dtype", found=found, remedy=remedy)
-    if operator in PRODUCTS or operator in WRITES:
-        expected = "factors of one dtype" if operator in PRODUCTS else "what is written to be of the dtype of what it is written into"
+    if operator in PRODUCTS | WRITES | LOSSES:
+        expected = "what is written to be of the dtype of what it is written into" if operator in WRITES else "factors of one dtype"
+        expected = "a loss whose input, targets and weights are of one dtype" if operator in LOSSES else expected
         raise UntraceableError(where=operator, expected=f"{expected}, as torch does", found=found, remedy="cast one of them in the module")

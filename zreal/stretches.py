@@ -6,7 +6,7 @@ Names and kinds are those that `zsim.tape` gives to the built-in families, so th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -66,6 +66,13 @@ class _Stretch:
     reads: dict[str, None]
     forward: list[Entry]
     backward: list[Entry]
+    given_back: list[int] = field(default_factory=list)
+    """Storages that its caller lets go of when it has returned, the last ones of forward."""
+
+    def give_back(self, entries: Iterable[Entry]) -> None:
+        """The caller goes on with letting go of these."""
+        self.forward += (given := list(entries))
+        self.given_back += [entry.storage for entry in given if isinstance(entry, Died)]
 
 
 def traced_model(
@@ -172,6 +179,7 @@ def _seen(
                 backward=b,
                 input_needs_gradient=s.needs_gradient,
                 recompute=tuple(entry.kernel for entry in s.backward if isinstance(entry, Again)),
+                given_back=tuple(buffers.freed[storage] for storage in s.given_back if storage in buffers.freed),
             )
             for s, f, b in zip(stretches, forward, backward, strict=True)
         ),
@@ -215,9 +223,9 @@ def _stretches(
             backward=entries.get(back, []),
         )
         while inside and not visit.begins and one.forward and isinstance(one.forward[0], Died):
-            found[-1].forward.append(one.forward.pop(0))
+            found[-1].give_back([one.forward.pop(0)])
         if found and not inside and fqn not in names and not one.backward and all(isinstance(entry, Died) for entry in one.forward):
-            found[-1].forward += one.forward  # what the root drops when a unit returns
+            found[-1].give_back(one.forward)  # what the root drops when a unit returns
         elif found and not inside and names and fqn not in names:
             found[-1].forward += one.forward
             found[-1].backward[:0] = one.backward
@@ -236,6 +244,7 @@ class _Names:
     inputs: Mapping[int, str]
     backward: bool = False
     known: dict[int, str] = field(default_factory=dict)
+    freed: dict[int, str] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
 
 
@@ -256,7 +265,8 @@ def _computation(fqn: str, entries: list[Entry], names: _Names) -> Computation:
         elif isinstance(entry, Accumulated):
             memory.append(entry)
         elif isinstance(entry, Died) and entry.storage in names.known:
-            memory.append(Free(names.known.pop(entry.storage)))
+            names.freed[entry.storage] = names.known.pop(entry.storage)
+            memory.append(Free(names.freed[entry.storage]))
     if again is not None:
         memory.insert(again, Recomputed())
     return Computation(kernels=tuple(kernels), memory=tuple(memory))

@@ -105,6 +105,12 @@ def trace(
     return check_whole(replace(plain, recomputing=tuple(variants), otherwise=tuple(otherwise)))
 
 
+ASKS = (
+    "a module that asks for the dtype of a sharded parameter, which under FSDP1 depends on how it asks: name the dtype in the module, "
+    "as by x.to(torch.bfloat16)"
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Seen:
     """A step, and what is known of it besides its model."""
@@ -125,7 +131,7 @@ def _both(seen: Callable[..., _Seen], asked: Checkpointing = NO_CHECKPOINTING) -
     """The model with fully_shard's hooks, and what is otherwise without them, with FSDP1's views and on inputs that nobody casts."""
     hooked = seen()
     model, boundaries = hooked.model(), hooked.run.boundaries
-    manners: list[Autograd] = ["plain"] if boundaries.casts or boundaries.keeps_apart else []
+    manners: list[Autograd] = ["plain"] if boundaries.casts or boundaries.keeps_apart or hooked.run.asks_dtypes else []
     if most_runs(model) > 1 and not (model.nested or model.frozen or model.autocast != "none"):  # nor is FSDP1 modelled with these
         manners.append("views")
     if hooked.run.cast_inputs or hooked.run.asks_dtypes:
@@ -133,6 +139,9 @@ def _both(seen: Callable[..., _Seen], asked: Checkpointing = NO_CHECKPOINTING) -
     found, last = list[Otherwise](), model.lowered
     for autograd in manners:
         lowered, fails = tuple[LoweredModule, ...](), ""
+        if hooked.run.asks_dtypes and autograd != "bare":
+            found.append(Otherwise(autograd=autograd, checkpointing=asked, lowered=(), fails=ASKS))
+            continue
         try:
             lowered = seen(autograd=autograd, runs=Counter(visit.unit for visit in boundaries.visits if visit.begins)).like(model)
         except UntraceableError as error:

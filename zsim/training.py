@@ -147,7 +147,8 @@ class LoweredModule:
     the caller of the model does after its second forward and later ones: it adds the loss to those before. `uncached` goes when
     the whole forward is over: copies of weights that nobody but autocast's cache holds. `takes` is the buffer that a part
     of a block is called with: others are called with the last one that is not theirs. Of a unit in a block `passes_on` is what
-    comes when its hook after backward has run: the gradient of its input is added to what others have made.
+    comes when its hook after backward has run: the gradient of its input is added to what others have made. Of a traced one
+    `given_back` are the last buffers that forward frees, when its hooks have run: what its caller gave it, and what that does not keep.
     """
 
     fqn: str
@@ -161,6 +162,7 @@ class LoweredModule:
     differentiates: bool = True
     takes: str = ""
     passes_on: tuple[TapeEvent, ...] = ()
+    given_back: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from typing import Literal
 from zsim import optimizers
 from zsim.errors import ScenarioError
 from zsim.mesh import Mesh
-from zsim.model import ModelSpec
+from zsim.model import ROOT, ModelSpec
 from zsim.program import Program, RankProgram
 from zsim.strategies.building import accumulated_after_sums, rank_program, units_read
 from zsim.strategies.flat_construction import construction, lazy_init
@@ -85,6 +85,14 @@ def _traced_problems(model: TracedModel) -> Iterator[str]:
         yield "frozen: a trace has no gradients of frozen parameters, which views of one flat parameter get; use fsdp2, or train them all"
     if model.autocast != "none":
         yield "precision.autocast: a trace has casts in autocast's cache, which keeps none of views; use fsdp2, or trace it without"
+    for unit in dict.fromkeys(module.unit for module in model.modules if module.unit != ROOT):
+        runs = [lowered.differentiates for module, lowered in zip(model.modules, model.lowered, strict=True) if module.unit == unit]
+        if model.dtype != ORIGINAL and any(runs) and not runs[0]:
+            yield (
+                f"model.traced: the first run of {unit} does not go into the loss and a later one does: torch's FSDP1 has its hook on what "
+                "the first one made, and loses gradients of two bytes; run the others first, use fsdp2, or train in float32"
+            )
+            return
     if model.nested:
         yield "model.traced: expected no units in units with fsdp1, of which a trace does not tell when each begins and ends; use fsdp2"
 

@@ -14,6 +14,7 @@ from zsim.model import ROOT, is_model_input
 from zsim.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind, OpKind
 from zsim.strategies.building import Step, accumulate_kernel, recomputed_in_turn
 from zsim.strategies.sharded_gradients import Gradients
+from zsim.traced import TracedModel
 from zsim.training import DTYPE_NBYTES, NOTHING, InnerCall, LoweredModule, TapeEvent, Training, storage_events
 
 ORIGINAL = "float32"
@@ -109,16 +110,12 @@ class Passes(Step):
         return held
 
     def _is_input(self, buffer: str, module: LoweredModule) -> bool:
-        """Whether the caller of `module` gave it `buffer`; that of the root's last part has only given what the model takes."""
+        """Whether the caller of `module` lets `buffer` go; that of the root's last part has only given what the model takes."""
         if module.unit == ROOT:
             return is_model_input(buffer)
-        return buffer == module.takes if module.takes else buffer not in self._made_around(module)
-
-    def _made_around(self, module: LoweredModule) -> set[str]:
-        """What the block that `module` is, or is a part of, has made in this run of it, the units in it too."""
-        wholes = {one.fqn: one.whole for one in self.training.model.modules}
-        parts = [part for part in self.training.modules if wholes[part.fqn] == wholes[module.fqn]]
-        return {event.buffer for part in parts for event in part.forward.memory if isinstance(event, Alloc)}
+        if isinstance(self.training.model, TracedModel):
+            return buffer in module.given_back
+        return buffer == module.takes if module.takes else not buffer.startswith(f"{module.fqn}:")
 
     def cast_input(self, modules: tuple[LoweredModule, ...]) -> None:
         """The root casts floating-point inputs before it gathers anything."""
