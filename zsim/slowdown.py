@@ -9,7 +9,8 @@ overlaps more or less by then is a few per cent of a few per cent.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from zsim.engine import Prepared
@@ -48,7 +49,7 @@ def simulate_step(program: Program, *, costs: StepCosts, all_ranks: bool = False
     pauses = [_pauses(rank.steady, costs.execution) for rank in program.ranks]
     prepared = Prepared(program, costs=costs, all_ranks=all_ranks)
     alone = prepared.simulate([Delays(one, one) for one in pauses])
-    lost = interference(program, alone, costs=costs)
+    lost = interference(program, alone, costs=costs, pauses=pauses)
     if not any(lost.values()):
         return alone
     both = [Delays(_sum(one, lost.get(kind, {})), one) for kind, one in enumerate(pauses)]
@@ -71,11 +72,14 @@ def _pauses(ops: tuple[Op, ...], execution: Execution) -> dict[int, int]:
     return found
 
 
-def interference(program: Program, timeline: Timeline, *, costs: StepCosts) -> dict[int, dict[int, int]]:
+def interference(
+    program: Program, timeline: Timeline, *, costs: StepCosts, pauses: Sequence[Mapping[int, int]] = ()
+) -> dict[int, dict[int, int]]:
     """Nanoseconds that each op of a rank program loses to what runs beside it on its rank.
 
     Kernels lose to each collective what it takes from them, collectives a share of the time of kernels, and kernels of the compute stream
-    and of others `ONE_DEVICE` of one another's. Of ranks that run the same program the first stands for all.
+    and of others `ONE_DEVICE` of one another's. Of ranks that run the same program the first stands for all. In `pauses`, with which ops of
+    each rank program begin, no kernel runs.
     """
     found: dict[int, dict[int, int]] = {}
     for rank, times in sorted(timeline.ranks.items()):
@@ -83,6 +87,7 @@ def interference(program: Program, timeline: Timeline, *, costs: StepCosts) -> d
         if kind in found:
             continue
         ops = program.ranks[kind].steady
+        times = _after_pauses(times, pauses[kind]) if pauses and pauses[kind] else times
         kernels = [op for op in ops if op.kind in COMPUTE and op.stream == "compute"]
         collectives = [op for op in ops if op.kind in COLLECTIVES]
         copies = [op for op in ops if op.kind == "copy" and op.stream != "compute"]
@@ -94,6 +99,14 @@ def interference(program: Program, timeline: Timeline, *, costs: StepCosts) -> d
             lost = _sum(_sum(lost, _beside(computing, others, share=ONE_DEVICE)), _beside(others, computing, share=ONE_DEVICE))
         found[kind] = lost
     return found
+
+
+def _after_pauses(times: Times, pauses: Mapping[int, int]) -> Times:
+    """`times` in which ops begin with their kernels."""
+    starts = list(times.starts)
+    for index, pause in pauses.items():
+        starts[index] += pause
+    return replace(times, starts=starts)
 
 
 def _to_collectives(

@@ -319,6 +319,15 @@ def test_pauses_of_the_trainer_stop_host_and_device() -> None:
     assert slow.step_time_ns == 1030 + 30 + 100
 
 
+def test_nothing_is_lost_in_a_pause() -> None:
+    """A gather of 40 beside a pause of 30 and kernels of 100: a quarter is lost of the 10 in which both run."""
+    step = program(gather(0, "a", 40), forward(1, "b", 100))
+    paused = Execution(micro_batch_overhead_ns=30)
+    assert simulate_step(step, costs=Toy(share=0.25, execution=paused)).step_time_ns == round(30 + 100 + 10 / 4)
+    long = Execution(micro_batch_overhead_ns=50)
+    assert simulate_step(step, costs=Toy(share=0.25, execution=long)).step_time_ns == 50 + 100
+
+
 def test_delays_of_one_op_are_its_own() -> None:
     step = program(forward(0, "a", 10), forward(1, "b", 10))
     times = simulate(step, costs=Toy(), delays=[Delays({0: 5}, {0: 40})]).ranks[0]
