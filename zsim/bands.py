@@ -40,6 +40,8 @@ CPU = 0.4
 """Of compute and links of CPUs that are assumed: published steps run up to 65 % longer than a roofline of such figures says."""
 LINKS: Mapping[str, float] = {"measured": 0.3, "calibrated": 0.1}
 """Of collectives that are not NCCL's, by the provenance of the link's bandwidth: gloo's floor moves with the host's load."""
+ASSUMED_LINK = 0.3
+"""Of NCCL's collectives, beside what their curves are off, where the bandwidth of the link is assumed: curves are of other machines."""
 HOST = 0.5
 """What the host spends, and a trainer's pauses: assumed, and other processors differ by a factor of two (gaps of 5 to 10 us a kernel)."""
 SOFTWARE = 0.05
@@ -232,10 +234,10 @@ def _network_width(moving: list[Op], program: Program, rank: int, costs: Costs) 
 
 def collective_width(kind: str, nbytes: int, cluster: ClusterSpec, ranks: tuple[int, ...]) -> float:
     """The half-width of one collective's time, as a share of it."""
-    if cluster.collectives == "nccl" and cluster.nccl is not None:
-        found = estimated(kind, nbytes, cluster=cluster, ranks=ranks)
-        return (found.high - found.low) / 2 / found.microseconds
     inside = cluster.path(ranks).num_nodes <= 1
     key = "links.fabric.bandwidth" if inside else "links.rail.bandwidth"
     provenance = next((figure.provenance for figure in cluster.figures if figure.key == key), "assumed")
+    if cluster.collectives == "nccl" and cluster.nccl is not None:
+        found = estimated(kind, nbytes, cluster=cluster, ranks=ranks)
+        return hypot((found.high - found.low) / 2 / found.microseconds, ASSUMED_LINK if provenance == "assumed" else 0.0)
     return LINKS.get(provenance, CPU)

@@ -35,6 +35,7 @@ HEARD = 0.1
 """Of the noise: what a constant, moved by its prior's width, must move some row by; of one that moves none by as much no row speaks."""
 PRODUCTS, FLOAT8 = "matmul_efficiency", "float8_efficiency"
 """The second moves with the first: what training reaches of the best single product is as much in 8 bits, as presets have it."""
+SUMS = "a sum of profiled kernels, which are faster than in training, is no step to calibrate on"
 OF_ATTENTION = "attention."
 """So begin the names of knobs that every kind of attention kernels has."""
 
@@ -128,6 +129,9 @@ def prepared(rows: Iterable[Step | Skipped], *, say: Callable[[str], None] = lam
             continue
         try:
             asked = scenario.parse(row.scenario.encode(), where=f"{row.source} line {row.line}")
+            if asked.executed.products == "alone":
+                skipped.append(Skipped(source=row.source, line=row.line, reason=SUMS))
+                continue
             cases.append(Case(step=row, scenario=asked, program=plan(asked, device=asked.cluster.kind)))
             say(f"planned {len(cases)} steps")
         except (ZsimError, ArithmeticError, ValueError) as error:

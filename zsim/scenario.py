@@ -237,6 +237,10 @@ def _execution(table: ExecutionTable) -> Execution:
     )
 
 
+def _has_explicit_attention(model: ModelSpec) -> bool:
+    return any(op.kind == "attention" and op.implementation == "explicit" for module in model.modules for op in module.operators)
+
+
 def _check_execution(table: ExecutionTable, cluster: ClusterSpec, model: ModelSpec) -> None:
     problems = list(compute.problems(_execution(table), cluster.device))
     if model.family == FAMILY:
@@ -244,6 +248,9 @@ def _check_execution(table: ExecutionTable, cluster: ClusterSpec, model: ModelSp
         problems += [f"execution.{key}: expected fused, for a trace has the calls that its module makes" for key in asked]
         if table.softmax != "eager":
             problems.append("execution.softmax: expected eager, for a trace has the calls that its module makes")
+    elif table.softmax != "eager" and not _has_explicit_attention(model):
+        expected = 'expected eager, for only explicit attention has a softmax of its own; set model.attention = "explicit"'
+        problems.append(f"execution.softmax: {expected}")
     if problems:
         raise ScenarioError(tuple(problems))
 

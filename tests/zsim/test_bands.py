@@ -194,3 +194,10 @@ def test_nine_of_ten_published_steps_lie_in_their_band() -> None:
         inside, total = inside + stands_for * errors.in_band(rows), total + stands_for * len(rows)
     assert total == 170
     assert inside >= 0.9 * total
+
+
+def test_a_link_whose_bandwidth_is_assumed_widens_what_goes_over_it() -> None:
+    """An H800's NVLink is a part of an H100's: nobody has measured it, whatever the curves of collectives are off."""
+    assert parts("hgx-h800").network.width > 0.3
+    assert parts("hgx-h800").network.width > 1.3 * parts("dgx-h100").network.width
+    assert parts("hgx-h800").compute.width == pytest.approx(parts("dgx-h100").compute.width)

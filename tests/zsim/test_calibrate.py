@@ -416,3 +416,12 @@ strategy = {{ name = "fsdp2", dp_shard = 8 }}
 precision = {{ parameters = "bf16" }}
 optimizer = {{ name = "adamw" }}
 """
+
+
+def test_sums_of_profiles_are_skipped_by_name() -> None:
+    """Products alone are faster than in training, which what is calibrated is for."""
+    found = measurements.rows(Path(__file__).parents[1] / "published" / "vtrain_megatron_ds_a100.csv")
+    cases, skipped = calibrate.prepared([row for row in found if isinstance(row, measurements.Step)][:3])
+    assert cases == []
+    assert {one.reason for one in skipped} == {calibrate.SUMS}
+    assert len(skipped) == 3

@@ -9,6 +9,7 @@ import pytest
 from zsim import compute
 from zsim.costs import Costs
 from zsim.devices import load_device
+from zsim.errors import ScenarioError
 from zsim.execution import EAGER, Execution
 from zsim.ops import ACCUMULATE, COLLECTIVES, Kernel
 from zsim.plan import plan
@@ -118,3 +119,16 @@ def test_products_alone_are_as_much_faster_as_the_best_published_ones_are() -> N
     start = case.cluster.device.kernel
     times = [compute.kernel_ns(large, case.cluster.device, Execution(products=how)) - start for how in ("training", "alone")]
     assert times[1] / times[0] == pytest.approx(80.3 / 86.9, rel=1e-3)
+
+
+def test_a_fused_softmax_without_one_is_refused() -> None:
+    text = """
+model = { preset = "gpt-small", attention = "sdpa" }
+batch = { micro_batch = 1, sequence_length = 64 }
+cluster = { preset = "dgx-a100" }
+strategy = { name = "ddp" }
+execution = { softmax = "fused" }
+"""
+    with pytest.raises(ScenarioError, match=r"execution\.softmax: expected eager, for only explicit attention"):
+        parse(text.encode(), where="softmax.toml")
+    parse(text.replace("sdpa", "explicit").encode(), where="softmax.toml")

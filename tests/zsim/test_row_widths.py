@@ -56,6 +56,7 @@ def test_a_network_that_nobody_describes_is_wider_by_a_tenth_and_covers_the_othe
         ("100 Gbps Ethernet per GPU", (96.0, "tcp"), {(96.0, "roce")}),
         ("EFA 400 Gbps", (48.0, "efa"), {(192.0, "efa")}),
         ("TCP 100 Gbps", (96.0, "tcp"), {(12.0, "tcp")}),
+        ("TCP/IP 100 Gbps", (96.0, "tcp"), {(12.0, "tcp")}),
         ("RoCE 1600 Gbps", (192.0, "roce"), set()),
         ("RoCE 100 Gbps Ethernet per node", (12.0, "roce"), set()),
         ("EFA 400 Gbps/node", (48.0, "efa"), set()),

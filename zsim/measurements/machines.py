@@ -141,6 +141,7 @@ def _networks_of(record: Record, part: Part, words: str, nodes: int, assumed: As
 
     The part's usual preset where the row says nothing or has a single node, which uses no network.
     """
+    words = re.sub(r"\bTCP\s*/\s*IP\b", "TCP", words, flags=re.IGNORECASE)  # whose rate it is, its slash does not say
     outside = ", ".join(text for text in re.split(r"[;,]", words) if not re.search("NVLINK|NVSWITCH|PCIE", text.upper()))
     column = record.text("inter_node_gbps_per_node", "")
     fabrics = _fabrics(outside)
