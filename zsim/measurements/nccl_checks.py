@@ -146,11 +146,11 @@ def inferred(text: str, ranks: int) -> None:
 
 
 def whole(said: dict[str, str], name: str) -> int:
-    """The whole number in the column `name`; RefusedError for none."""
-    text = said.get(name, "")
-    if not re.fullmatch(r"[0-9]{1,15}", text):
+    """The whole number in the column `name`, also as 8.0, which programs make of a column with a gap; RefusedError for none."""
+    found = re.fullmatch(r"([0-9]{1,15})(?:\.0{0,12})?", said.get(name, ""))
+    if found is None:
         raise RefusedError(f"{name} missing or no whole number")
-    return int(text)
+    return int(found[1])
 
 
 def number(text: str, name: str) -> float:
