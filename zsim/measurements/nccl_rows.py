@@ -12,7 +12,7 @@ from zsim.collectives.nccl import Communicator, algorithms, estimate
 from zsim.collectives.nccl_curves import CURVES, TORCH_US, CurveProvenance, Curves
 from zsim.collectives.nccl_search import PCIE_GB_S, Rails, between_nodes, in_node
 from zsim.hardware import Fabric
-from zsim.measurements import congestion, nccl_text
+from zsim.measurements import congestion, nccl_links, nccl_text
 from zsim.measurements.nccl_words import UnmodelledError, told
 
 PCIE_RING_GB_S = 20.0
@@ -119,7 +119,9 @@ def mapped(row: NcclRow) -> Mapped:
     nodes = -(-row.n_ranks // domain) if domain else row.n_nodes
     ran = told(row.notes, row.tool, num_ranks=row.n_ranks, num_nodes=row.n_nodes, nbytes=row.size_bytes)
     assumed = [*row.assumed, *(f"notes {words!r} change nothing: they are not understood" for words in ran.unread)]
-    bus = _inside(part, max(1, row.n_ranks // nodes), assumed)
+    per_node = max(1, row.n_ranks // nodes)
+    assumed += nccl_links.taken(row.gpu, part.name, links=part.links, per_node=per_node, in_domain=domain > 0 and part.generation == "blackwell")
+    bus = _inside(part, per_node, assumed)
     if nodes > 1:
         bus = min(bus, _between(row, part, nodes, assumed)) if row.n_ranks > nodes else _between(row, part, nodes, assumed)
     links: Literal["nvlink", "pcie"] = "pcie" if part.links == "pcie" else "nvlink"

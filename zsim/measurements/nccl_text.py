@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 
 from zsim.hardware import Fabric, Generation
+from zsim.measurements import nccl_links
 
 GPUS: tuple[tuple[str, Generation, float], ...] = (
     ("GB300", "blackwell", 1.0),
@@ -69,7 +70,7 @@ def part(gpu: str, intra: str = "") -> Part | None:
     upper = gpu.upper()
     if re.search(r"(?<![A-Z])NVL\b", upper):
         return None
-    over_pcie = re.search(r"\bPCI[- ]?E(?:XPRESS)?\b", f"{upper} {intra.upper()}") is not None and "NVLINK" not in intra.upper()
+    over_pcie = nccl_links.over_pcie(gpu, intra)
     for name in PCIE_PARTS:
         if re.search(rf"\b{name}\b", upper):
             return Part(name=name, generation="ampere", nvlink_share=0.0, links="pcie")
