@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.zsim.test_nccl_rows import GIB, LOG
+from tests.zsim.test_nccl_rows import GIB, LOG, published
 from zsim.measurements.nccl_files import read_csv
 from zsim.measurements.nccl_logs import read_text
-from zsim.measurements.nccl_rows import NcclRow, Prediction, predict
+from zsim.measurements.nccl_rows import NcclRow, Prediction, mapped, predict
 
 COLUMNS = "collective,gpu,n_ranks,n_nodes,size_bytes,time_us\n"
 
@@ -76,3 +76,70 @@ def test_a_node_of_more_gpus_than_any_that_was_measured_is_named() -> None:
     assert predict(row("H200", ranks=16)).provenance == "assumed"
     assert predict(row("H200", ranks=32, nodes=2, inter="16x400G")).assumed == (words,)
     assert predict(row("H200", ranks=16, nodes=2, inter="8x400G")).assumed == ()
+
+
+@pytest.mark.parametrize(
+    "intra",
+    [
+        *("NVLink/NVSwitch", "NVLink3/NVSwitch", "NVLink", "NVSwitch", "NVLink 4.0", "NVLink Gen4", "4th gen NVLink"),
+        *("NV18", "NVLS", "nvlink4"),
+        *("18x NVLink 900 GB/s", "900 GB/s bidirectional per GPU, 18 links", "HGX, NVLink + NVSwitch", "NVLink (SXM5)"),
+        *("NVLink P2P", "unknown", "", "NCCL_DEBUG=INFO NVLink", "NVLink, P2P enabled", "SHM enabled, NVLink", "NVLink v4", "n/a"),
+    ],
+)
+def test_what_is_understood_of_the_links_of_a_node_changes_nothing(intra: str) -> None:
+    assert predict(row(intra=intra)) == predict(row())
+
+
+@pytest.mark.parametrize("intra", ["xGMI", "none", "Infinity Fabric", "NVLink over a riser", "no NVSwitch, NVLink", "PHB"])
+def test_words_of_links_that_are_not_understood_are_named_and_widen_the_band(intra: str) -> None:
+    found = predict(row(intra=intra))
+    assert found.assumed == (f"intra_node {intra!r} changes nothing: it is not understood",)
+    check_wider(found, predict(row()))
+
+
+@pytest.mark.parametrize("intra", ["xGMI", "none", "SHM"])
+def test_links_of_a_node_say_nothing_of_nodes_with_one_gpu_each(intra: str) -> None:
+    assert predict(row(ranks=4, nodes=4, intra=intra, inter="1x NDR400")) == predict(row(ranks=4, nodes=4, inter="1x NDR400"))
+
+
+@pytest.mark.parametrize(
+    ("intra", "reason"),
+    [
+        ("P2P disabled", "intra_node: 'P2P disabled': no model of it"),
+        ("NVLink, no P2P", "intra_node: 'no P2P': no model of it"),
+        ("SHM", "intra_node: 'SHM': no model of it"),
+        ("shared memory", "intra_node: 'shared memory': no model of it"),
+        ("SHM disabled", "intra_node: 'SHM disabled': no model of it"),
+        ("NCCL_P2P_DISABLE=1", "NCCL_P2P_DISABLE=1: no model of it"),
+        ("NVLink NCCL_SHM_DISABLE=1", "NCCL_SHM_DISABLE=1: no model of it"),
+        ("NVLink, NCCL_ALGO=Tree", "NCCL_ALGO=Tree: no model of it"),
+    ],
+)
+def test_links_of_a_node_that_are_not_used_directly_are_skipped_by_name(intra: str, reason: str) -> None:
+    found = read_csv(f'{COLUMNS.strip()},intra_node\nall_reduce,H100,8,1,{GIB},50000,"{intra}"\n', source="a.csv")
+    assert (found.rows, found.reasons) == ((), {reason: 1})
+
+
+@pytest.mark.parametrize("intra", ["no NVLink", "without NVLink", "NVLink disabled", "PCIe Gen5 x16", "PCIe, no NVLink", "PCIe 5.0"])
+def test_gpus_without_nvlink_are_joined_by_pcie(intra: str) -> None:
+    found = predict(row(intra=intra))
+    assert found == predict(row(intra="PCIe"))
+    assert found.assumed == ("20 GB/s for a ring over PCIe",)
+
+
+def test_bridges_join_pairs_and_larger_rings_cross_pcie() -> None:
+    pair, eight = predict(row(ranks=2, intra="NVLink bridge")), predict(row(intra="NVLink bridge"))
+    assert pair.assumed == ("NVLink's full rate over a bridge",)
+    check_wider(pair, predict(row(ranks=2)))
+    assert eight.assumed == ("rings over PCIe between the pairs that bridges join", "20 GB/s for a ring over PCIe")
+    assert eight.microseconds == predict(row(intra="PCIe")).microseconds
+
+
+def test_a_switch_that_is_off_by_the_words_of_the_links_does_not_reduce() -> None:
+    assert {predict(row(intra=intra)).algorithm for intra in ("NVLink, no NVLS", "NVLink NCCL_NVLS_ENABLE=0")} == {"ring"}
+
+
+def test_words_of_every_published_node_are_understood() -> None:
+    for one in published():
+        assert not any("intra_node" in words or "published" in words for words in mapped(one).assumed)

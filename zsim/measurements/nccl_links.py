@@ -21,11 +21,10 @@ _NOT_DIRECT = re.compile(
 )
 """Bytes that go through the host's memory, or would where a direct way is closed."""
 _NO_NVLINK = re.compile(
-    r"\b(?:no|not|without)[ -]+(?:NVLinks?|NVSwitch(?:es)?)\b|\bnon-NVLink\b"
-    r"|\b(?:NVLinks?|NVSwitch(?:es)?)\W+(?:(?:is|are)\s+)?(?:off|disabled|down|absent|not used|unused)\b",
+    r"\b(?:no|not|without)[ -]+NVLinks?\b|\bnon-NVLink\b|\bNVLinks?\W+(?:(?:is|are)\s+)?(?:off|disabled|down|absent|not used|unused)\b",
     re.IGNORECASE,
 )
-_BRIDGE = re.compile(r"\bNVLink[- ]?bridges?\b|\bbridged\b|\bbridges?\b", re.IGNORECASE)
+_BRIDGE = re.compile(r"\b(?:bridges?|bridged)\b", re.IGNORECASE)
 _PCIE = re.compile(r"\bPCI[- ]?E(?:XPRESS)?(?![A-Z])", re.IGNORECASE)
 _VARIABLE = r"\bNCCL_[A-Z0-9_]+\s*[=:]\s*\^?[\w.,:-]*"
 _KNOWN = (
@@ -34,8 +33,8 @@ _KNOWN = (
     r"\bNV(?:idia )?[- ]?(?:Links?|Switch(?:es)?)[- ]?v?\d?(?:\.\d)?\b|\bNV\d{1,2}\b|\bNVL\d{1,3}\b",
     r"\bPCI[- ]?E(?:XPRESS)?[- ]?v?\d?(?:\.\d)?\b",
     r"\bgen(?:eration)?[- .]?\d?(?:\.\d)?\b|\b\d(?:st|nd|rd|th)\b|\bv\d(?:\.\d)?\b",
-    r"\b\d{1,3}\s*x\s*\d{1,3}\b|\bx\s*\d{1,3}\b|\b\d{1,3}\s*x\b|\b\d{1,3}\s*(?:links?|lanes?|switch(?:es)?|GPUs?)\b",
     r"\b\d{1,5}(?:\.\d{1,4})?\s*[GT](?:B/s|b/s|bps|bit/s|T/s)(?:\s*(?:/|per|each)\s*(?:GPU|link|direction|way)?)?",
+    r"\b\d{1,3}\s*x\s*\d{1,3}\b|\bx\s*\d{1,3}\b|\b\d{1,3}\s*x\b|\b\d{1,3}\s*(?:links?|lanes?|switch(?:es)?|GPUs?)\b",
     r"\b(?:uni|bi)-?(?:directional|dir)\b|\b(?:full|total|aggregate|bandwidth|both ways|each way|per (?:GPU|link|direction|way|node))\b",
     r"\bP2P\b(?:\W+(?:enabled|on)\b)?|\bSHM\W+(?:enabled|on)\b|\b(?:SXM\d?|HGX|DGX|NVSwitch system|hybrid cube[- ]mesh|cube[- ]mesh)\b",
     r"\ball[- ]to[- ]all\b|\bfully connected\b|\b(?:links?|and|with|over|via|by|of|only|default)\b",
@@ -61,9 +60,14 @@ def is_bridged(intra: str) -> bool:
     return _BRIDGE.search(intra) is not None
 
 
+def bridged(per_node: int) -> str:
+    """What is taken of pairs behind bridges, as words."""
+    return "rings over PCIe between the pairs that bridges join" if per_node > 2 else "NVLink's full rate over a bridge"
+
+
 def unread(intra: str) -> str:
     """The words that nothing here knows, "" for none."""
-    rest = _NO_NVLINK.sub(" ", intra)
+    rest = _BRIDGE.sub(" ", _NO_NVLINK.sub(" ", intra))
     if _UNSAID.fullmatch(rest):
         return ""
     for pattern in _KNOWN:

@@ -117,10 +117,12 @@ def mapped(row: NcclRow) -> Mapped:
         raise UnknownGpuError(row.gpu)
     domain = nccl_text.NVLINK_DOMAIN if "NVL72" in f"{row.gpu} {row.intra_node}".upper() or part.name in ("GB200", "GB300") else 0
     nodes = -(-row.n_ranks // domain) if domain else row.n_nodes
-    ran = told(row.notes, row.tool, num_ranks=row.n_ranks, num_nodes=row.n_nodes, nbytes=row.size_bytes)
-    assumed = [*row.assumed, *(f"notes {words!r} change nothing: they are not understood" for words in ran.unread)]
     per_node = max(1, row.n_ranks // nodes)
-    assumed += nccl_links.taken(row.gpu, part.name, links=part.links, per_node=per_node, in_domain=domain > 0 and part.generation == "blackwell")
+    words = f"{row.tool} {row.intra_node}"
+    ran = told(row.notes, words, num_ranks=row.n_ranks, num_nodes=row.n_nodes, nbytes=row.size_bytes)
+    assumed = [*row.assumed, *(f"notes {unread!r} change nothing: they are not understood" for unread in ran.unread)]
+    if per_node > 1:
+        part = _joined(row, part, per_node, in_domain=domain > 0 and part.generation == "blackwell", assumed=assumed)
     bus = _inside(part, per_node, assumed)
     if nodes > 1:
         bus = min(bus, _between(row, part, nodes, assumed)) if row.n_ranks > nodes else _between(row, part, nodes, assumed)
@@ -133,7 +135,7 @@ def mapped(row: NcclRow) -> Mapped:
         fabric=_fabric(row, assumed) if nodes > 1 else "unknown",
         processor="amd" if part.generation == "ampere" else "intel",
         links=links,
-        nvls=nccl_text.has_nvls(f"{row.notes} {row.tool}", row.nccl_version) and not ran.no_switch,
+        nvls=nccl_text.has_nvls(f"{row.notes} {words}", row.nccl_version) and not ran.no_switch,
         algorithm=ran.algorithm,
     )
     if ran.algorithm and ran.algorithm not in algorithms(row.collective, communicator):
@@ -144,6 +146,18 @@ def mapped(row: NcclRow) -> Mapped:
         shared=nccl_text.is_shared(row.inter_node),
         assumed=tuple(assumed),
     )
+
+
+def _joined(row: NcclRow, part: nccl_text.Part, per_node: int, *, in_domain: bool, assumed: list[str]) -> nccl_text.Part:
+    """The part with the links that its row says join the GPUs of a node; UnmodelledError for ways that there is no model of."""
+    nccl_links.check(row.intra_node)
+    if unread := nccl_links.unread(row.intra_node):
+        assumed.append(f"intra_node {unread!r} changes nothing: it is not understood")
+    if part.links == "nvlink" and nccl_links.is_bridged(row.intra_node):
+        assumed.append(nccl_links.bridged(per_node))
+        part = replace(part, links="pcie") if per_node > 2 else part
+    assumed += nccl_links.taken(row.gpu, part.name, links=part.links, per_node=per_node, in_domain=in_domain)
+    return part
 
 
 def _inside(part: nccl_text.Part, per_node: int, assumed: list[str]) -> float:
