@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.zsim.test_nccl_rows import GIB, LOG, published
+from zsim.measurements import nccl_text
 from zsim.measurements.nccl_files import read_csv
 from zsim.measurements.nccl_logs import read_text
 from zsim.measurements.nccl_rows import NcclRow, Prediction, mapped, predict
@@ -143,3 +144,62 @@ def test_a_switch_that_is_off_by_the_words_of_the_links_does_not_reduce() -> Non
 def test_words_of_every_published_node_are_understood() -> None:
     for one in published():
         assert not any("intra_node" in words or "published" in words for words in mapped(one).assumed)
+
+
+def of_gpus(said: str) -> str:
+    return f"{said} for each of 8 GPUs; the band covers {said} for the whole node, which its words may mean as well"
+
+
+def of_node(said: str) -> str:
+    return f"{said} for the whole node; the band covers {said} for each of 8 GPUs, which its words may mean as well"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "inter", "words", "taken", "also"),
+    [
+        ("H100", "TCP 100G", of_gpus("100 Gbit/s"), "TCP 8x100G", "TCP 1x100G"),
+        ("A100", "TCP/IP 100 Gbps", of_gpus("100 Gbit/s"), "TCP 8x100G", "TCP 1x100G"),
+        ("H100", "RoCE 100G", of_gpus("100 Gbit/s"), "RoCE 8x100G", "RoCE 1x100G"),
+        ("H100", "400 Gbps", of_gpus("400 Gbit/s"), "8x400G", "1x400G"),
+        ("A100", "400 Gbps", of_node("400 Gbit/s"), "1x400G", "8x400G"),
+        ("H100", "50 GB/s", of_gpus("400 Gbit/s"), "8x400G", "1x400G"),
+        ("A100", "50 GB/s", of_node("400 Gbit/s"), "1x400G", "8x400G"),
+        ("H100", "HDR", of_gpus("200 Gbit/s"), "8x HDR", "1x HDR"),
+        ("H100", "InfiniBand NDR 400", of_gpus("400 Gbit/s"), "InfiniBand 8x NDR", "InfiniBand 1x NDR"),
+        ("H100", "EFA 100Gbps", of_gpus("100 Gbit/s"), "EFA 8x100G", "EFA 1x100G"),
+    ],
+)
+def test_a_network_that_may_be_each_gpu_s_or_the_node_s_says_so_and_its_band_covers_both(
+    gpu: str, inter: str, words: str, taken: str, also: str
+) -> None:
+    found, plain, other = (predict(row(gpu, ranks=32, nodes=4, inter=each)) for each in (inter, taken, also))
+    assert found.assumed == (words,)
+    assert (plain.assumed, other.assumed) == ((), ())
+    assert found.microseconds == plain.microseconds
+    assert found.low == pytest.approx(min(plain.low / 1.5, other.low))
+    assert found.high == pytest.approx(max(plain.high * 1.5, other.high))
+    assert found.provenance == "assumed"
+
+
+@pytest.mark.parametrize(
+    ("inter", "gb_s"),
+    [
+        *(("HDR per node", 25), ("HDR InfiniBand per GPU", 200), ("NDR400/NIC", 400), ("NDR 400G per node", 50), ("1x HDR IB", 25)),
+        *(("400 Gb/s per port", 400), ("100 Gbps/HCA, RoCE", 100), ("400 Gb/s per node", 50), ("8x50 GB/s", 400), ("RoCE 3200 Gbps", 400)),
+        *(("EFA 400 Gbps", 400), ("EFA 3200 Gbps/node", 400), ("NDR400 x 8", 400)),
+    ],
+)
+def test_a_network_whose_words_say_whose_it_is_has_nothing_assumed(inter: str, gb_s: float) -> None:
+    assert nccl_text.node_gb_s(inter, per_node=8) == gb_s
+    found = mapped(row(ranks=32, nodes=4, inter=inter))
+    assert (found.assumed, found.otherwise) == ((), ())
+
+
+def test_a_network_of_nodes_with_one_gpu_each_is_its_gpu_s() -> None:
+    assert predict(row(ranks=4, nodes=4, inter="RoCE 100G")).assumed == ()
+
+
+def test_other_jobs_leave_less_of_either_network() -> None:
+    found = predict(row(ranks=32, nodes=4, inter="RoCE 100G, shared"))
+    slower = predict(row(ranks=32, nodes=4, inter="RoCE 1x100G, shared"))
+    assert found.high > slower.microseconds > predict(row(ranks=32, nodes=4, inter="RoCE 1x100G")).microseconds

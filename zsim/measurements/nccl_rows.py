@@ -6,6 +6,7 @@ The mapping from words to a communicator is the whole of it: `mapped` shows what
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Literal
 
 from zsim.collectives.nccl import Communicator, algorithms, estimate
@@ -64,6 +65,8 @@ class Mapped:
     through_torch: bool
     shared: bool
     assumed: tuple[str, ...]
+    otherwise: tuple[Communicator, ...] = ()
+    """What its words may mean as well: the band covers their predictions too."""
 
 
 class UnknownGpuError(ValueError):
@@ -83,6 +86,9 @@ def predict(row: NcclRow, *, curves: Curves = CURVES, apart: Mapped | None = Non
     provenance = alone.provenance
     if found.assumed:
         low, high, provenance = low / 1.5, high * 1.5, "assumed"
+    for other in found.otherwise:
+        also = estimate(row.collective, row.size_bytes, _among_others(other) if found.shared else other, curves)
+        low, high = min(low, also.low + more), max(high, also.high + more)
     if found.shared:
         microseconds, low, high = _congested(row, microseconds, low, high)
     return Prediction(
@@ -123,9 +129,10 @@ def mapped(row: NcclRow) -> Mapped:
     assumed = [*row.assumed, *(f"notes {unread!r} change nothing: they are not understood" for unread in ran.unread)]
     if per_node > 1:
         part = _joined(row, part, per_node, in_domain=domain > 0 and part.generation == "blackwell", assumed=assumed)
-    bus = _inside(part, per_node, assumed)
-    if nodes > 1:
-        bus = min(bus, _between(row, part, nodes, assumed)) if row.n_ranks > nodes else _between(row, part, nodes, assumed)
+    inside = _inside(part, per_node, assumed)
+    rates = _rates(row, part, per_node, assumed) if nodes > 1 else []
+    widest = inside if per_node > 1 else inf
+    bus, *others = [min(widest, _between(part, per_node, rate)) for rate in rates] or [inside]
     links: Literal["nvlink", "pcie"] = "pcie" if part.links == "pcie" else "nvlink"
     communicator = Communicator(
         generation=part.generation,
@@ -145,6 +152,7 @@ def mapped(row: NcclRow) -> Mapped:
         through_torch=nccl_text.through_torch(row.tool),
         shared=nccl_text.is_shared(row.inter_node),
         assumed=tuple(assumed),
+        otherwise=tuple(replace(communicator, bus_gb_s=other) for other in others),
     )
 
 
@@ -175,17 +183,30 @@ def _fabric(row: NcclRow, assumed: list[str]) -> Fabric:
     return "tcp"
 
 
-def _between(row: NcclRow, part: nccl_text.Part, nodes: int, assumed: list[str]) -> float:
-    """Bus bandwidth of rings between nodes, GB/s: the NICs' share of each GPU, as NCCL counts it."""
-    per_node = max(1, row.n_ranks // nodes)
+def _rates(row: NcclRow, part: nccl_text.Part, per_node: int, assumed: list[str]) -> list[float]:
+    """GB/s of a node's network as sold: the one that the row is taken for, and what its words may mean as well."""
     most = PCIE_GB_S[part.generation] / 0.96
+    is_efa = nccl_text.fabric(row.inter_node) == "efa"
+    usual = (nccl_text.EFA_NODE_GB_S if is_efa else nccl_text.DEFAULT_NODE_GB_S)[part.generation]
     node = nccl_text.node_gb_s(row.inter_node, per_node=per_node, most=most)
     if node is None:
-        is_efa = nccl_text.fabric(row.inter_node) == "efa"
-        usual = nccl_text.EFA_NODE_GB_S if is_efa else nccl_text.DEFAULT_NODE_GB_S
-        node = usual[part.generation] * (per_node / 8 if per_node > 8 else 1)
+        node = usual * (per_node / 8 if per_node > 8 else 1)
         assumed.append(f"{node:g} GB/s of network per node")
-    graph = between_nodes(part.generation, Rails(count=per_node, line_gb_s=node / per_node))
+        return [node]
+    other = nccl_text.other_node_gb_s(row.inter_node, per_node=per_node, most=most)
+    if other is None or (is_efa and node == usual):
+        return [node]
+    said = f"{8 * min(node, other):g} Gbit/s"
+    taken, also = f"for each of {per_node} GPUs", "for the whole node"
+    if node < other:
+        taken, also = also, taken
+    assumed.append(f"{said} {taken}; the band covers {said} {also}, which its words may mean as well")
+    return [node, other]
+
+
+def _between(part: nccl_text.Part, per_node: int, node_gb_s: float) -> float:
+    """Bus bandwidth of rings between nodes, GB/s: the NICs' share of each GPU, as NCCL counts it."""
+    graph = between_nodes(part.generation, Rails(count=per_node, line_gb_s=node_gb_s / per_node))
     return graph.channels * graph.inter
 
 

@@ -49,6 +49,7 @@ _CABLE = (
 """How many cables, before or behind their name, and the name."""
 _KINDS = r"(?:ethernet|infiniband|ib|roce|rdma|efa|tcp|network|bandwidth)(?:[ ,]+(?:ethernet|rdma|network|bandwidth))*"
 """Words that may stand between a rate and whose it is."""
+_OWNER = r"(node|GPU|NIC|card|device|host|server|instance|rank|port|HCA|rail)"
 _RATE = r"(?<!\d)(\d{1,9}(?:\.\d{1,9})?)\s*(G|T)(B/s|b/s|bps|bit/s|bE|)(?![A-Za-z])"
 
 
@@ -109,23 +110,52 @@ def node_gb_s(inter: str, *, per_node: int, most: float = 50.0) -> float | None:
     "3200 Gbps/node", "8x50 GB/s per node", "4 x 200G", "8xNDR400", "400 Gb/s per GPU" are understood. Bits and bytes by
     their letter; a bare G is gigabits, as NICs are sold.
     """
+    said = _said(inter)
+    if said is None:
+        return None
+    of_all = said.whose == "node" or (not said.whose and not said.is_cable and said.gb_s > most)
+    return said.gb_s if of_all else said.gb_s * per_node
+
+
+def other_node_gb_s(inter: str, *, per_node: int, most: float) -> float | None:
+    """What the words may mean of a node as well: a rate or a cable that is nobody's is each GPU's or the only one. None where they say
+    whose it is, and of a rate that no NIC has."""
+    said = _said(inter)
+    if said is None or said.whose or per_node == 1 or said.gb_s > 2 * most:
+        return None
+    taken = node_gb_s(inter, per_node=per_node, most=most)
+    return said.gb_s * per_node if taken == said.gb_s else said.gb_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """GB/s, whose they are as words say it, a "node" or each "gpu", "" for neither, and whether a cable's name stands for them."""
+
+    gb_s: float
+    whose: str
+    is_cable: bool = False
+
+
+def _said(inter: str) -> _Said | None:
     text = inter.replace("×", "x").replace("*", "x")
     many = re.search(rf"(?<![\w\-])(\d{{1,4}})\s*x\s*(?:[A-Za-z][A-Za-z0-9\-]*\s+)?{_RATE}", text)
     if many:
-        return int(many[1]) * _gb_s(many[2], many[3], many[4])
+        return _Said(int(many[1]) * _gb_s(many[2], many[3], many[4]), "node")
     behind = re.search(rf"{_RATE}\s*x\s*(\d{{1,2}})\b", text)
     if behind:
-        return int(behind[4]) * _gb_s(behind[1], behind[2], behind[3])
+        return _Said(int(behind[4]) * _gb_s(behind[1], behind[2], behind[3]), "node")
     named = re.search(_CABLE, text, re.IGNORECASE)
     if named:
-        return int(named[1] or named[2] or named[4] or per_node) * CABLES[named[3].upper()]
-    one = re.search(rf"{_RATE}\s*(?:{_KINDS})?\s*(?:/|per)?\s*(node|GPU|NIC|card|device|host|server|instance)?", text, re.IGNORECASE)
-    if one is None:
-        return None
-    rate, per = _gb_s(one[1], one[2], one[3]), (one[4] or "").lower()
-    if per in ("node", "host", "server", "instance") or (not per and rate > most):
-        return rate
-    return rate * per_node
+        count = named[1] or named[2] or named[4]
+        rest = re.match(rf"\s*G?\s*(?:{_KINDS})?\s*(?:/|per|each)\s*{_OWNER}", text[named.end() :], re.IGNORECASE)
+        whose = "node" if count else _owner(rest[1] if rest else "")
+        return _Said(int(count or 1) * CABLES[named[3].upper()], whose, is_cable=True)
+    one = re.search(rf"{_RATE}\s*(?:{_KINDS})?\s*(?:/|per|each)?\s*{_OWNER}?", text, re.IGNORECASE)
+    return _Said(_gb_s(one[1], one[2], one[3]), _owner(one[4] or "")) if one else None
+
+
+def _owner(word: str) -> str:
+    return "" if not word else "node" if word.lower() in ("node", "host", "server", "instance") else "gpu"
 
 
 def _gb_s(number: str, prefix: str, unit: str) -> float:
