@@ -12,7 +12,8 @@ from zsim.collectives import ALGORITHMS, communicator, estimated
 from zsim.collectives.nccl import Communicator, estimate, time_ns
 from zsim.collectives.nccl_curves import CROSSINGS, CURVES, LARGE_DOMAIN, NVLS, RINGS
 from zsim.collectives.nccl_search import RINGS_IN_NODE
-from zsim.collectives.nccl_tuning import GENERATIONS
+from zsim.collectives.nccl_tuning import GENERATIONS, Algorithm
+from zsim.errors import ZsimError
 from zsim.hardware import Fabric, Generation, clusters, load_cluster
 
 MIB, GIB = 2**20, 2**30
@@ -250,3 +251,18 @@ def test_a_broadcast_to_more_ranks_of_a_node_is_never_faster(cluster: str) -> No
             for ranks in range(2, machine.devices_per_node + 1)
         ]
         assert times == sorted(times)
+
+
+@pytest.mark.parametrize(
+    ("op", "algorithm", "where", "among"),
+    [
+        ("all_gather", "nvls", "all_gather of 8 ranks on 1 nodes of ampere", "ring"),
+        ("all_reduce", "nvls", "all_reduce of 8 ranks on 1 nodes of ampere", "ring"),
+        ("all_reduce", "pat", "all_reduce of 8 ranks on 1 nodes of hopper", "ring, nvls"),
+    ],
+)
+def test_an_algorithm_that_cannot_run_is_refused_with_those_that_can(op: str, algorithm: Algorithm, where: str, among: str) -> None:
+    group = node("ampere" if "ampere" in where else "hopper", 8)
+    with pytest.raises(ZsimError) as refused:
+        estimate(op, MIB, replace(group, algorithm=algorithm))
+    assert str(refused.value) == f"{where}: expected an algorithm among {among}, found {algorithm}; or None for NCCL's own choice"

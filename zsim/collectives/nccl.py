@@ -33,6 +33,7 @@ from zsim.collectives.nccl_tuning import (
     latency_us,
 )
 from zsim.collectives.ring import bytes_sent, duration_ns, steps
+from zsim.errors import ZsimError
 from zsim.hardware import Fabric, Generation, Processor
 
 __all__ = ["Communicator", "Estimate", "bytes_sent", "duration_ns", "estimate", "steps", "time_ns"]
@@ -102,8 +103,16 @@ def time_ns(op: str, nbytes: int, communicator: Communicator, curves: Curves = C
 
 @lru_cache(maxsize=1 << 14)
 def estimate(op: str, nbytes: int, communicator: Communicator, curves: Curves = CURVES) -> Estimate:
-    """What nccl-tests would show for `op`; KeyError for an unknown collective."""
-    known = [one for one in algorithms(op, communicator) if communicator.algorithm in (None, one)]
+    """What nccl-tests would show for `op`; KeyError for an unknown collective, ZsimError for an algorithm that cannot run it there."""
+    among = algorithms(op, communicator)
+    known = [one for one in among if communicator.algorithm in (None, one)]
+    if not known:
+        raise ZsimError(
+            where=f"{op} of {communicator.num_ranks} ranks on {communicator.num_nodes} nodes of {communicator.generation}",
+            expected=f"an algorithm among {', '.join(among)}",
+            found=str(communicator.algorithm),
+            remedy="or None for NCCL's own choice",
+        )
     found = min((_by(one, op, nbytes, communicator, curves) for one in known), key=lambda each: each.microseconds)
     if communicator.num_nodes == 1 or communicator.per_node == 1 or communicator.links == "pcie":
         return found
