@@ -67,7 +67,7 @@ def test_a_part_that_has_been_measured_or_differs_in_its_links_alone_is_taken_as
 @pytest.mark.parametrize(("gpu", "name"), [("H100 PCIe", "H100"), ("A100-PCIE-40GB", "A100"), ("Tesla V100-PCIE-16GB", "V100")])
 def test_a_card_whose_row_says_nvlink_is_named(gpu: str, name: str) -> None:
     found = predict(row(gpu, intra="NVLink/NVSwitch"))
-    assert found.assumed == (f"a {name} on a PCIe card as one on SXM, for intra_node says NVLink",)
+    assert found.assumed == (f"{name} on a PCIe card as one on SXM, for intra_node says NVLink",)
     check_wider(found, predict(row(name)))
 
 

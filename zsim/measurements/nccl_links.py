@@ -81,7 +81,7 @@ def taken(gpu: str, name: str, *, links: str, per_node: int, in_domain: bool) ->
     if name in TAKEN_AS:
         found.append(f"{name} as {TAKEN_AS[name]}, for nobody has published its collectives")
     if links == "nvlink" and _PCIE.search(gpu):
-        found.append(f"a {name} on a PCIe card as one on SXM, for intra_node says NVLink")
+        found.append(f"{name} on a PCIe card as one on SXM, for intra_node says NVLink")
     if links == "nvlink" and per_node > MEASURED_IN_NODE and not in_domain:
         found.append(f"a node of {per_node} {name} as one of {MEASURED_IN_NODE} with longer rings, for nobody has published its times")
     return found
