@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
+from itertools import count
+from math import gcd
 from typing import Any
 
 import pytest
 
 MOST = 4
+FEW = 4
+"""Values of an option that are all taken; of longer lists, as of models, some are."""
 
 
 def one_in(step: int, cases: Iterable[Any]) -> list[Any]:
     """Every case, all but each `step`-th marked `slow`; of more than `MOST` of those only every second one is not.
 
-    Where cases are a product of options, as many more are taken as it needs for each option's every value to be among them.
+    Where cases are a product of options, the step grows until it shares no factor with the number of values of any of them, and as few
+    more are taken as it needs for each value of a short option to be among them.
     """
     cases = list(cases)
-    every = step * 2 if len(cases) > MOST * step else step
+    sizes = Counter(place for place, _ in {value for case in cases for value in values(case)})
+    least = step * 2 if len(cases) > MOST * step else step
+    every = next(one for one in count(least) if all(gcd(one, size) == 1 for size in sizes.values()))
     taken = set(range(0, len(cases), every))
-    seen = {value for place in taken for value in values(cases[place])}
-    for place, case in enumerate(cases):
-        if not values(case) <= seen:
-            taken.add(place)
-            seen |= values(case)
+    found = {value for place in taken for value in values(cases[place])}
+    missing = {value for case in cases for value in values(case) if sizes[value[0]] <= FEW} - found
+    while missing:
+        place = max(range(len(cases)), key=lambda place: len(missing & values(cases[place])))
+        taken.add(place)
+        missing -= values(cases[place])
     return [case if place in taken else pytest.param(*arguments(case), marks=pytest.mark.slow) for place, case in enumerate(cases)]
 
 
