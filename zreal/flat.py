@@ -19,7 +19,7 @@ from zreal.clipping import Clipping
 from zreal.held import held, state_tensors
 from zreal.initial import DTYPES
 from zreal.modules import Model
-from zreal.optimizers import cast_to, make_optimizer, stepped_again
+from zreal.optimizers import hand_back, hand_over, make_optimizer, stepped_again
 from zsim import clipping
 from zsim.errors import ProgramError
 from zsim.model import Module
@@ -238,18 +238,11 @@ class FlatRank:
     def _step(self) -> None:
         """The optimizer's step on this rank's shards; stepped master copies are cast into the parameters."""
         settings, tensors = self.scenario.optimizer, list(self._stepped.values())
-        gradients = [self._gradient(unit) for unit in self._stepped]
-        for tensor, gradient in zip(tensors, gradients, strict=True):
-            tensor.grad = torch.empty_like(tensor) if self.dtype != MASTER else gradient
-        if self.dtype != MASTER:
-            cast_to(settings, [grad for tensor in tensors if (grad := tensor.grad) is not None], gradients)
+        hand_over(settings, tensors, [self._gradient(unit) for unit in self._stepped])
         if self._optimizer is None:
             self._optimizer = make_optimizer(settings, tensors)
         self._optimizer.step()
-        for tensor in tensors:
-            tensor.grad = None
-        if self.dtype != MASTER:
-            cast_to(settings, [self._shard(unit) for unit in self._stepped], tensors)
+        hand_back(settings, [self._shard(unit) for unit in self._stepped], tensors)
 
     def stepped(self) -> dict[str, Tensor]:
         """Copies of this rank's shards as the optimizer has them: master copies where there are some."""

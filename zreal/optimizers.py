@@ -52,6 +52,24 @@ def cast_to(settings: Optimizer, targets: Sequence[Tensor], sources: Sequence[Te
         torch._foreach_copy_(list(targets), list(sources))
 
 
+def hand_over(settings: Optimizer, tensors: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+    """Give `tensors`, which are stepped, their gradients: themselves, or cast to the dtype of master copies."""
+    for tensor, gradient in zip(tensors, gradients, strict=True):
+        tensor.grad = gradient if gradient.dtype == tensor.dtype else torch.empty_like(tensor)
+    casts = [(tensor.grad, gradient) for tensor, gradient in zip(tensors, gradients, strict=True) if tensor.grad is not gradient]
+    if casts:
+        cast_to(settings, [exact for exact, _ in casts if exact is not None], [gradient for _, gradient in casts])
+
+
+def hand_back(settings: Optimizer, parameters: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    """Let the gradients of `tensors` go, and cast stepped master copies into their `parameters`."""
+    for tensor in tensors:
+        tensor.grad = None
+    casts = [(parameter, tensor) for parameter, tensor in zip(parameters, tensors, strict=True) if parameter.dtype != tensor.dtype]
+    if casts:
+        cast_to(settings, [parameter for parameter, _ in casts], [tensor for _, tensor in casts])
+
+
 def stepped_again(
     settings: Optimizer,
     tensors: Mapping[str, Tensor],

@@ -15,7 +15,7 @@ from zreal import torch_private
 from zreal.held import held, state_tensors
 from zreal.initial import DTYPES
 from zreal.modules import Model
-from zreal.optimizers import cast_to, make_optimizer, stepped_again
+from zreal.optimizers import hand_back, hand_over, make_optimizer, stepped_again
 from zsim import clipping, lowering
 from zsim.errors import ProgramError
 from zsim.model import Module
@@ -23,7 +23,6 @@ from zsim.ops import Op
 from zsim.repeats import with_forwards
 from zsim.scenario import Scenario
 from zsim.strategies import ddp, replicated_model
-from zsim.strategies.building import MASTER_DTYPE
 from zsim.training import Training
 
 
@@ -209,26 +208,14 @@ class ReplicatedRank:
 
     def _step(self) -> None:
         """The optimizer's step on parameters that have a gradient, or on their master copies, which are cast back."""
-        settings, casts = self.scenario.optimizer, self._dtype != DTYPES[MASTER_DTYPE]
-        pairs = [(self.model.get_parameter(fqn), tensor) for fqn, tensor in self._stepped.items()]
-        with_gradient = [(parameter, gradient, tensor) for parameter, tensor in pairs if (gradient := parameter.grad) is not None]
-        tensors = [tensor for _, _, tensor in with_gradient]
-        gradients = [gradient for _, gradient, _ in with_gradient]
-        if casts:
-            exact = [torch.empty_like(tensor) for tensor in tensors]
-            cast_to(settings, exact, gradients)
-            gradients = exact
-            del exact
-        for tensor, gradient in zip(tensors, gradients, strict=True):
-            tensor.grad = gradient
-        del gradients
+        settings, named = self.scenario.optimizer, [(self.model.get_parameter(fqn), tensor) for fqn, tensor in self._stepped.items()]
+        stepped = [(parameter, gradient, tensor) for parameter, tensor in named if (gradient := parameter.grad) is not None]
+        tensors = [tensor for _, _, tensor in stepped]
+        hand_over(settings, tensors, [gradient for _, gradient, _ in stepped])
         if self._optimizer is None:
             self._optimizer = make_optimizer(settings, list(self._stepped.values()))
         self._optimizer.step()
-        for tensor in tensors:
-            tensor.grad = None
-        if casts:
-            cast_to(settings, [parameter.data for parameter, _, _ in with_gradient], tensors)
+        hand_back(settings, [parameter.data for parameter, _, _ in stepped], tensors)
 
     def stepped(self) -> dict[str, Tensor]:
         """Copies of the parameters as the optimizer has them: master copies where there are some."""

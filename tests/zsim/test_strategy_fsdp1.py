@@ -14,8 +14,8 @@ from zsim.plan import plan as plan_scenario
 from zsim.program import Program, RankProgram
 from zsim.scenario import parse
 from zsim.strategies import fsdp1
+from zsim.strategies.dividing import division
 from zsim.strategies.flat_parameters import flat_parameters, stepped
-from zsim.strategies.passes import division
 from zsim.training import Device, Training
 
 BLOCKS = ["blocks.0", "blocks.1", "blocks.2"]

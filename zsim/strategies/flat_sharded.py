@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 from zsim.model import ROOT
 from zsim.ops import Alloc, Free, Kernel, MemoryEvent, Stream
 from zsim.strategies.building import copy_kernel
+from zsim.strategies.dividing import divide_kernels, division
 from zsim.strategies.flat_parameters import FlatParameter
 from zsim.strategies.flat_views import view
-from zsim.strategies.passes import ORIGINAL, Passes, division
+from zsim.strategies.passes import ORIGINAL, Passes
 
 MAX_PENDING_FREES = 2
 """At so many the limiter waits for the oldest before it gathers (_FreeEventQueue._max_num_inflight_all_gathers)."""
@@ -223,12 +224,13 @@ class FlatShardedStep(Passes):
             kernels += (Kernel("pad", 0, moved, dtype),)
             memory += self.alloc(f"{flat.fqn}.padded_gradient", "communication", self.nbytes(flat.padded, dtype))
         before, _ = division(self.mesh.world_size)
-        return kernels + self._division(flat.padded, before), memory
+        return kernels + divide_kernels(flat.padded, by=before, dtype=self.training.precision.reduce), memory
 
     def _accumulated(self, flat: FlatParameter, *, fresh: bool) -> tuple[tuple[Kernel, ...], list[MemoryEvent]]:
         """What makes the reduced shard the rank's gradient, or adds it to that of earlier micro-batches."""
         dtype, name = self.training.precision.reduce, f"{flat.fqn}.gradient"
-        kernels, memory = self._division(flat.shard, division(self.mesh.world_size)[1]), list[MemoryEvent]()
+        _, after = division(self.mesh.world_size)
+        kernels, memory = divide_kernels(flat.shard, by=after, dtype=self.training.precision.reduce), list[MemoryEvent]()
         if dtype != ORIGINAL:
             kernels += (copy_kernel(flat.shard, source=dtype, target=ORIGINAL),)
             memory += self.alloc(name if fresh else f"{flat.fqn}.new_gradient", "gradients", self.nbytes(flat.shard, ORIGINAL))

@@ -26,17 +26,6 @@ def makes_model_input(event: TapeEvent) -> bool:
     return isinstance(event, Alloc) and is_model_input(event.buffer)
 
 
-def division(world_size: int) -> tuple[float, float]:
-    """By what gradients are divided before and after the reduction: powers of two near the root of `world_size`, and the rest.
-
-    Source: torch/distributed/algorithms/_comm_hooks/default_hooks.py, DefaultState._get_gradient_predivide_factor.
-    """
-    before = 1
-    while world_size % before == 0 and world_size / before > before:
-        before *= 2
-    return float(before), world_size / before
-
-
 @dataclass(slots=True, kw_only=True)
 class Passes(Step):
     """The passes of one training step of one rank, and what of it is alive."""
@@ -60,11 +49,6 @@ class Passes(Step):
     def nbytes(self, numel: int, dtype: str) -> int:
         """Bytes of `numel` elements."""
         return numel * DTYPE_NBYTES[dtype]
-
-    def _division(self, numel: int, by: float) -> tuple[Kernel, ...]:
-        """A division in place, in the reduce dtype; none by 1."""
-        dtype = self.training.precision.reduce
-        return (Kernel("divide", numel, 2 * self.nbytes(numel, dtype), dtype),) if by > 1 else ()
 
     def alloc(self, buffer: str, kind: MemoryKind, nbytes: int) -> list[MemoryEvent]:
         """The allocation of a buffer, nothing for an empty one."""

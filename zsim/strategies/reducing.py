@@ -7,7 +7,8 @@ from functools import lru_cache
 
 from zsim.ops import Kernel, MemoryEvent
 from zsim.strategies.building import add_kernel, copy_kernel
-from zsim.strategies.passes import ORIGINAL, division
+from zsim.strategies.dividing import divide_kernels, division
+from zsim.strategies.passes import ORIGINAL
 from zsim.strategies.sharded_groups import Group
 from zsim.strategies.unsharding import UnshardingStep
 
@@ -112,7 +113,7 @@ class ReducingStep(UnshardingStep):
             kernels=(Kernel("copy", 0, self.nbytes(group.reduces["numel"], read) + self.nbytes(group.reduces["padded"], dtype), dtype),),
             memory=memory,
         )
-        divides = self._division(group.reduces["padded"], self._divided_by[0])
+        divides = divide_kernels(group.reduces["padded"], by=self._divided_by[0], dtype=dtype)
         if divides:
             copy, made = self._on_reductions_stream(group, divides, after=copy, memory=made), []
         done = self._reduce_over_shards(group, after=copy, memory=made)
@@ -219,7 +220,7 @@ class ReducingStep(UnshardingStep):
         dtype, shard = self.training.precision.reduce, group.reduces["shard"]
         held = self.mesh.dp_replicate > 1  # torch holds the all-reduce's buffer until the end of backward
         memory: list[MemoryEvent] = []
-        kernels = self._division(shard, self._divided_by[1])
+        kernels = divide_kernels(shard, by=self._divided_by[1], dtype=dtype)
         result = output
         if dtype != ORIGINAL:
             result = f"{group.fqn}.gradient" if fresh and not self.elsewhere else f"{group.fqn}.cast_gradient"

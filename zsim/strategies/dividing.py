@@ -1,0 +1,22 @@
+"""By what both FSDPs divide gradients around a reduction, so that sums of many ranks stay within narrow dtypes, and what that costs."""
+
+from __future__ import annotations
+
+from zsim.ops import Kernel
+from zsim.training import DTYPE_NBYTES
+
+
+def division(world_size: int) -> tuple[float, float]:
+    """By what gradients are divided before and after the reduction: powers of two near the root of `world_size`, and the rest.
+
+    Source: torch/distributed/algorithms/_comm_hooks/default_hooks.py, DefaultState._get_gradient_predivide_factor.
+    """
+    before = 1
+    while world_size % before == 0 and world_size / before > before:
+        before *= 2
+    return float(before), world_size / before
+
+
+def divide_kernels(numel: int, *, by: float, dtype: str) -> tuple[Kernel, ...]:
+    """A division of `numel` elements in place; none by 1."""
+    return (Kernel("divide", numel, 2 * numel * DTYPE_NBYTES[dtype], dtype),) if by > 1 else ()
