@@ -107,8 +107,10 @@ def copies_wait_for_what_they_copy(program: Program, rank: RankProgram, phase: P
             yield f"op {op.index} ({label(op)}) does not wait for op {source}"
         if op.stream == "compute":
             packed[op.unit] = op.index
-        elif op.stream in ("all_reduce", "callback"):  # what was reduced is cast or added before others have it
+        elif op.stream == "callback":  # what was reduced is cast before others have it
             brought[op.unit] = op.index
+        else:  # it has become the sharded gradient, and what the unit copies next is packed anew
+            brought.pop(op.unit, None)
 
 
 def what_is_sent_is_freed_afterwards(program: Program, rank: RankProgram, phase: PhaseName) -> Iterator[str]:

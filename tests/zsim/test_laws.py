@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 
 from tests.scenarios import WHOLE, scenarios
 from zsim import laws, program_laws, sharding
@@ -52,6 +52,16 @@ precision = {{ parameters = "bf16", reduce = "fp32" }}
     return parse_scenario(text.encode(), where="laws.toml")
 
 
+REDUCES_TWICE = """
+model = { family = "gpt", sizes = { num_layers = 2, hidden_size = 8, num_heads = 2, vocabulary = 13, tied = true } }
+batch = { micro_batch = 2, sequence_length = 4, accumulation = 2, forwards = 2 }
+cluster = { preset = "cpu-gloo", ranks = 2 }
+strategy = { name = "hsdp", dp_replicate = 2, dp_shard = 1, sync = "last" }
+precision = { parameters = "bf16", reduce = "fp32" }
+"""
+"""A unit packs gradients anew while those of its first reduction in the same backward are still on their way over replicas."""
+
+
 def planned(strategy: str, **more: int) -> Program:
     found = scenario(strategy, **more)
     return plan(found, device=found.cluster.kind)
@@ -62,6 +72,7 @@ def planned(strategy: str, **more: int) -> Program:
 
 @WHOLE
 @given(scenarios())
+@example(parse_scenario(REDUCES_TWICE.encode(), where="twice.toml"))
 def test_every_program_is_valid_obeys_the_laws_and_reads_back(found):
     program = plan(found, device=found.cluster.kind)
 
