@@ -220,6 +220,8 @@ def _groups(model: nn.Module, units: Mapping[str, nn.Module]) -> tuple[ParamGrou
     for fqn, parameter in _in_order_of_fully_shard(model):
         if not is_name(fqn):
             raise refuse(repr(fqn), "a name without blanks, commas and bars", "another one", "rename the module")
+        if not parameter.shape:
+            raise refuse(fqn, "a parameter of at least one dimension, as fully_shard does", "a scalar", "give it the shape (1,)")
         found = Parameter(fqn=fqn, shape=tuple(parameter.shape), requires_grad=parameter.requires_grad)
         members[owners.get(id(parameter), ROOT)].append(found)
     for fqn, parameter in model.named_parameters(remove_duplicate=False):

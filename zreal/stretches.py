@@ -84,6 +84,7 @@ def traced_model(
     loss: tuple[int, int],
 ) -> TracedModel:
     """The model of one traced step; UntraceableError or TracedModelError where it does not hold together."""
+    step = replace(step, groups=_in_loss(step, gradients))
     seen = _seen(step, lives=lives, reads=reads, gradients=gradients, loss=loss)
     return check(
         TracedModel(
@@ -135,6 +136,14 @@ class _Seen:
     stretches: list[_Stretch]
     marks: Mapping[int, tuple[str, ...]]
     lowered: tuple[LoweredModule, ...]
+
+
+def _in_loss(step: Step, gradients: ParameterGradients) -> tuple[ParamGroup, ...]:
+    """The groups, in which parameters of units that run are marked where they need a gradient and got none."""
+    idle, kept = _idle(step), gradients.kept
+    used = [group for group in step.groups if group.fqn not in idle]
+    marked = {g.fqn: tuple(replace(p, in_loss=p.fqn in kept or not p.requires_grad) for p in g.parameters) for g in used}
+    return tuple(replace(group, parameters=marked.get(group.fqn, group.parameters)) for group in step.groups)
 
 
 def _idle(step: Step) -> tuple[str, ...]:
@@ -299,14 +308,7 @@ def _marks(step: Step, lives: Lives, gradients: ParameterGradients, *, idle: tup
     for name in gradients.kept:
         runs.get(name if name in runs else name.rpartition(RUN)[0], []).append(name)
     numels |= {name: numels[fqn] for fqn, found in runs.items() for name in found}
-    for fqn, found in runs.items():
-        if not found:
-            raise UntraceableError(
-                where=fqn,
-                expected="a gradient for every parameter that is not frozen",
-                found="none: the loss does not depend on it",
-                remedy="drop the parameter, freeze it, or use it in forward",
-            )
+    for found in runs.values():
         for name in found:
             kept = lives.final(gradients.kept[name])
             made = dict.fromkeys(map(lives.final, gradients.made.get(name, [])))

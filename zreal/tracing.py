@@ -132,7 +132,7 @@ def _both(seen: Callable[..., _Seen], asked: Checkpointing = NO_CHECKPOINTING) -
     hooked = seen()
     model, boundaries = hooked.model(), hooked.run.boundaries
     manners: list[Autograd] = ["plain"] if boundaries.casts or boundaries.keeps_apart or hooked.run.asks_dtypes else []
-    if most_runs(model) > 1 and not (model.nested or model.frozen or model.autocast != "none"):  # nor is FSDP1 modelled with these
+    if most_runs(model) > 1 and not (model.nested or model.frozen or model.not_in_loss or model.autocast != "none"):  # FSDP1 is refused
         manners.append("views")
     if hooked.run.cast_inputs or hooked.run.asks_dtypes:
         manners.append("bare")

@@ -105,7 +105,7 @@ def _words(asked: Checkpointing) -> str:
 
 def _stages(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
     model = scenario.model
-    if any(not model.frozen.issuperset(model.parameters_of(block)) for block in model.idle):
+    if model.left_out:
         yield "ddp, find_unused_parameters = true", moved(scenario, "ddp", find_unused_parameters=True)
     else:
         yield "ddp", moved(scenario, "ddp")

@@ -26,11 +26,15 @@ def is_model_input(buffer: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """A parameter by fully qualified name and shape; torch's own fqn, without FSDP prefixes. A frozen one needs no gradient."""
+    """A parameter by fully qualified name and shape; torch's own fqn, without FSDP prefixes. A frozen one needs no gradient.
+
+    One that is not `in_loss` needs a gradient and gets none, as the loss does not depend on it.
+    """
 
     fqn: str
     shape: tuple[int, ...]
     requires_grad: bool = True
+    in_loss: bool = True
 
     @property
     def numel(self) -> int:
@@ -194,9 +198,20 @@ class ModelSpec:
 
     @property
     def trained(self) -> frozenset[str]:
-        """The fqns of the parameters that get a gradient: those that are not frozen, of blocks that are used."""
-        trained = frozenset([parameter.fqn for parameter in self.parameters if parameter.requires_grad])
+        """The fqns of the parameters that get a gradient: those that are not frozen, of blocks that are used, where the loss needs them."""
+        trained = frozenset([parameter.fqn for parameter in self.parameters if parameter.requires_grad and parameter.in_loss])
         return trained.difference(*map(self.parameters_of, self.idle)) if self.idle else trained
+
+    @property
+    def not_in_loss(self) -> tuple[str, ...]:
+        """The fqns of the parameters of blocks that are used that the loss does not depend on."""
+        return tuple([parameter.fqn for parameter in self.parameters if not parameter.in_loss])
+
+    @property
+    def left_out(self) -> tuple[Parameter, ...]:
+        """The parameters that need a gradient and get none."""
+        trained = self.trained
+        return tuple([parameter for parameter in self.parameters if parameter.requires_grad and parameter.fqn not in trained])
 
     def parameters_of(self, fqn: str) -> list[str]:
         """The fqns of the parameters of the module `fqn`."""

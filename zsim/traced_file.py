@@ -39,6 +39,7 @@ FLOATS: Final = tuple(name for name in DTYPE_NBYTES if "float" in name)
 AUTOCAST: Final = ("autocast", "uncached")
 """What a file has besides where the module ran under autocast: its dtype, and the buffers that went when forward was over."""
 FROZEN: Final = "frozen"
+NOT_IN_LOSS: Final = "not in the loss"
 """What follows a parameter's shape in a file where it needs no gradient."""
 RECOMPUTING: Final = "recomputing"
 """What a file has besides where the module was traced with activation checkpointing as well."""
@@ -112,7 +113,8 @@ def _lowered_table(lowered: LoweredModule) -> dict[str, Any]:
 
 
 def _parameter_row(parameter: Parameter) -> list[Any]:
-    return [parameter.fqn, list(parameter.shape), *([] if parameter.requires_grad else [FROZEN])]
+    mark = FROZEN if not parameter.requires_grad else NOT_IN_LOSS if not parameter.in_loss else ""
+    return [parameter.fqn, list(parameter.shape), *([mark] if mark else [])]
 
 
 def _kernel_table(kernels: tuple[Kernel, ...]) -> list[list[Any]]:
@@ -263,12 +265,11 @@ def _unit(reader: Reader) -> ParamGroup:
 
 
 def _parameter(reader: Reader) -> Parameter:
-    frozen = isinstance(reader.value, list) and len(reader.value) == 3
-    fqn, shape, *marks = reader.row(3 if frozen else 2)
-    for mark in marks:
-        mark.one_of((FROZEN,))
+    marked = isinstance(reader.value, list) and len(reader.value) == 3
+    fqn, shape, *rest = reader.row(3 if marked else 2)
+    marks = [mark.one_of((FROZEN, NOT_IN_LOSS)) for mark in rest]
     dims = tuple(dim.size() for dim in shape.items(at_most=MAX_DIMS))
-    parameter = Parameter(fqn=fqn.name(), shape=dims, requires_grad=not frozen)
+    parameter = Parameter(fqn=fqn.name(), shape=dims, requires_grad=FROZEN not in marks, in_loss=NOT_IN_LOSS not in marks)
     Reader(parameter.numel, f"{reader.where}: elements").size()
     return parameter
 

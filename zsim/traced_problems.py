@@ -94,8 +94,8 @@ def _lifetime_problems(
         yield fqn, "a gradient that is accumulated", "one that is only made"
     for fqn in sorted(model.trained - made):
         yield fqn, "a gradient in every backward", "none"
-    for fqn in sorted(made & model.frozen):
-        yield fqn, "no gradient of a frozen parameter", "one"
+    for fqn in sorted(made - model.trained):
+        yield fqn, "no gradient of a parameter that is frozen or not in the loss", "one"
     ends = next(module for module in lowered if module.differentiates).backward.memory[-2:]
     if ends != (Free(SEED), Free(loss)):
         yield model.name, "the loss and its gradient freed last", "another end"

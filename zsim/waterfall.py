@@ -99,10 +99,8 @@ def _states_reason(scenario: Scenario) -> str:
     if getattr(scenario.options, "offload", False) and scenario.cluster.kind != "cpu":
         return "in host memory instead (CPUOffloadPolicy)"
     reason = "padding, uneven shards, step counters; gradients that are not there at the peak count less"
-    model = scenario.model
-    idle = {p.fqn for p in model.parameters if p.requires_grad} - model.trained
     strategy = STRATEGIES[scenario.strategy]
-    if idle and strategy.formula == STRATEGIES["ddp"].formula and scenario.precision.parameters != "float32":
+    if scenario.model.left_out and strategy.formula == STRATEGIES["ddp"].formula and scenario.precision.parameters != "float32":
         reason += "; master copies of parameters that are not used"
     return reason
 

@@ -35,6 +35,7 @@ KEPT = 'name = "fsdp2", reshard_after_forward = false'
 DDP = 'name = "ddp"'
 HSDP = 'name = "hsdp", dp_shard = 2, dp_replicate = 2'
 SHARES = ("fp32", "bf16")
+SGD = 'name = "sgd"'
 
 
 class Layers(nn.Module):
@@ -203,9 +204,10 @@ BUFFERS = {
 
 
 def differences(make: Callable[[], nn.Module], data: Callable[[], Any], strategy: str, tmp_path: Path, *, ranks: int, more: str = "",
-                parameters: str = "fp32", reduce: str = "fp32", accumulation: int = 1) -> dict[str, Any]:  # fmt: skip
+                parameters: str = "fp32", reduce: str = "fp32", accumulation: int = 1, optimizer: str = SGD,
+                layers: str = "layers") -> dict[str, Any]:  # fmt: skip
     """By phase: what is predicted and what is measured, where these differ."""
-    units = [f"layers.{place}" for place in range(4)]
+    units = [f"{layers}.{place}" for place in range(4)]
     torch.manual_seed(0)
     model = trace(make, data(), units=units, dtype=DTYPES[parameters], sums_in_place=False, name="traced")
     save(model, tmp_path / "traced.json")
@@ -215,7 +217,7 @@ batch = {{ micro_batch = {model.batch.micro_batch}, sequence_length = {model.bat
 cluster = {{ preset = "cpu-gloo", ranks = {ranks} }}
 strategy = {{ {strategy} }}
 precision = {{ parameters = "{parameters}", reduce = "{reduce}" }}
-optimizer = {{ name = "sgd" }}
+optimizer = {{ {optimizer} }}
 {more}
 """
     case = parse(text.encode(), where="user.toml", folder=tmp_path)

@@ -42,14 +42,17 @@ class Options:
 
 def model_problems(options: Options, model: ModelSpec, accumulates: bool) -> Iterator[str]:
     """What torch cannot do with `model`, or we do not know, with the scenario's key in front."""
-    waited_for = [block for block in model.idle if not model.frozen.issuperset(model.parameters_of(block))]
-    if waited_for and not options.find_unused_parameters:
+    traced = isinstance(model, TracedModel)
+    if model.left_out and not options.find_unused_parameters:
+        fqn = model.left_out[0].fqn
+        block = next((block for block in model.idle if fqn.startswith(f"{block}.")), "")
+        mend = "freeze it in the module" if traced else f'use find_unused_parameters = true, freeze the block too, frozen = ["{block}.*"]'
         yield (
-            f"model.unused: DDP waits for a gradient of each parameter that needs one, and {waited_for[0]} never makes them: torch raises "
-            '"Expected to have finished reduction in the prior iteration" in the second forward; use find_unused_parameters = true, freeze '
-            f'the block too, frozen = ["{waited_for[0]}.*"], or use fsdp2'
+            f"{'model.traced' if traced else 'model.unused'}: DDP waits for a gradient of each parameter that needs one, and "
+            f"{fqn if traced else block} never {'gets' if traced else 'makes'} one: torch raises "
+            f'"Expected to have finished reduction in the prior iteration" in the second forward; {mend}, or use fsdp2'
         )
-    if isinstance(model, TracedModel) and options.find_unused_parameters:
+    if traced and options.find_unused_parameters:
         yield (
             "strategy.find_unused_parameters: DDP then copies whatever the module returns, which a traced model does not tell; leave it "
             "out, and freeze what is not used"

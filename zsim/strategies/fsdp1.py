@@ -81,6 +81,11 @@ def model_problems(options: Options, model: ModelSpec, accumulates: bool) -> Ite
 
 def _traced_problems(model: TracedModel) -> Iterator[str]:
     """What a trace does not tell, in which parameters were leaves, each of them in one piece."""
+    if model.not_in_loss:
+        yield (
+            f"model.traced: the loss does not depend on {model.not_in_loss[0]}: a trace has no gradients of such parameters, which views "
+            "of one flat parameter get; use fsdp2, or drop the parameter"
+        )
     if model.frozen:
         yield "frozen: a trace has no gradients of frozen parameters, which views of one flat parameter get; use fsdp2, or train them all"
     if model.autocast != "none":
