@@ -299,7 +299,7 @@ def test_a_frozen_parameter_has_no_gradient_and_is_frozen_in_the_file() -> None:
     model = check(frozen(made=False))
     assert parse(dump(model).encode()) == model
     assert json.loads(dump(model))["units"][1][1][1] == ["blocks.0.fc1.bias", [128], "frozen"]
-    with pytest.raises(TracedModelError, match=r"^blocks.0.fc1.bias: expected no gradient of a parameter that is frozen or not in the loss, found one"):
+    with pytest.raises(TracedModelError, match=r"^blocks.0.fc1.bias: expected no gradient of a parameter that is frozen or .*, found one"):
         check(frozen(made=True))
 
 
