@@ -111,7 +111,7 @@ def lower_each(
             tape.storages.release(SEED)
             tape.storages.release(summed(losses[-1], len(losses)))
         backward_memory = _last_mark_only(tape.storages.take())
-        tape.pass_on()
+        tape.gradients.pass_on()
         module, module_calls = part.module, [call for step in part.steps for call in step.calls]
         again = [call for region in reversed(recomputed) for call in region.kernels]
         lowered.append(

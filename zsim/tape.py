@@ -2,23 +2,23 @@
 
 A liveness simulation over the calls of `zsim.eager`, by counting references to storages as torch does: Python holds a value until its
 last use (a module's input until the module has returned), autograd holds what it saved until the node has run
-backward, and the engine holds gradients. It knows no strategy and no time.
+backward, and the engine holds gradients (`zsim.gradients`). It knows no strategy and no time.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 
 from zsim.aten_call import Call
+from zsim.gradients import Gradients, Part
 from zsim.model import ModelSpec
 from zsim.ops import Free, MemoryEvent
 from zsim.regions import Region, Step, packs_its_output
 from zsim.storages import Storages
 from zsim.training import (
     DTYPE_NBYTES,
-    SUM_OF_GRADIENTS,
     Batch,
     InnerCall,
     NodeOver,
@@ -35,52 +35,34 @@ def summed(loss: str, forwards: int) -> str:
     return loss if forwards == 1 else f"loss:sum{forwards}"
 
 
-def _at_unit(value: str) -> str:
-    """The gradient of `value` at the node of the unit that was called with it."""
-    return f"{value} at its unit"
-
-
 @dataclass(slots=True)
 class Tape:
-    """The state of one forward and backward over the whole model; `in_place`: gradients are added where nobody else holds them.
+    """The state of one forward and backward over the whole model; `in_place`: gradients are added where nobody else holds them."""
 
-    `in_sequences`: activations have more than two dimensions, so that linears see them through views.
-    """
-
-    in_place: bool = True
+    in_place: InitVar[bool] = True
     nbytes: dict[str, int] = field(default_factory=dict)
     needs_gradient: set[str] = field(default_factory=set)
     storages: Storages = field(default_factory=Storages)
-    gradients: dict[str, str] = field(default_factory=dict)
-    births: dict[str, int] = field(default_factory=dict)
-    turned: set[str] = field(default_factory=set)
-    uses: dict[str, int] = field(default_factory=dict)
-    tied: dict[str, list[str]] = field(default_factory=dict)
-    made: Counter[str] = field(default_factory=Counter)
-    added: list[str] = field(default_factory=list)
-    """What the node that runs has made and the engine has added to something else: it lives until the node is over."""
+    gradients: Gradients = field(init=False)
     framed: frozenset[str] = frozenset()
     """Values of the module that runs that go by a drop of some operator alone, not after their last use."""
-    in_sequences: bool = True
-    bound: str = ""
-    """What the unit in a block, whose backward runs, was called with: the gradient of that waits at the unit's own node of autograd."""
-    of_linears: set[str] = field(default_factory=set)
-    """Gradients that linears make of inputs with more than two dimensions: views of products of matrices."""
+
+    def __post_init__(self, in_place: bool) -> None:
+        self.gradients = Gradients(storages=self.storages, nbytes=self.nbytes, in_place=in_place)
 
     def know_parameters(self, model: ModelSpec, *, dtype: str, casts_once: bool = False) -> None:
         """Which parameters several operators use, and the bytes of their gradients.
 
         `casts_once`: all linears with the same weight read one copy of it, whose cast gives the parameter one gradient.
         """
-        self.in_sequences = "tokens" in model.first_operator.inputs
+        self.gradients.in_sequences = "tokens" in model.first_operator.inputs
         operators = [op for module in model.modules for op in module.operators]
         through_casts = {fqn for op in operators if casts_once and op.kind == "linear" for fqn in (op.weight, op.bias)}
         directly = [op for op in operators if not (casts_once and op.kind == "linear")]
         used = Counter([*(fqn for op in directly for fqn in (op.weight, op.bias) if fqn), *filter(None, through_casts)])
         for parameter in model.parameters:
             if used[parameter.fqn] > 1:
-                self.uses[parameter.fqn], self.tied[parameter.fqn] = used[parameter.fqn], []
-                self.nbytes[parameter.fqn] = parameter.numel * DTYPE_NBYTES[dtype]
+                self.gradients.tie(parameter.fqn, uses=used[parameter.fqn], nbytes=parameter.numel * DTYPE_NBYTES[dtype])
 
     def run_forward(self, steps: list[Step], *, entry: str, later: frozenset[str] = frozenset(), over: Iterable[Step] = ()) -> None:
         """Values inside an operator go when it returns, its inputs after their last use; `entry`, the module's input, is its
@@ -235,14 +217,14 @@ class Tape:
         self.storages.allocate(SEED, self.nbytes[losses[-1]], temporary=True)
         for loss in losses:
             self.storages.hold(SEED)
-            self.gradients[loss] = SEED
+            self.gradients.waiting[loss] = SEED
 
     def run_backward(self, steps: list[Step], *, bound: str = "") -> list[Region]:
         """Every call in reverse; a region is recomputed when the first of its calls asks for something saved. Returns those that were.
 
-        The gradient of `bound`, which a unit in a block was called with, waits for `pass_on`.
+        The gradient of `bound`, which a unit in a block was called with, waits for it to pass on.
         """
-        recomputed, self.bound = list[Region](), bound
+        recomputed, self.gradients.bound = list[Region](), bound
         for step in reversed(steps):
             for place in reversed(range(len(step.calls))):
                 call, region = step.calls[place], step.region
@@ -253,7 +235,7 @@ class Tape:
                     continue
                 again = region.renamed(call)
                 if again is region.last:
-                    self._flatten_gradient(call)
+                    self.gradients.flatten(call)
                     self.recompute(region)
                     recomputed.append(region)
                     if region.kernels:
@@ -262,34 +244,26 @@ class Tape:
                 self._differentiate(call, again, unpacked=True, over=over)
         return recomputed
 
-    def pass_on(self) -> None:
-        """The node that fully_shard puts before a unit in a block has run its hook: the gradient goes on to what the block makes of it."""
-        value, self.bound = self.bound, ""
-        waiting = self.gradients.pop(_at_unit(value), "")
-        if waiting:
-            self._accumulate([(value, waiting)])
-
     def _differentiate(self, call: Call, saved: Call, *, unpacked: bool = False, over: tuple[str, ...] = ()) -> None:
         """Backward of `call`; `saved` names what it saved, which when `unpacked` goes before sums over broadcast dimensions.
 
         `over` are values that go with the node itself, as the inputs of a recomputed region do.
         """
-        self._flatten_gradient(call)
+        self.gradients.flatten(call)
         start = len(self.storages.events)
-        gradient = self.gradients.pop(call.output)
-        unwanted = [value for value in call.gradients if call.joint and value not in self.needs_gradient]
+        gradient = self.gradients.waiting.pop(call.output)
         scratches = [(f"{call.output}.backward_scratch{i}", nbytes) for i, nbytes in enumerate(call.backward_scratch)]
         for name, nbytes in scratches:
             self.storages.allocate(name, nbytes, temporary=True)
-        parts: list[tuple[str, str]] = []
+        parts: list[Part] = []
         summed = dict(call.summed)
         for name in call.gradients:
             if name not in summed:
                 self._make_gradient(name, call, parts)
             elif summed[name]:
                 self.storages.allocate(f"{call.output}.sum0", summed[name][0], temporary=True)
-        if gradient in self.turned:  # element by element and cat: what they make of it lies as it does
-            self.turned.update(part for _, part in parts)
+        if gradient in self.gradients.turned:  # element by element and cat: what they make of it lies as it does
+            self.gradients.turned.update(part for _, part in parts)
         for name, _ in reversed(scratches):
             self.storages.release(name)
         if unpacked:
@@ -308,12 +282,13 @@ class Tape:
                 self.storages.hold(gradient)
                 parts.append((name, gradient))
                 if name in call.turns:
-                    self.turned.add(gradient)
+                    self.gradients.turned.add(gradient)
         self.storages.release(gradient)
         for other in call.also:
-            self.storages.release(self.gradients.pop(other))
-        for name in unwanted:
-            self.storages.release(f"{name}.grad{self.births[name]}")
+            self.storages.release(self.gradients.waiting.pop(other))
+        for name, part in parts:
+            if name not in self.needs_gradient:
+                self.storages.release(part)
         if not unpacked:
             self._release_saved(saved)
         for value in over:
@@ -323,97 +298,13 @@ class Tape:
         made = [place for place, event in enumerate(of_node) if isinstance(event, ParameterGradient)]
         if made and not any(isinstance(event, Free) for event in of_node[made[-1] :]):
             self.storages.events.append(NodeOver())
-        self._add_up(call, parts)
+        self.gradients.add_up(call, [part for part in parts if part[0] in self.needs_gradient])
 
-    def _add_up(self, call: Call, parts: list[tuple[str, str]]) -> None:
-        """The engine adds what `call` made to what is there, in the order in which autograd's nodes end.
-
-        A linear's weight goes through one more node, which transposes it. In sequences its input goes through another, before
-        that one where there is no bias and after it where there is.
-        """
-        if call.operator == "linear":
-            biases = dict(call.summed)
-            self._sum_tied([name for name in call.parameters if name in biases])
-            self._accumulate([part for part in parts if part[0] in biases])
-            of_input = [part for part in parts if part[0] not in call.weights]
-            if not (call.addmm and self.in_sequences):
-                self._accumulate(of_input)
-            self._sum_tied([name for name in call.parameters if name not in biases])
-            self._accumulate([part for part in parts if part[0] in call.weights and part[0] not in biases])
-            if call.addmm and self.in_sequences:
-                self._accumulate(of_input)
-        else:
-            for name, part in parts:
-                self._accumulate_one(name, part)
-            self._sum_tied(list(call.parameters), viewed=False)
-
-    def _flatten_gradient(self, call: Call) -> None:
-        """The gradient of what `call` made is copied for a linear that could not multiply with it as it lies, by the node before it."""
-        gradient = self.gradients[call.output]
-        if call.operator == "linear" and gradient in self.turned:
-            self.gradients[call.output] = self._new_gradient(call.output)
-            self.storages.release(gradient)
-
-    def _make_gradient(self, name: str, call: Call, parts: list[tuple[str, str]]) -> None:
+    def _make_gradient(self, name: str, call: Call, parts: list[Part]) -> None:
         if name in call.parameters:
-            if name in self.tied:
-                self.tied[name].append(self._new_gradient(name))
-                if call.operator == "linear":
-                    self.of_linears.add(self.tied[name][-1])
-            else:
-                self.storages.events.append(ParameterGradient(name))
-        elif call.joint and name not in self.needs_gradient:
-            self._new_gradient(name)
-        elif name in self.needs_gradient:
-            parts.append((name, self._new_gradient(name)))
-            if call.operator == "linear" and (self.in_sequences or name in call.weights):
-                self.of_linears.add(parts[-1][1])
-
-    def _sum_tied(self, names: list[str], *, viewed: bool = True) -> None:
-        """As `_sum_one`, for all parameters whose gradients one node has made; for a linear they are views of what it made."""
-        start = len(self.storages.events)
-        for name in names:
-            self._sum_one(name, viewed=viewed)
-        made = [event for event in self.storages.events[start:] if isinstance(event, ParameterGradient)]
-        for event in made[:-1]:
-            self.storages.events[self.storages.events.index(event, start)] = replace(event, goes_on=True)
-        self._end_node()
-
-    def _sum_one(self, name: str, *, viewed: bool) -> None:
-        """The next gradient of a parameter with several uses is added to the sum of those before; the last makes the parameter's.
-
-        In place as `_accumulate_one` does, but not into a `viewed` gradient: that of a linear is a view of what was made.
-        """
-        parts = self.tied.get(name, [])
-        if not parts:
-            return
-        self.made[name] += 1
-        last = self.made[name] == self.uses[name]
-        if len(parts) == 1:
-            if viewed:
-                self.of_linears.add(parts[0])
-            return
-        older, newer = parts
-        parts.clear()
-        in_place = self.in_place and older not in self.of_linears
-        if in_place and not last:
-            parts.append(older)
-        else:
-            if in_place:
-                self.storages.release(older)
-            if last:
-                self.storages.events.append(ParameterGradient(name))
-            else:
-                parts.append(self._new_gradient(name))
-            if not in_place:
-                self.storages.release(older)
-        self.added.append(newer)
-
-    def _end_node(self) -> None:
-        """A node of autograd is over: what it made and the engine added to something else goes."""
-        for name in self.added:
-            self.storages.release(name)
-        self.added.clear()
+            self.gradients.of_parameter(name, call)
+        elif call.joint or name in self.needs_gradient:
+            parts.append(self.gradients.of_input(name, call))
 
     def _release_saved(self, call: Call) -> None:
         """What was read goes first, then what was made, the output last."""
@@ -425,34 +316,3 @@ class Tape:
             self.storages.release(name)
         if call.output in saved:
             self.storages.release(call.output)
-
-    def _new_gradient(self, value: str, *, called: str = ".grad") -> str:
-        self.births[value] = self.births.get(value, 0) + 1
-        name = f"{value}{called}{self.births[value]}"
-        self.storages.allocate(name, self.nbytes[value], temporary=True)
-        return name
-
-    def _accumulate(self, parts: list[tuple[str, str]]) -> None:
-        for name, part in parts:
-            self._accumulate_one(name, part)
-        self._end_node()
-
-    def _accumulate_one(self, value: str, part: str) -> None:
-        """The engine's input buffer: a second gradient is added in place into the first, if nobody else holds that and it is no view.
-
-        Not on the CPU, where a dispatch-level meter watches: autograd adds out of place under any dispatch mode.
-        torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace.
-        """
-        place = _at_unit(value) if value == self.bound else value
-        if place not in self.gradients:
-            self.gradients[place] = part
-            return
-        first = self.gradients[place]
-        if self.in_place and first not in self.of_linears and self.storages.references[first] == 1:
-            self.added.append(part)
-        else:
-            self.gradients[place] = self._new_gradient(value, called=SUM_OF_GRADIENTS)
-            if first in self.turned:
-                self.turned.add(self.gradients[place])
-            self.storages.release(first)
-            self.added.append(part)
