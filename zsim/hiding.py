@@ -4,14 +4,18 @@ More gathered ahead, other units, a larger micro-batch, faster links: a user can
 waits for what. Each candidate is a scenario of its own, which is refused, planned and simulated like any other. A time is given for each
 token, so that a larger batch is not taken for a slower step, and whether what is proposed fits the device.
 
-The breakeven micro-batch is the smallest that hides the communication, to a sequence: doubled until it is hidden, then bisected. That takes
+What is exposed at the ends, before the first of forward and after the last of a backward, has no compute beside it. No lookahead and no
+micro-batch hides that, and it does not count against them; other units and faster links make it shorter, and are tried for that where
+nothing else is left.
+
+The breakeven micro-batch is the smallest that hides the rest, to a sequence: doubled until it is hidden, then bisected. That takes
 the exposed share to fall as the batch grows; of the one proposed and the one below it, which does not hide, both were simulated. Where
 that one does not fit the device, or none hides, the largest multiple that fits is proposed too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from itertools import combinations
 
@@ -32,9 +36,9 @@ from zsim.why import explain
 from zsim.work import MANY_TIMES
 
 HIDDEN = 0.01
-"""Communication counts as hidden when less than this share of the step is exposed."""
+"""Communication counts as hidden when less than this share of the step is exposed, besides the step's ends."""
 NOTHING = 0.005
-"""A gain of less is none."""
+"""A gain of less is none, and what gains nothing is not proposed."""
 LOOKAHEADS = (1, 2, 3, 4)
 EAGER = {
     "forward_prefetch": (True, "forward_prefetch = true"),
@@ -43,13 +47,15 @@ EAGER = {
 }
 """Where a strategy's option is no number: the value that lets it gather earliest, and that in words."""
 FACTORS = (1.25, 1.5, 2.0, 4.0, 8.0)
+BUCKETS = (1, 5, 10, 25, 50, 100)
 BATCHES = (2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What is changed, in the scenario's words, and what comes of it: time per token of one rank, and the exposed share.
+    """What is changed, in the scenario's words, and what comes of it: time per token of one rank, and the exposed share of the step.
 
+    Of the `exposed` share `at_ends` is where there is no compute to hide it.
     `memory` says whether it fits the device, needing `needed_bytes` there; both are known of what is proposed alone. `released` says
     how often cached memory is expected to be given back where it runs so only.
     """
@@ -57,6 +63,7 @@ class Change:
     words: str
     ns_per_token: float
     exposed: float
+    at_ends: float = 0.0
     memory: Verdict | None = None
     needed_bytes: int = 0
     capacity_bytes: int = 0
@@ -64,8 +71,18 @@ class Change:
 
     @property
     def hides(self) -> bool:
-        """Whether nothing worth speaking of is exposed."""
+        """Whether of what compute could hide nothing worth speaking of is exposed."""
+        return self.inside < HIDDEN
+
+    @property
+    def hides_all(self) -> bool:
+        """Whether nothing worth speaking of is exposed, at the ends neither."""
         return self.exposed < HIDDEN
+
+    @property
+    def inside(self) -> float:
+        """The exposed share between the step's ends."""
+        return max(0.0, self.exposed - self.at_ends)
 
     @property
     def memory_words(self) -> str:
@@ -78,10 +95,14 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hiding:
-    """The scenario as it is, and of each kind of change the smallest that hides the communication, or the best where none does."""
+    """The scenario as it is, and of each kind of change the smallest that hides the communication, or the best where none does.
+
+    `useless` names the kinds of which none that was tried gains anything.
+    """
 
     now: Change
     changes: tuple[Change, ...]
+    useless: tuple[str, ...] = ()
     untried: str = ""
     """Why no change was tried, where simulating that often would take minutes."""
 
@@ -96,15 +117,27 @@ class _Tried:
 
 
 def hiding(scenario: Scenario) -> Hiding:
-    """What would hide the scenario's communication; nothing where it is hidden already."""
+    """What would hide the scenario's communication, or shorten it at the ends where only that is left; nothing where all is hidden."""
     now = _simulated("as it is", scenario).change
-    untried = "" if now.hides else scenario.work.problem(part=MANY_TIMES)
-    if now.hides or untried:
+    untried = "" if now.hides_all else scenario.work.problem(part=MANY_TIMES)
+    if now.hides_all or untried:
         return Hiding(now=now, changes=(), untried=untried)
-    asked = (_lookaheads, _units, _repaired, _links)
-    lookahead, units, repaired, links = (_smallest(candidates(scenario)) for candidates in asked)
-    before, after = (_with_memory_of(found) for found in ((lookahead, units), (repaired, links)))
-    return Hiding(now=now, changes=(*before, *_batches(scenario, now), *after))
+    gaining: list[Change] = []
+    useless: list[str] = []
+    for kind in ENDS if now.hides else KINDS:
+        tried = list(_of_kind(kind, scenario, now))
+        useful = [change for change in tried if change.ns_per_token <= now.ns_per_token * (1 - NOTHING)]
+        gaining += useful
+        useless += [kind] if tried and not useful else []
+    return Hiding(now=now, changes=tuple(gaining), useless=tuple(useless))
+
+
+def _of_kind(kind: str, scenario: Scenario, now: Change) -> Iterator[Change]:
+    """What there is to propose of one kind: for the largest micro-batch, what fits before it."""
+    if kind == BATCH:
+        yield from _batches(scenario, now)
+    elif tried := _smallest(KINDS[kind](scenario), ends=now.hides or kind == UNITS):  # larger units move what is exposed to the ends
+        yield _with_memory(tried)
 
 
 def _batches(scenario: Scenario, now: Change) -> Iterator[Change]:
@@ -133,9 +166,8 @@ def _simulated(words: str, scenario: Scenario) -> _Tried:
     timeline = simulate_step(program, costs=Costs(cluster=scenario.cluster, execution=scenario.executed))
     batch = scenario.batch
     tokens = batch.micro_batch * batch.sequence_length * batch.accumulation * batch.forwards
-    exposed = sum(one.exposed_ns for one in explain(program, timeline).exposed)
-    step_ns = timeline.step_time_ns
-    change = Change(words=words, ns_per_token=step_ns / tokens, exposed=exposed / max(1, step_ns))
+    why, step_ns = explain(program, timeline), max(1, timeline.step_time_ns)
+    change = Change(words=words, ns_per_token=step_ns / tokens, exposed=why.exposed_ns / step_ns, at_ends=why.at_ends_ns / step_ns)
     return _Tried(change=change, scenario=scenario, program=program)
 
 
@@ -162,18 +194,14 @@ def _with_memory(tried: _Tried) -> Change:
     )
 
 
-def _with_memory_of(found: Iterable[_Tried | None]) -> list[Change]:
-    return [_with_memory(tried) for tried in found if tried is not None]
-
-
-def _smallest(candidates: Iterable[tuple[str, Scenario]]) -> _Tried | None:
-    """The first that hides, else the first that is as good as any: more that gains nothing is not asked for."""
+def _smallest(candidates: Iterable[tuple[str, Scenario]], *, ends: bool = False) -> _Tried | None:
+    """The first that hides, its `ends` too if asked, else the first that is as good as any: more that gains nothing is not asked for."""
     seen: list[_Tried] = []
     for words, scenario in candidates:
         tried = _tried(words, scenario)
         if tried is not None:
             seen.append(tried)
-            if tried.change.hides:
+            if tried.change.hides_all if ends else tried.change.hides:
                 return tried
     best = min((tried.change.ns_per_token for tried in seen), default=0.0)
     return next((tried for tried in seen if tried.change.ns_per_token <= best * (1 + NOTHING)), None)
@@ -197,8 +225,12 @@ def _lookaheads(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
 
 
 def _units(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
-    """Two, four blocks in a param group instead of one, and one instead of several."""
+    """Two, four blocks in a param group instead of one, and one instead of several; other buckets where gradients have those."""
     model = scenario.model
+    if hasattr(scenario.options, "bucket_cap_mb"):
+        for cap in BUCKETS:
+            if cap != scenario.options.bucket_cap_mb:
+                yield f"bucket_cap_mb = {cap}", replace(scenario, options=replace(scenario.options, bucket_cap_mb=float(cap)))
     if model.family == wrapping.TRACED or len(model.blocks) < 2 or STRATEGIES[scenario.strategy].nests == "nothing":
         return  # units are what the trace has, or one, or nothing to the strategy
     for every in (1, 2, 4):
@@ -212,7 +244,7 @@ def _breakeven(scenario: Scenario) -> _Tried | None:
     if scenario.model.family == wrapping.TRACED:
         return None
     now = scenario.batch.micro_batch
-    found = _smallest(_with_batch(scenario, now * times) for times in BATCHES)
+    found = _smallest(_batch_sizes(scenario))
     if found is None or not found.change.hides:
         return found
     high = found.scenario.batch.micro_batch
@@ -225,6 +257,12 @@ def _breakeven(scenario: Scenario) -> _Tried | None:
         else:
             low = middle
     return found
+
+
+def _batch_sizes(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
+    """Multiples of the micro-batch."""
+    for times in BATCHES:
+        yield _with_batch(scenario, scenario.batch.micro_batch * times)
 
 
 def _with_batch(scenario: Scenario, size: int) -> tuple[str, Scenario]:
@@ -250,3 +288,16 @@ def _faster(cluster: ClusterSpec, factor: float) -> ClusterSpec:
     links = replace(cluster.links, fabric=times(cluster.links.fabric), pcie=times(cluster.links.pcie), rail=times(cluster.links.rail))
     slow = tuple(replace(one, bandwidth=round(one.bandwidth * factor)) for one in cluster.slow_rails)
     return replace(cluster, links=links, slow_rails=slow)
+
+
+BATCH, UNITS = "a larger micro-batch", "other units"
+KINDS: dict[str, Callable[[Scenario], Iterator[tuple[str, Scenario]]]] = {
+    "gathering earlier": _lookaheads,
+    UNITS: _units,
+    BATCH: _batch_sizes,
+    "repaired links": _repaired,
+    "faster links": _links,
+}
+"""The kinds of change and their candidates, the smallest first."""
+ENDS = (UNITS, "repaired links", "faster links")
+"""Those that make the step's ends shorter."""

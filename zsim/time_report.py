@@ -9,13 +9,14 @@ from typing import Any, TypeVar
 
 from zsim import report
 from zsim.costs import Costs
-from zsim.hiding import HIDDEN, NOTHING, Change, Hiding, hiding
+from zsim.exposure import COMPUTE_STREAM
+from zsim.hiding import HIDDEN, Change, Hiding, hiding
 from zsim.ops import COLLECTIVES
 from zsim.program import Program
 from zsim.scenario import Scenario
 from zsim.slowdown import simulate_step
 from zsim.units import format_time
-from zsim.why import COMPUTE_STREAM, LONGER, Exposed, Link, Why, explain, name
+from zsim.why import LONGER, Exposed, Link, Why, explain, name
 
 MOST = 12
 T = TypeVar("T")
@@ -44,6 +45,8 @@ def as_object(scenario: Scenario, program: Program) -> dict[str, Any]:
         "host_bound": found.host_bound,
         "host_bound_ns": found.host_bound_ns,
         "exposed_by_reason_ns": found.by_reason,
+        "exposed_before_forward_ns": found.before_ns,
+        "exposed_after_backward_ns": found.after_ns,
         "exposed": [
             {
                 "op": one.op.index,
@@ -51,6 +54,8 @@ def as_object(scenario: Scenario, program: Program) -> dict[str, Any]:
                 "start_ns": one.start_ns,
                 "duration_ns": one.duration_ns,
                 "exposed_ns": one.exposed_ns,
+                "before_forward_ns": one.before_ns,
+                "after_backward_ns": one.after_ns,
                 "reason": one.reason,
                 "by_reason_ns": dict(one.parts),
                 "waited_for": one.waited_for,
@@ -71,12 +76,14 @@ def as_object(scenario: Scenario, program: Program) -> dict[str, Any]:
         ],
         "as_it_is": _change(helps.now),
         "what_would_hide_it": [_change(change) for change in helps.changes],
+        "gains_nothing": list(helps.useless),
         "untried": helps.untried,
     }
 
 
 def _change(change: Change) -> dict[str, Any]:
-    found = {"change": change.words, "ns_per_token": change.ns_per_token, "exposed": change.exposed, "hides": change.hides}
+    found = {"change": change.words, "ns_per_token": change.ns_per_token, "exposed": change.exposed}
+    found |= {"exposed_at_ends": change.at_ends, "hides": change.hides, "hides_all": change.hides_all}
     memory = {"memory": change.memory, "needed_bytes": change.needed_bytes, "capacity_bytes": change.capacity_bytes}
     return found | memory if change.memory else found
 
@@ -102,11 +109,14 @@ def lines(found: Why, helps: Hiding, *, slower_ns: int, synchronous: bool = Fals
         yield "  bound by the host: its own step of the optimizer and its copies; more ranks to share them help, or states on the device"
     elif found.host_bound:
         yield "  bound by the host: fewer and larger kernels (a larger micro-batch, execution.compile) help, faster devices do not"
-    exposed = sum(one.exposed_ns for one in found.exposed)
-    yield f"exposed communication {format_time(exposed)}, {100 * exposed / max(1, found.step_ns):.1f} %"
+    yield f"exposed communication {format_time(found.exposed_ns)}, {_percent(found.exposed_ns / max(1, found.step_ns))}"
     for reason, ns in found.by_reason.items():
         held = "" if reason == LONGER else "held back by "
         yield f"  {format_time(ns):>10}  {held}{reason}"
+    if found.at_ends_ns:
+        where = ((found.before_ns, "before the first of forward"), (found.after_ns, "after the last of a backward"))
+        ends = ", ".join(f"{format_time(ns)} {place}" for ns, place in where if ns)
+        yield f"  at the ends, where there is no compute to hide it: {ends}"
     yield from _listed(_exposed_line(alike) for alike in _together(found.exposed, lambda one: one.exposed_ns, _of_exposed))
     ops = "1 op" if len(found.critical_path) == 1 else f"{len(found.critical_path)} ops"
     yield f"critical path, {ops}, most of it in:"
@@ -115,19 +125,39 @@ def lines(found: Why, helps: Hiding, *, slower_ns: int, synchronous: bool = Fals
     longest = _together(found.critical_path, _link_ns, lambda link: (name(link.op), link.then))[:MOST]
     for alike in sorted(longest, key=lambda alike: alike[0].start_ns):
         yield f"    {name(alike[0].op):<32} {format_time(sum(map(_link_ns, alike))):>10}{_times(alike)}  {alike[0].then}"
-    if helps.now.hides:
+    yield from _proposals(helps)
+
+
+def _proposals(helps: Hiding) -> Iterator[str]:
+    """What would hide the communication and what gains nothing; of the ends alone what would make them shorter."""
+    now, tokens = helps.now, f"({helps.now.ns_per_token:,.0f} ns for each token now)"
+    if now.hides_all:
         yield f"communication is hidden: less than {100 * HIDDEN:.0f} % of the step is exposed"
         return
+    asked = "what would hide it"
+    if now.hides:
+        ends = f"{_percent(now.at_ends)} at its ends, which no lookahead hides and a larger micro-batch only spreads over more tokens"
+        yield f"what compute can hide is hidden: {_percent(now.inside)} of the step is exposed besides {ends}"
+        asked = "what would make the ends shorter"
     if helps.untried:
-        yield f"what would hide it is not computed, to be done in seconds: {helps.untried}"
+        yield f"{asked} is not computed, to be done in seconds: {helps.untried}"
         return
-    yield f"what would hide it ({helps.now.ns_per_token:,.0f} ns for each token now):"
+    yield f"{asked} {tokens}:"
     for change in helps.changes:
-        verdict = f"{'hides it: ' if change.hides else ''}leaves {100 * change.exposed:.1f} % exposed"
-        if change.ns_per_token > helps.now.ns_per_token * (1 - NOTHING):
-            verdict += ", gains nothing"
         memory = f"; {change.memory_words}" if change.memory_words else ""
-        yield f"    {change.words:<48} {verdict}, {change.ns_per_token:,.0f} ns for each token{memory}"
+        yield f"    {change.words:<48} {_verdict(change, now)}, {change.ns_per_token:,.0f} ns for each token{memory}"
+    if helps.useless:
+        yield f"    nothing is gained by {' or '.join(helps.useless)}"
+
+
+def _verdict(change: Change, now: Change) -> str:
+    ends = f" and {_percent(change.at_ends)} at the ends" if change.at_ends else ""
+    hides = change.hides_all if now.hides else change.hides
+    return f"{'hides it: ' if hides and not now.hides else ''}leaves {_percent(change.inside)} exposed{ends}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
 
 
 def _together(items: Iterable[T], ns: Callable[[T], int], key: Callable[[T], object]) -> list[list[T]]:

@@ -15,18 +15,21 @@ holds, and together they are all of them:
 2. It shared its links: by so much it took longer than it takes alone.
 3. It is longer than the compute over it: alone on its links, and begun as early as can be, it would not have been hidden either.
 
+Whatever its reason, what is exposed at an end of the step has nothing there to hide it: before the first of forward, and after the last of
+each micro-batch's backward in what could not begin earlier. What only comes that late since others were ahead of it, longer compute
+would hide.
+
 Everything is read from a simulated timeline, and what would help is simulated again, never recited.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from zsim.course import awaited_by_host
+from zsim.exposure import at_ends, compute_ops, idle_stretches, shares_of
 from zsim.ops import COLLECTIVES, Op
 from zsim.program import Program
 from zsim.room import Room
@@ -43,7 +46,6 @@ Reason = Literal[
 ]
 SHARED: Reason = "a shared link"
 LONGER: Reason = "longer than the compute over it"
-COMPUTE_STREAM = "compute"
 Kind = Literal["wait", "queue", "stream", "issued", "peer"]
 Waited = Literal["", "the host", "another rank"]
 WAITED: Mapping[Kind, Waited] = {"issued": "the host", "peer": "another rank"}
@@ -62,7 +64,8 @@ AHEAD: tuple[Kind, ...] = ("queue", "stream")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exposed:
     """A collective during which the compute stream is idle for `exposed_ns`, and why: `parts` are those nanoseconds by reason, largest
-    first. `waited_for` is the op that the first of them is about, or else the one that it began after ("" for none)."""
+    first. `waited_for` is the op that the first of them is about, or else the one that it began after ("" for none). Of those nanoseconds
+    `before_ns` are before the first of forward, and `after_ns` follow the last of a backward, on which the collective depends."""
 
     op: Op
     start_ns: int
@@ -70,6 +73,8 @@ class Exposed:
     exposed_ns: int
     parts: tuple[tuple[Reason, int], ...]
     waited_for: str
+    before_ns: int = 0
+    after_ns: int = 0
 
     @property
     def reason(self) -> Reason:
@@ -103,6 +108,26 @@ class Why:
     host_bound_ns: int
 
     @property
+    def exposed_ns(self) -> int:
+        """Exposed nanoseconds of all collectives."""
+        return sum(one.exposed_ns for one in self.exposed)
+
+    @property
+    def before_ns(self) -> int:
+        """Those before the first of forward."""
+        return sum(one.before_ns for one in self.exposed)
+
+    @property
+    def after_ns(self) -> int:
+        """Those after the last of a backward that nothing could hide."""
+        return sum(one.after_ns for one in self.exposed)
+
+    @property
+    def at_ends_ns(self) -> int:
+        """Those at either end, which no compute could hide."""
+        return self.before_ns + self.after_ns
+
+    @property
     def by_reason(self) -> dict[str, int]:
         """Exposed nanoseconds by reason, largest first."""
         found: dict[str, int] = {}
@@ -127,10 +152,12 @@ def explain(program: Program, timeline: Timeline, *, rank: int | None = None, la
     chosen = max(timeline.ranks, key=lambda r: (max(timeline.ranks[r].ends, default=0), -r)) if rank is None else timeline.stand_ins[rank]
     ops, times = program.of_rank(chosen).steady, timeline.ranks[chosen]
     befores = _befores(ops)
-    idle = list(_idle(ops, times))
-    shares = sorted(((op, ns) for op, ns in _shares(ops, times, idle) if ns), key=lambda one: (times.starts[one[0].index], one[0].index))
+    idle = list(idle_stretches(ops, times))
+    shares = sorted(((op, ns) for op, ns in shares_of(ops, times, idle) if ns), key=lambda one: (times.starts[one[0].index], one[0].index))
     rooms = {group: _room(ops, times, group) for group in {op.group for op, _ in shares}}
     exposed = [_exposed(op, ops, times, befores, rooms[op.group], ns) for op, ns in shares]
+    before, after = at_ends(ops, times, idle, later_than=[one.values() for one in befores])
+    exposed = [replace(one, before_ns=before.get(one.op.index, 0), after_ns=after.get(one.op.index, 0)) for one in exposed]
     return Why(
         rank=chosen,
         step_ns=timeline.step_time_ns,
@@ -140,16 +167,10 @@ def explain(program: Program, timeline: Timeline, *, rank: int | None = None, la
     )
 
 
-def _compute(ops: Sequence[Op], times: Times) -> list[Op]:
-    """What keeps the compute stream busy: what takes no time only stands in it."""
-    own = (op for op in ops if op.stream == COMPUTE_STREAM and op.kind not in COLLECTIVES)
-    return [op for op in own if times.ends[op.index] > times.starts[op.index]]
-
-
 def _waits_for_host(ops: Sequence[Op], times: Times) -> int:
     """Idle time of the compute stream that ends at the moment when the host issues its next op."""
     at = found = 0
-    for op in _compute(ops, times):
+    for op in compute_ops(ops, times):
         start = times.starts[op.index]
         if start > at and start == times.issued[op.index]:
             found += start - at
@@ -175,37 +196,6 @@ def _befores(ops: Sequence[Op]) -> list[dict[Kind, int]]:
     return found
 
 
-def _idle(ops: Sequence[Op], times: Times) -> Iterator[tuple[int, int]]:
-    """Stretches from 0 to the end of the step in which the compute stream does nothing."""
-    at = 0
-    for op in _compute(ops, times):
-        if times.starts[op.index] > at:
-            yield at, times.starts[op.index]
-        at = max(at, times.ends[op.index])
-    last = max(times.ends, default=0)
-    if last > at:
-        yield at, last
-
-
-def _shares(ops: Sequence[Op], times: Times, idle: Sequence[tuple[int, int]]) -> Iterator[tuple[Op, int]]:
-    """Each collective with the idle time that it covers; where several run at once the one that ends last has it."""
-    coming = deque(sorted((times.starts[op.index], times.ends[op.index], op.index) for op in ops if op.kind in COLLECTIVES))
-    near: list[tuple[int, int, int]] = []
-    found: dict[int, int] = {}
-    for start, end in idle:
-        while coming and coming[0][0] < end:
-            near.append(coming.popleft())
-        near = [span for span in near if span[1] > start]
-        edges = sorted({start, end, *(t for span in near for t in span[:2] if start < t < end)})
-        for left, right in pairwise(edges):
-            running = [(until, index) for since, until, index in near if since <= left and until >= right]
-            if running:
-                last = max(running)[1]
-                found[last] = found.get(last, 0) + right - left
-    for index, ns in found.items():
-        yield ops[index], ns
-
-
 class _Held(NamedTuple):
     """Until when an op could not start, of what kind the reason is, and which op it is, if one."""
 
@@ -228,7 +218,7 @@ def _held(op: Op, ops: Sequence[Op], times: Times, befores: Sequence[dict[Kind, 
 def _room(ops: Sequence[Op], times: Times, group: str) -> Room:
     """The room of the communicator over `group`."""
     spans = [(times.starts[op.index], times.ends[op.index]) for op in ops if op.kind in COLLECTIVES and op.group == group]
-    return Room([(times.starts[op.index], times.ends[op.index]) for op in _compute(ops, times)], taken=spans)
+    return Room([(times.starts[op.index], times.ends[op.index]) for op in compute_ops(ops, times)], taken=spans)
 
 
 def _late(held: Sequence[_Held], room: Room, ns: int) -> Iterator[tuple[Reason, int, int | None]]:

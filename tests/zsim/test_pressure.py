@@ -212,8 +212,8 @@ def test_advice_that_leads_to_what_is_tight_says_what_is_given_back(capsys: pyte
 
 def test_a_proposal_of_what_to_change_says_what_it_has_to_give_back() -> None:
     changes = hiding(scenario(LLAMA_8B.replace("nodes = 1", "nodes = 2"))).changes
-    (wrapped,) = (change for change in changes if change.words == "wrapping.every = 2")
-    assert (wrapped.memory, wrapped.released) == ("TIGHT", "giving cached memory back once a steady step")
+    (links,) = (change for change in changes if change.words == "links 4 times as fast")
+    assert (links.memory, links.released) == ("TIGHT", "giving cached memory back once a steady step")
 
 
 def test_a_proposal_that_hides_says_what_it_has_to_give_back_for_that() -> None:

@@ -1,0 +1,94 @@
+"""When the compute stream is idle, which collective is exposed for it, and what of that lies at the ends of the step.
+
+It reads a rank's ops and their times; why a collective is exposed it does not know.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
+
+from zsim.ops import COLLECTIVES, Op
+from zsim.timeline import Times
+
+COMPUTE_STREAM = "compute"
+Span = tuple[int, int]
+Moment = tuple[int, int]
+"""A time and the op whose it is."""
+
+
+def compute_ops(ops: Sequence[Op], times: Times) -> list[Op]:
+    """What keeps the compute stream busy: what takes no time only stands in it."""
+    own = (op for op in ops if op.stream == COMPUTE_STREAM and op.kind not in COLLECTIVES)
+    return [op for op in own if times.ends[op.index] > times.starts[op.index]]
+
+
+def idle_stretches(ops: Sequence[Op], times: Times) -> Iterator[Span]:
+    """Stretches from 0 to the end of the step in which the compute stream does nothing."""
+    at = 0
+    for op in compute_ops(ops, times):
+        if times.starts[op.index] > at:
+            yield at, times.starts[op.index]
+        at = max(at, times.ends[op.index])
+    last = max(times.ends, default=0)
+    if last > at:
+        yield at, last
+
+
+def shares_of(ops: Sequence[Op], times: Times, idle: Sequence[Span]) -> Iterator[tuple[Op, int]]:
+    """Each collective with the idle time that it covers; where several run at once the one that ends last has it."""
+    coming = deque(sorted((times.starts[op.index], times.ends[op.index], op.index) for op in ops if op.kind in COLLECTIVES))
+    near: list[tuple[int, int, int]] = []
+    found: dict[int, int] = {}
+    for start, end in idle:
+        while coming and coming[0][0] < end:
+            near.append(coming.popleft())
+        near = [span for span in near if span[1] > start]
+        edges = sorted({start, end, *(t for span in near for t in span[:2] if start < t < end)})
+        for left, right in pairwise(edges):
+            running = [(until, index) for since, until, index in near if since <= left and until >= right]
+            if running:
+                last = max(running)[1]
+                found[last] = found.get(last, 0) + right - left
+    for index, ns in found.items():
+        yield ops[index], ns
+
+
+def at_ends(
+    ops: Sequence[Op], times: Times, idle: Sequence[Span], *, later_than: Sequence[Iterable[int]]
+) -> tuple[dict[int, int], dict[int, int]]:
+    """By collective how much of its exposed time is before the first of forward, and after the last of a backward that it depends on.
+
+    `later_than` has by op those that it comes after on its stream and communicator, besides what it waits for. The end of a backward lasts
+    until the next micro-batch's forward, and the last one's until the step is over.
+    """
+    compute = compute_ops(ops, times)
+    starts = _of_micro_batches(min, ((op.micro_batch, times.starts[op.index], op.index) for op in compute if op.kind == "forward"))
+    lasts = _of_micro_batches(max, ((op.micro_batch, times.ends[op.index], op.index) for op in compute if op.kind == "backward"))
+    first = min((start for start, _ in starts.values()), default=0)
+    before = {op.index: ns for op, ns in shares_of(ops, times, [span for span in idle if span[1] <= first])}
+    after: dict[int, int] = {}
+    for micro_batch, (end, last) in lasts.items():
+        until, following = starts.get(micro_batch + 1, (max(times.ends), len(ops)))
+        behind = _behind(last, ops[last + 1 : following], later_than)
+        found = shares_of(ops, times, [span for span in idle if end <= span[0] and span[1] <= until])
+        after |= {op.index: ns for op, ns in found if op.index in behind}
+    return before, after
+
+
+def _of_micro_batches(best: Callable[..., Moment], found: Iterable[tuple[int, int, int]]) -> dict[int, Moment]:
+    """By micro-batch the first or last moment, and whose it is."""
+    chosen: dict[int, Moment] = {}
+    for micro_batch, moment, index in found:
+        chosen[micro_batch] = best(chosen.get(micro_batch, (moment, index)), (moment, index))
+    return chosen
+
+
+def _behind(index: int, ops: Sequence[Op], later_than: Sequence[Iterable[int]]) -> set[int]:
+    """Of the `ops` after op `index` those that cannot begin before it has ended, however long each takes."""
+    found = {index}
+    for op in ops:
+        if not found.isdisjoint((*op.waits, *later_than[op.index])):
+            found.add(op.index)
+    return found
