@@ -6,15 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.zsim.test_measurements import FMS, FOUNDRY, MEGATRON, NANOTRON, TITAN, reason
+from tests.zsim.test_accuracy import PRODUCT
+from tests.zsim.test_measurements import FMS, FOUNDRY, MEGATRON, NANOTRON, TITAN, reason, table
 from tests.zsim.test_row_checks import read, step
 from tests.zsim.test_row_columns import without
+from zsim.measurements import Skipped, rows
+from zsim.measurements.products import Product
+from zsim.plan import plan
 
 FLOAT8 = {
-    False: ("", "N/A", "nan", "-", "null", "None", "False", "no", "off", "0", "bf16", "BF16", "fp16", "fp32", "no float8"),
-    True: ("True", "yes", "1", "tensorwise", "rowwise", "rowwise_with_gw_hp", "float8 tensorwise", "fp8", "FP8 (rowwise)", "delayed"),
+    False: ("", "N/A", "nan", "-", "null", "None", "False", "no", "off", "0", "bf16", "BF16", "fp16", "fp32", "no float8", "False (bf16)"),
+    True: (
+        *("True (dynamic)", "yes, rowwise", "True", "yes", "1", "tensorwise", "rowwise", "rowwise_with_gw_hp", "float8 tensorwise", "fp8"),
+        *("FP8 (rowwise)", "delayed"),
+    ),
 }
-NOT_KNOWN = ("foo", "50%", "-1", "auto", "2", "bf16 all-gather", "tensorwise?", "not tensorwise", "int8")
+NOT_KNOWN = ("foo", "50%", "-1", "auto", "2", "bf16 all-gather", "tensorwise?", "not tensorwise", "int8", "True (foo)", "True (auto)")
 
 
 @pytest.mark.parametrize(("narrow", "words"), [(narrow, words) for narrow, cells in FLOAT8.items() for words in cells])
@@ -87,3 +94,171 @@ def test_heads_wider_than_its_attention_has_are_refused(tmp_path: Path, kernels:
     assert reason(tmp_path, FOUNDRY | {"attn_impl": kernels, "n_heads": heads}) == words
     assert step(tmp_path, FOUNDRY | {"attn_impl": "torch", "n_heads": heads}).assumed
     assert step(tmp_path, FOUNDRY | {"attn_impl": "flash", "n_heads": "8"}).assumed
+
+
+RECOMPUTED = {
+    "selective": ("SAC", "selective", "selective AC", "per-op SAC", "SAC (op)", "op-level SAC", ""),
+    "full": ("full", "Full AC", "True", "every block", "all layers", "full (non-reentrant)"),
+    "none": ("none", "no AC", "off", "disabled", "False"),
+}
+
+
+@pytest.mark.parametrize(("mode", "words"), [(mode, words) for mode, cells in RECOMPUTED.items() for words in cells])
+def test_what_people_write_of_activation_checkpointing(tmp_path: Path, mode: str, words: str) -> None:
+    found = read(step(tmp_path, TITAN | {"activation_checkpointing": words})).checkpointing
+    assert (found.mode, found.every, found.save_every) == (mode, 1, 2 if mode == "selective" else 1)
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["True (dynamic)", "full (memory budget)", "full (every 2nd)", "full SAC", "selective op except attention", "AC", "attention only"],
+)
+def test_activation_checkpointing_of_two_minds_is_refused(tmp_path: Path, words: str) -> None:
+    assert reason(tmp_path, TITAN | {"activation_checkpointing": words}).startswith("activation_checkpointing: ")
+
+
+def test_a_row_of_torchtitan_that_does_not_say_is_taken_as_its_source_has_it(tmp_path: Path) -> None:
+    """Its benchmarks are with selective activation checkpointing; a row without the column is no more, and says so."""
+    row = TITAN | {"precision": "bf16"}
+    made = step(tmp_path, without(row, "activation_checkpointing"))
+    said, known = "selective activation checkpointing of ops, as the source's rows have it", step(tmp_path, row)
+    assert read(made).checkpointing == read(known).checkpointing
+    assert said in made.assumed
+    assert said not in known.assumed
+    assert made.widened > known.widened
+
+
+PRECISIONS = {
+    False: ("bf16", "bfloat16", "torch.bfloat16", "bf16-mixed", "amp bf16", "bf16 mixed precision (autocast)", "bf16 params, fp32 reduce"),
+    True: ("float8 rowwise", "fp8", "float8", "bf16 + fp8", "float8 tensorwise + bf16", "fp8_e4m3"),
+}
+
+
+@pytest.mark.parametrize(("narrow", "words"), [(narrow, words) for narrow, cells in PRECISIONS.items() for words in cells])
+def test_words_of_precision_say_whether_some_products_are_in_8_bits(tmp_path: Path, narrow: bool, words: str) -> None:
+    """All others are in bf16, torchtitan's own, where only those are named."""
+    made = step(tmp_path, TITAN | {"precision": words, "float8": ""})
+    found = read(made)
+    assert (found.execution.float8, found.precision.parameters, found.precision.reduce) == (narrow, "bfloat16", "float32")
+    assert ("float8 rowwise takes the time of tensorwise" in made.assumed) == ("rowwise" in words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("full bf16", "Full bf16 training", "pure bf16", "bf16-true", "all bf16", "bf16 only", "int8", "bf16 + int8 linears", "fp64"),
+        *("bf16, no fp32 master weights", "bf16 with stochastic rounding", "bf16 (nf4 weights)", "mxfp8", "mixed", "bf16 LoRA"),
+    ],
+)
+def test_precision_that_nothing_here_has_or_nobody_understands_is_refused(tmp_path: Path, words: str) -> None:
+    assert reason(tmp_path, TITAN | {"precision": words}).startswith("precision: expected ")
+
+
+def test_8_bits_by_one_column_and_none_by_another_contradict_each_other(tmp_path: Path) -> None:
+    row = TITAN | {"precision": "float8 rowwise", "float8": "False"}
+    assert reason(tmp_path, row) == "float8: false contradicts precision = float8 rowwise"
+
+
+COMPILED = {True: ("True (dynamic)", "True (per-block)", "compiled", "inductor", "yes"), False: ("eager", "False (eager)", "no")}
+
+
+@pytest.mark.parametrize(("compiled", "words"), [(compiled, words) for compiled, cells in COMPILED.items() for words in cells])
+def test_what_people_write_of_compiling(tmp_path: Path, compiled: bool, words: str) -> None:
+    made = step(tmp_path, TITAN | {"torch_compile": words})
+    assert read(made).execution.compile is compiled
+    assert ("kernels of dynamic shapes as those of static ones" in made.assumed) == (words == "True (dynamic)")
+
+
+@pytest.mark.parametrize("words", ["max-autotune", "True (max-autotune)", "True (eager)", "False (inductor)", "default"])
+def test_compiling_that_nobody_understands_is_refused(tmp_path: Path, words: str) -> None:
+    assert reason(tmp_path, TITAN | {"torch_compile": words}).startswith("torch_compile: expected True or False, found ")
+
+
+SHARDED = {
+    ("full", 1): ("FULL_SHARD", "full shard", "ShardingStrategy.FULL_SHARD", "FSDP (ZeRO-3)", "FSDP FULL_SHARD", "ZeRO stage 3"),
+    ("grad_op", 1): ("SHARD_GRAD_OP", "shard-grad-op", "ZeRO-2", "FSDP (SHARD_GRAD_OP)"),
+    ("full", 2): ("HYBRID_SHARD", "hybrid", "HSDP", "FSDP hybrid_shard"),
+    ("grad_op", 2): ("_HYBRID_SHARD_ZERO2", "HYBRID_SHARD_ZERO2", "hybrid zero-2"),
+    ("", 16): ("NO_SHARD", "no shard", "DDP", "DDP (NO_SHARD)"),
+}
+TWO_NODES = {"n_gpus": "16", "global_batch_seqs": "", "tokens_per_s_per_gpu": ""}
+
+
+@pytest.mark.parametrize(("form", "replicas", "words"), [(*key, words) for key, cells in SHARDED.items() for words in cells])
+@pytest.mark.parametrize("row", [FMS | {"n_gpus": "16"}, FOUNDRY | TWO_NODES], ids=["fms", "foundry"])
+def test_what_people_write_of_sharding(tmp_path: Path, row: dict[str, str], form: str, replicas: int, words: str) -> None:
+    found = read(step(tmp_path, row | {"sharding": words}))
+    assert (getattr(found.options, "sharding", ""), found.mesh.dp_replicate) == (form, replicas)
+    assert plan(found, device="cuda").of_rank(0).steady
+
+
+@pytest.mark.parametrize("words", ["FULL_SHARD (ZeRO-2)", "NO_SHARD, HSDP", "ZeRO-1", "sharded", "FSDP2", "FSDP offload", "()"])
+@pytest.mark.parametrize("row", [FMS, FOUNDRY], ids=["fms", "foundry"])
+def test_sharding_of_two_minds_or_none_is_refused(tmp_path: Path, row: dict[str, str], words: str) -> None:
+    assert reason(tmp_path, row | {"sharding": words}).startswith("sharding: expected ")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("NO_SHARD", ("ddp", 8, None)),
+        ("_HYBRID_SHARD_ZERO2", ("hsdp", 2, False)),
+        ("FSDP hybrid shard, no reshard", ("hsdp", 2, False)),
+        ("FSDP1 HYBRID_SHARD", ("fsdp1", 2, None)),
+    ],
+)
+def test_torch_s_words_of_sharding_are_a_technique_too(tmp_path: Path, words: str, expected: tuple[str, int, bool | None]) -> None:
+    gpus = "8" if expected[0] == "ddp" else "16"
+    found = read(step(tmp_path, TITAN | {"technique": words, "dp_shard": "", "n_gpus": gpus, "global_batch": ""}))
+    kept = getattr(found.options, "reshard_after_forward", None)
+    assert (found.strategy, found.mesh.dp_replicate, kept) == expected
+
+
+def unread(tmp_path: Path, change: dict[str, str]) -> str:
+    """Why a product with this change is skipped."""
+    (skipped,) = rows(table(tmp_path / "g.csv", PRODUCT | change))
+    assert isinstance(skipped, Skipped), skipped
+    return skipped.reason
+
+
+DENSE = ("max achievable matmul", "GEMM peak", "gemm", "HGEMM (cuBLAS)", "matmul, no sparsity", "dense GEMM", "")
+ANOTHER_KIND = ("sparse matmul", "2:4 sparse GEMM", "peak with sparsity", "batched GEMM", "bmm", "grouped gemm", "p2p NVLink", "attention")
+
+
+@pytest.mark.parametrize("words", DENSE)
+@pytest.mark.parametrize("shape", ["1024x10240x5120", "1024*10240*5120", "1024 X 10240 X 5120", "1024 × 10240 × 5120"])
+def test_a_dense_product_is_one_however_its_kind_and_shape_are_written(tmp_path: Path, words: str, shape: str) -> None:
+    (made,) = rows(table(tmp_path / "g.csv", PRODUCT | {"kind": words, "shape_mxnxk": shape, "notes": "no sparsity"}))
+    assert isinstance(made, Product)
+    assert made.shape == (1024, 10240, 5120)
+
+
+@pytest.mark.parametrize("words", ANOTHER_KIND)
+def test_a_product_of_another_kind_is_not_taken_for_a_dense_one(tmp_path: Path, words: str) -> None:
+    assert unread(tmp_path, {"kind": words}).startswith("kind: expected a dense product, found ")
+
+
+@pytest.mark.parametrize("notes", ["with sparsity", "2:4", "batched, 16", "batch=8", "grouped by expert"])
+def test_a_note_that_a_product_was_sparse_or_several_is_read(tmp_path: Path, notes: str) -> None:
+    assert unread(tmp_path, {"notes": notes}).startswith("notes: expected a dense product, found ")
+
+
+@pytest.mark.parametrize("shape", ["8x1024x10240x5120", "1024x10240*5120", "1,024x10,240x5,120", "4096"])
+def test_a_shape_that_is_no_single_product_is_refused(tmp_path: Path, shape: str) -> None:
+    assert unread(tmp_path, {"shape_mxnxk": shape}).startswith("shape_mxnxk: expected sizes as ")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"), [("BF16", "bfloat16"), ("torch.bfloat16", "bfloat16"), ("half", "float16"), ("FP32", "float32")]
+)
+def test_dtypes_of_products_as_people_write_them(tmp_path: Path, dtype: str, expected: str) -> None:
+    (made,) = rows(table(tmp_path / "g.csv", PRODUCT | {"dtype": dtype, "tflops": "15"}))
+    assert isinstance(made, Product)
+    assert made.dtype == expected
+
+
+@pytest.mark.parametrize("dtype", ["fp8 (e4m3)", "float8_e4m3fn", "FP8_E5M2", "FP8"])
+def test_products_of_8_bits_as_people_write_them(tmp_path: Path, dtype: str) -> None:
+    (made,) = rows(table(tmp_path / "g.csv", PRODUCT | {"dtype": dtype, "gpu": "NVIDIA H100 SXM"}))
+    assert isinstance(made, Product)
+    assert made.dtype == "float8"

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import hypot
 
-from zsim.measurements.table import Record, RowError, same
+from zsim.measurements.table import FALSE, TRUE, Record, RowError, same
 
 _AXIS = re.compile(
     r"(?:n|num|degree)?_?(?:tp|pp|cp|ep|sp|etp|vpp|(?:tensor|pipeline|context|expert|sequence)(?:_model)?(?:_?parallel(?:ism)?)?|model_?parallel"
@@ -36,6 +36,8 @@ DTYPES = {
     "fp8": "fp8",
     "float8": "fp8",
     "e4m3": "fp8",
+    "e4m3fn": "fp8",
+    "e5m2": "fp8",
 }
 RATES: Mapping[str, tuple[bool, float]] = {
     "tokens_per_s_per_gpu": (True, 1.0),
@@ -74,11 +76,41 @@ class Assumed:
             self.widened = hypot(self.widened, widens)
 
 
+COMPILES = {
+    **dict.fromkeys(TRUE, True),
+    **dict.fromkeys(FALSE, False),
+    **dict.fromkeys(("compiled", "compile", "torch.compile", "inductor"), True),
+    **dict.fromkeys(("eager", "uncompiled"), False),
+}
+"""What people write into `torch_compile`."""
+OF_COMPILING = frozenset(
+    (
+        *("per", "each", "every", "block", "blocks", "layer", "layers", "transformer", "transformerblock", "transformerblocks"),
+        *("regional", "torch", "compile", "inductor", "default", "mode", "fullgraph", "dynamic", "shapes", "true", "false"),
+    )
+)
+"""Words in brackets behind a yes that are how torchtitan compiles, or change nothing."""
+
+
+def compiling(record: Record) -> bool | None:
+    """Whether `torch_compile` says that the step is compiled; None where it says nothing, RowError for a remark that is not known."""
+    words = record.text("torch_compile", "").lower()
+    said = re.fullmatch(r"([\w.]+)\s*\(([^()]*)\)", words)
+    answer, remark = (said[1], set(re.findall(r"[a-z0-9]+", said[2]))) if said else (words, set())
+    found = COMPILES.get(answer)
+    if words and (found is None or remark - (OF_COMPILING if found else {"eager"})):
+        raise RowError(f"torch_compile: expected True or False, found {words[:40]!r}")
+    return found
+
+
 def is_compiled(record: Record, assumed: Assumed) -> bool:
     """What `torch_compile` says, and eager where it says nothing, which is named."""
-    if not record.text("torch_compile", ""):
+    found = compiling(record)
+    if found is None:
         assumed.add("eager, for the row does not say whether it is compiled", widens=COMPILING)
-    return record.truth("torch_compile", False)
+    if found and re.search(r"\bdynamic\b(?!\s*=\s*false)", record.text("torch_compile").lower()):
+        assumed.add("kernels of dynamic shapes as those of static ones", widens=UNSAID)
+    return bool(found)
 
 
 def only_data_parallel(record: Record) -> None:
@@ -151,51 +183,6 @@ def accumulation(record: Record, key: str, *, total: str, at_once: int) -> int:
     count = record.size(key)
     said(record, total, count * at_once)
     return count
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dtypes:
-    """What words of precision say: what products are computed in, and gradients reduced or kept in; "" where they do not say.
-
-    `eight_bits`: some products are in 8 bits, the others in `compute`, "fp8" where only those are named.
-    """
-
-    compute: str
-    reduce: str
-    eight_bits: bool = False
-
-
-def dtypes(text: str) -> Dtypes:
-    """The dtypes in words as "bf16 compute, fp32 master/reduce"; RowError for words without one, or with two of the same role."""
-    roles: dict[str, set[str]] = {"compute": set(), "reduce": set(), "kept": set()}
-    for part in re.split(r"[,;+&()]|\band\b|\bwith\b", text.lower()):
-        words = re.findall(r"[a-z]+\d*[a-z]*\d*", part.replace("_", " "))
-        found = {DTYPES[word] for word in words if word in DTYPES}
-        if re.search(r"reduc|grad|accum", part):
-            roles["reduce"] |= found
-        elif re.search(r"master|optim|state|weights? copy", part):
-            roles["kept"] |= found
-        else:
-            roles["compute"] |= found
-    eight_bits = "fp8" in roles["compute"]
-    if len(roles["compute"]) == 2:
-        roles["compute"] -= {"fp8"}
-    if len(roles["compute"]) != 1 or len(roles["reduce"]) > 1 or re.search(r"\bpure\b", text.lower()) or roles["kept"] - {"fp32"}:
-        raise RowError(f"precision: expected one dtype of compute, perhaps one of reduction, over fp32 parameters, found {text[:60]!r}")
-    return Dtypes(compute=roles["compute"].pop(), reduce=next(iter(roles["reduce"]), ""), eight_bits=eight_bits)
-
-
-def two_bytes(record: Record, *, default: str, reduce: str, or_one: bool = False) -> Dtypes:
-    """The row's dtypes where products are in two bytes, `reduce` where it does not say; RowError for other products.
-
-    Some may be in 8 bits where `or_one`.
-    """
-    found = dtypes(record.text("precision", default))
-    if found.compute not in ("bf16", "fp16") or (found.eight_bits and not or_one):
-        raise RowError(f"precision: expected products in bf16 or fp16, found {record.text('precision')[:60]!r}")
-    if (found.reduce or reduce) not in (found.compute, "fp32"):
-        raise RowError(f"precision: expected reductions in {found.compute} or fp32, found {record.text('precision')[:60]!r}")
-    return replace(found, reduce=found.reduce or reduce)
 
 
 def utilisation(record: Record, names: tuple[str, ...], flops_per_s: float, *, model: str, percent: bool) -> None:

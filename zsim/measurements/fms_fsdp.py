@@ -8,22 +8,22 @@
 
 from __future__ import annotations
 
-import re
-
 from zsim.measurements.checks import (
     Assumed,
     accumulation,
+    compiling,
     is_compiled,
     micro_batch,
     only_data_parallel,
     seconds_of,
-    two_bytes,
     utilisation,
 )
 from zsim.measurements.llamas import model_of, table_of
 from zsim.measurements.machines import NODE, Machine, machine
 from zsim.measurements.mapping import ScenarioText, checkpointing, num_parameters, step_of
+from zsim.measurements.precisions import two_bytes
 from zsim.measurements.resharding import of_fsdp1
+from zsim.measurements.shardings import sharding, unsharded
 from zsim.measurements.software import norms
 from zsim.measurements.table import Record, RowError, Step
 from zsim.models import preset
@@ -120,33 +120,15 @@ def _consistent(record: Record, name: str, length: int, rate: float, place: Mach
         utilisation(record, ("hfu_frac",), flops * rate, model=place.part.model, percent=False)
 
 
-SHARDINGS: dict[str, tuple[str, bool]] = {
-    "FSDP": ("full", False),
-    "FULL_SHARD": ("full", False),
-    "SHARD_GRAD_OP": ("grad_op", False),
-    "HSDP": ("full", True),
-    "HYBRID_SHARD": ("full", True),
-    "_HYBRID_SHARD_ZERO2": ("grad_op", True),
-}
-"""By the row's word: what torch's FSDP shards, and whether there are replicas across nodes."""
-ZERO: dict[str, str] = {"2": "SHARD_GRAD_OP", "3": "FULL_SHARD"}
-"""The stages of ZeRO that torch's documentation says its FSDP's strategies are."""
-
-
 def _strategy(record: Record, num_gpus: int, assumed: Assumed) -> dict[str, object]:
-    sharding = record.text("sharding").upper()
-    if stage := re.fullmatch(r"ZERO[-_ ]*(?:STAGE)?[-_ ]*([23])", sharding):
-        sharding = ZERO[stage[1]]
-    if sharding in ("DDP", "NO_SHARD"):
-        assumed.add("FSDP without shards taken as DDP")
-        return {"name": "ddp"}
-    if sharding not in SHARDINGS:
-        raise RowError(f"sharding: expected {', '.join(SHARDINGS)}, DDP or NO_SHARD, found {sharding[:40]!r}")
+    words = record.text("sharding")
+    asked = sharding(words)
+    if not asked.form:
+        return unsharded(record, num_gpus, assumed)
     assumed.add("FullyShardedDataParallel (FSDP1)")
-    form, hybrid = SHARDINGS[sharding]
-    form = of_fsdp1(record, sharding=sharding, form=form, assumed=assumed)
-    if hybrid and num_gpus > NODE and num_gpus % NODE:
-        raise RowError(f"n_gpus: expected whole nodes of {NODE} for {sharding}, found {num_gpus}")
-    replicas = num_gpus // NODE if hybrid and num_gpus > NODE else 1
-    own = {"sharding": form, "use_orig_params": record.truth("torch_compile", False)}
+    form = of_fsdp1(record, sharding=words, form=asked.form, assumed=assumed)
+    if asked.hybrid and num_gpus > NODE and num_gpus % NODE:
+        raise RowError(f"n_gpus: expected whole nodes of {NODE} for {words}, found {num_gpus}")
+    replicas = num_gpus // NODE if asked.hybrid and num_gpus > NODE else 1
+    own = {"sharding": form, "use_orig_params": bool(compiling(record))}
     return {"name": "fsdp1", "dp_replicate": replicas, "dp_shard": num_gpus // replicas, **own}

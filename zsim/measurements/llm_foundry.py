@@ -22,7 +22,6 @@ from zsim.measurements.checks import (
     UNSAID,
     Assumed,
     accumulation,
-    dtypes,
     micro_batch,
     only_data_parallel,
     said,
@@ -30,7 +29,9 @@ from zsim.measurements.checks import (
 )
 from zsim.measurements.machines import NODE, Machine, machine
 from zsim.measurements.mapping import ScenarioText, checkpointing, num_parameters, step_of
+from zsim.measurements.precisions import dtypes
 from zsim.measurements.resharding import of_fsdp1
+from zsim.measurements.shardings import sharding, unsharded
 from zsim.measurements.software import VERSIONS, stops_early
 from zsim.measurements.table import Record, RowError, Step
 from zsim.models import preset, presets, spelled
@@ -53,7 +54,6 @@ FIELDS = (
     "learned_pos_emb",
     "reshard_after_forward",
 )
-SHARDINGS = {"FULL_SHARD": "full", "SHARD_GRAD_OP": "grad_op", "HYBRID_SHARD": "full", "_HYBRID_SHARD_ZERO2": "grad_op"}
 SIZES = {"d_model": "hidden_size", "n_heads": "num_heads", "n_layers": "num_layers", "vocab_size": "vocabulary"}
 """The columns of a model's sizes, and what a scenario calls them."""
 STEP_OVERHEAD, MICRO_BATCH_OVERHEAD = "18 ms", "6 ms"
@@ -253,20 +253,16 @@ def _is_checkpointed(record: Record) -> bool:
     return bool(found)
 
 
-def _sharding(record: Record) -> str:
-    word = record.text("sharding").upper()
-    if word not in SHARDINGS:
-        raise RowError(f"sharding: expected one of {', '.join(SHARDINGS)}, found {word[:40]!r}")
-    return word
-
-
 def _strategy(record: Record, ranks: int, assumed: Assumed) -> dict[str, object]:
-    word = _sharding(record)
-    sharding = of_fsdp1(record, sharding=word, form=SHARDINGS[word], assumed=assumed)
+    words = record.text("sharding")
+    asked = sharding(words)
+    if not asked.form:
+        return unsharded(record, ranks, assumed)
+    form = of_fsdp1(record, sharding=words, form=asked.form, assumed=assumed)
     if ranks == 1:
         return {"name": "ddp", "dp_replicate": 1}
-    if "HYBRID" in word and ranks > NODE:
+    if asked.hybrid and ranks > NODE:
         if ranks % NODE:
-            raise RowError(f"n_gpus: expected whole nodes of {NODE} for {word}, found {ranks}")
-        return {"name": "fsdp1", "dp_replicate": ranks // NODE, "dp_shard": NODE, "sharding": sharding}
-    return {"name": "fsdp1", "dp_shard": ranks, "sharding": sharding}
+            raise RowError(f"n_gpus: expected whole nodes of {NODE} for {words}, found {ranks}")
+        return {"name": "fsdp1", "dp_replicate": ranks // NODE, "dp_shard": NODE, "sharding": form}
+    return {"name": "fsdp1", "dp_shard": ranks, "sharding": form}

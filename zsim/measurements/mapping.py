@@ -136,13 +136,17 @@ def checkpointing(words: str, assumed: Assumed) -> dict[str, object]:
     """The table of a scenario for a source's words; RowError for others. A share or a number of blocks becomes every k-th."""
     said = words.lower()
     tokens = re.findall(r"[a-z]+|\d+(?:\.\d+)?(?:\s*/\s*\d+)?", said)
+    if "sac" in tokens and tokens[0] not in FULL | NONE:
+        tokens = ["selective", *(token for token in tokens if token != "sac")]
+        if set(tokens[1:]) <= OF_BLOCKS:
+            tokens.append("op")  # what torch calls selective activation checkpointing is a policy of ops
     first = tokens[0] if tokens else ""
     _one_answer(first, said, words)
     if re.search(r"(?<!\w)[-\u2212\u2013]\s*\d", said):  # which the tokens would have as the number without its sign
         raise RowError(f"activation_checkpointing: expected no number below 0, found {words[:60]!r}")
     if first == "selective":
         return _selective(tokens[1:], words, assumed)
-    if first in FULL:
+    if first in FULL or (first in ("every", "each", "all") and set(tokens) <= OF_BLOCKS):
         return {"mode": "full"}
     if first in NONE or tokens == ["0"]:
         return {}
@@ -158,8 +162,15 @@ OF_BLOCKS = frozenset(
     )
 )
 """Words that say nothing more beside the first one."""
-FULL, NONE = frozenset(("full", "true", "yes", "on")), frozenset(("none", "false", "no", "off"))
-PARTLY = frozenset(("selective", "partial", "partly", "except", "only", "some", "not", "without", "disabled", "half"))
+OF_OPS = frozenset(("selective", "sac", "op", "ops", "per", "level", "policy", "based", "option", "mode"))
+"""And beside what torch's policy of ops is called."""
+FULL, NONE = frozenset(("full", "true", "yes", "on")), frozenset(("none", "false", "no", "off", "disabled"))
+PARTLY = frozenset(
+    (
+        *("selective", "sac", "partial", "partly", "except", "only", "some", "not", "without", "disabled", "half", "dynamic", "budget"),
+        *("second", "third", "other", "alternate", "nd", "rd", "th"),
+    )
+)
 
 
 def _one_answer(first: str, said: str, words: str) -> None:
@@ -167,17 +178,20 @@ def _one_answer(first: str, said: str, words: str) -> None:
     if first not in FULL | NONE:
         return
     outside = set(re.findall(r"[a-z]+|\d+", re.sub(r"\([^()]*\)", " ", said))) - OF_BLOCKS - (FULL if first in FULL else NONE)
-    opposed = (PARTLY | (NONE if first in FULL else FULL)) & set(re.findall(r"[a-z]+", said))
-    if outside or opposed:
+    opposed = (PARTLY | (NONE if first in FULL else FULL)) & set(re.findall(r"[a-z]+", said)) - {first}
+    if outside or opposed or re.search(r"\bevery[^a-z0-9]*\d", said):
         raise RowError(f"activation_checkpointing: expected one answer, found {words[:60]!r}")
 
 
 def _selective(tokens: list[str], words: str, assumed: Assumed) -> dict[str, object]:
-    if "op" in tokens or "ops" in tokens:
+    if {"op", "ops"} & set(tokens):
+        unknown = set(re.findall(r"[a-z0-9]+", re.sub(r"\([^()]*\)", " ", words.lower()))) - OF_BLOCKS - OF_OPS
+        if unknown:
+            raise RowError(f"activation_checkpointing: expected selective op, found {words[:60]!r}")
         return {"mode": "selective", "save": ["linear", "attention"], "save_every": 2}
     numbers = [token for token in tokens if token[0].isdigit()]
     if not numbers and not set(tokens) - {"ac", "activation", "checkpointing", "layer", "layers", "block", "blocks", "default"}:
-        assumed.add("selective activation checkpointing recomputes every second block, torchtitan's default")
+        assumed.add("selective activation checkpointing recomputes every second block")
         return {"mode": "full", "every": 2}
     every = _every(numbers[0]) if len(numbers) == 1 else 0
     if not every:

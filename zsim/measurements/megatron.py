@@ -16,9 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from zsim.measurements.checks import Assumed, accumulation, micro_batch, only_data_parallel, said, seconds_of, two_bytes
+from zsim.measurements.checks import Assumed, accumulation, micro_batch, only_data_parallel, said, seconds_of
 from zsim.measurements.machines import machine
 from zsim.measurements.mapping import ScenarioText, checkpointing, num_parameters, step_of
+from zsim.measurements.precisions import two_bytes
 from zsim.measurements.table import Record, RowError, Step
 
 COLUMNS = frozenset(("d_model", "n_heads", "n_layers", "seq_len", "gpu"))

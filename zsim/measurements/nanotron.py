@@ -22,10 +22,10 @@ from zsim.measurements.checks import (
     only_data_parallel,
     said,
     seconds_of,
-    two_bytes,
 )
 from zsim.measurements.machines import among_others, machine
 from zsim.measurements.mapping import ScenarioText, checkpointing, num_parameters, sizes, step_of
+from zsim.measurements.precisions import two_bytes
 from zsim.measurements.table import Record, RowError, Step
 
 COLUMNS = frozenset(("seq_len", "zero_stage", "n_layers", "d_model", "n_heads", "gpu"))

@@ -25,11 +25,21 @@ DTYPES: Mapping[str, str] = {
     "float16": "float16",
     "fp32": "float32",
     "float32": "float32",
-    "fp8": "float8",
-    "fp8_e4m3": "float8",
-    "float8": "float8",
+    "half": "float16",
+    **{f"{name}{form}": "float8" for name in ("fp8", "float8") for form in ("", "_e4m3", "_e4m3fn", "_e5m2")},
 }
 NBYTES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4, "float8": 1}
+_DENSE = frozenset(
+    (
+        *("gemm", "gemms", "hgemm", "sgemm", "matmul", "matmuls", "mm", "matrix", "multiply", "multiplication", "product", "products"),
+        *("dense", "max", "maximum", "peak", "best", "highest", "top", "achievable", "achieved", "reached", "measured", "rate", "rates"),
+        *("mamf", "finder", "benchmark", "flops", "tflops", "throughput", "performance", "compute", "tensor", "core", "cores", "single"),
+        *("square", "cublas", "cublaslt", "torch", "of", "a", "with", "in"),
+    )
+)
+"""Words of the one kind of product that there is a model of."""
+_OTHER_KIND = re.compile(r"(?:semi-?)?(?:structured[- ]?)?spars\w+|\b2:4\b|\bbatch(?:ed|es|\s*=\s*(?!1\b)\d)|\bgrouped\b|\bbmm\b|\bp2p\b")
+_NOT_SPARSE = re.compile(r"\b(?:no|not|non|without|w/o)[- ]*(?:structured[- ]?)?spars\w+")
 WIDTHS: Mapping[str, float] = {"measured": 0.05, "calibrated": 0.1, "published": 0.15}
 """Half-width of a product's band by its efficiency's provenance; 0.3 for any other, as of a whole step from assumed constants."""
 
@@ -76,11 +86,12 @@ def product(record: Record, *, source: str) -> Product:
     text = record.text("shape_mxnxk", "")
     if not text:
         raise RowError("shape_mxnxk: none given, so there is no product to predict")
-    sizes = re.fullmatch(r"(\d{1,7})\s*[x×]\s*(\d{1,7})\s*[x×]\s*(\d{1,7})", text)
-    if sizes is None or not all(map(int, sizes.groups())):
+    _is_dense(record)
+    sizes = re.fullmatch(r"(\d{1,7})\s*([x×*])\s*(\d{1,7})\s*\2\s*(\d{1,7})", text.lower())
+    if sizes is None or not all(map(int, sizes.group(1, 3, 4))):
         raise RowError(f"shape_mxnxk: expected sizes as 1024x2048x4096, found {text[:40]!r}")
-    m, n, k = map(int, sizes.groups())
-    dtype = record.one_of("dtype", DTYPES)
+    m, n, k = map(int, sizes.group(1, 3, 4))
+    dtype = _dtype(record)
     part, rate = part_of(gpu), record.positive("tflops")
     if dtype == "float8" and not part.float8:
         raise RowError(f"dtype: {part.words} has no products of 8 bits")
@@ -101,6 +112,25 @@ def product(record: Record, *, source: str) -> Product:
             *whole_field(record),
         ),
     )
+
+
+def _is_dense(record: Record) -> None:
+    """RowError where the row's words say that it was no single dense product: of sparse factors fewer are multiplied, of a batch more."""
+    kind = _NOT_SPARSE.sub(" ", record.text("kind", "").lower())
+    unknown = ", ".join(sorted(set(re.findall(r"[a-z0-9:]+", kind)) - _DENSE - DTYPES.keys()))
+    if unknown:
+        raise RowError(f"kind: expected a dense product, found {record.text('kind')[:40]!r}, of which {unknown[:40]} is not known")
+    for name in ("notes", "software"):
+        if other := _OTHER_KIND.search(_NOT_SPARSE.sub(" ", record.text(name, "").lower())):
+            raise RowError(f"{name}: expected a dense product, found {other[0]!r}")
+
+
+def _dtype(record: Record) -> str:
+    """The dtype as devices name it; "FP8 (e4m3)", "torch.bfloat16" and the like are what people write."""
+    words = re.sub(r"[\s()_-]+", "_", record.text("dtype").lower().removeprefix("torch.")).strip("_")
+    if words not in DTYPES:
+        raise RowError(f"dtype: expected one of {', '.join(DTYPES)}, found {record.text('dtype')[:40]!r}")
+    return DTYPES[words]
 
 
 def _possible(record: Record, rate: float, device: Device, dtype: str) -> None:

@@ -23,12 +23,16 @@ FILLERS = frozenset(
     )
 )
 """And those that change nothing beside it, or that are read one by one."""
+DENIALS = frozenset(("no", "not", "without"))
+_ANSWER = re.compile(r"(true|yes|on|enabled|false|no|off|disabled)\s*(?:[,:;-]\s*|(?=\())(?:\(([^()]*)\)|([^()]*))")
 
 
 def is_narrow(recipe: str) -> bool | None:
     """Whether the cell `recipe`, in lower case, turns float8 on; None where it says nothing, RowError where nobody knows."""
     if recipe in TRUE:
         return True
+    if answer := _ANSWER.fullmatch(recipe):
+        return _answered(answer[1], (answer[2] or answer[3] or "").strip(), recipe)
     if recipe in FALSE or DTYPES.get(recipe, "fp8") != "fp8" or re.fullmatch(r"(?:no|not|without|w/o)[-_ ]+(?:float|fp)8", recipe):
         return False
     if recipe in NOTHING:
@@ -39,6 +43,14 @@ def is_narrow(recipe: str) -> bool | None:
     if denied or re.search(r"[^\w\s,;:+/()&.-]", recipe) or not tokens & NAMES or tokens - NAMES - FILLERS:
         raise RowError(f"float8: expected True, False or a recipe as tensorwise or rowwise, found {recipe[:40]!r}")
     return True
+
+
+def _answered(answer: str, remark: str, recipe: str) -> bool:
+    """A yes with its recipe, as "True (dynamic)", or a no with another dtype; RowError where one contradicts the other."""
+    found = is_narrow(remark)
+    if found is not None and found is not (answer in TRUE):
+        raise RowError(f"float8: {remark[:20]} contradicts {answer}, found {recipe[:40]!r}")
+    return answer in TRUE
 
 
 def gathers_narrow(recipe: str) -> bool:

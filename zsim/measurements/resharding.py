@@ -13,7 +13,7 @@ from zsim.measurements.table import FALSE, TRUE, Record, RowError
 COLUMNS = ("reshard_after_forward", "fsdp_reshard_after_forward")
 _SAID = re.compile(r"(?:fsdp_)?reshard(?:[-_ ]after[-_ ]forward)?\s*(?:[=:]\s*)?(true|false|always|never|default|auto|none|yes|no|\d+)\b")
 _KEPT = re.compile(
-    r"\b(?:no|without|not|never)[-_ ]reshard(?:ing|ed)?(?:[-_ ]after[-_ ]forward)?\b|\bzero[-_ ]?2\b"
+    r"\b(?:no|without|not|never)[-_ ]reshard(?:ing|ed)?(?:[-_ ]after[-_ ]forward)?\b|(?:\b|_)zero[-_ ]?2\b"
     r"|\b(?:_?hybrid_)?shard[-_ ]grad[-_ ]op\b"
     r"|\bgrad_op\b|\bnever\b"
 )

@@ -3,7 +3,7 @@
 - Parameters and gradients are computed in bf16, reduced and kept in fp32 unless the row says otherwise; AdamW, fused; the loss of
   float32 logits.
 - "selective op" keeps attention's outputs and every second product's, as torchtitan's policy does; "selective 2" recomputes every
-  second block, "full" all of them.
+  second block, "full" all of them. "selective" alone, and a row that does not say, is "op", which its configurations of Llama have.
 - More GPUs than `dp_shard` are replicas: HSDP. A global batch of several local ones is accumulated.
 """
 
@@ -18,17 +18,18 @@ from zsim.measurements.checks import (
     UNSAID,
     Assumed,
     accumulation,
+    compiling,
     is_compiled,
     micro_batch,
     only_data_parallel,
     said,
     seconds_of,
-    two_bytes,
     utilisation,
 )
 from zsim.measurements.llamas import model_of
 from zsim.measurements.machines import NODE, Machine, machine
 from zsim.measurements.mapping import ScenarioText, checkpointing, num_parameters, step_of
+from zsim.measurements.precisions import two_bytes
 from zsim.measurements.recipes import gathers_narrow, is_narrow
 from zsim.measurements.resharding import resharding, said_in
 from zsim.measurements.software import norms
@@ -100,7 +101,7 @@ def step(record: Record, *, source: str) -> Step:
         strategy=strategy,
         precision={"parameters": precision.compute, "reduce": precision.reduce},
         optimizer={"name": "adamw", "implementation": "fused", "clip_norm": 1.0},
-        activation_checkpointing=checkpointing(_selective(record.text("activation_checkpointing", "none")), assumed),
+        activation_checkpointing=checkpointing(_selective(record.text("activation_checkpointing", ""), assumed), assumed),
         execution=_execution(record, place, assumed, narrow=precision.eight_bits, asked=asked),
     )
     record.text("async_tp", "")  # changes nothing without tensor parallelism
@@ -136,10 +137,11 @@ def _accumulates(record: Record) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Technique:
-    """What words of a technique say: the kind of data parallelism ("" where only other things are named), whether parameters are freed
-    after forward, and whether compile or float8 is named."""
+    """What words of a technique say: the kind of data parallelism ("" where only other things are named), whether nodes are replicas,
+    whether parameters are freed after forward, and whether compile or float8 is named."""
 
     kind: str
+    hybrid: bool
     reshards: bool | int | None
     compiled: bool
     narrow: bool
@@ -149,7 +151,8 @@ def technique(record: Record) -> Technique:
     """The row's technique, every part of which is understood; RowError where one is not, for then nobody knows what ran."""
     words = record.text("technique", "")
     said_so, rest = said_in(words)
-    tokens = set(re.findall(r"[a-z0-9]+", rest.replace("torch.compile", "compile")))
+    rest = re.sub(r"\bno[-_ ]shard\b", "ddp", rest.replace("torch.compile", "compile"))
+    tokens = set(re.findall(r"[a-z0-9]+", rest))
     if tokens & OTHER_AXES or re.search(r"\b[234]-?d\b", rest):
         raise RowError(f"technique = {words[:40]}: only data parallelism is simulated")
     if tokens & {"offload", "cpu"}:
@@ -157,6 +160,8 @@ def technique(record: Record) -> Technique:
     kinds = {"fsdp" if token == "fsdp2" else token for token in tokens & {"ddp", "fsdp", "fsdp1", "fsdp2", "hsdp"}} or (
         {"fsdp"} if said_so is not None or {"fully", "full"} & tokens else set()
     )
+    if "hybrid" in tokens and "fsdp1" not in kinds:
+        kinds |= {"hsdp"}
     kinds -= {"fsdp"} if kinds & {"hsdp", "fsdp1"} else set()
     unknown = sorted(tokens - FILLERS - {"ddp", "fsdp", "fsdp1", "fsdp2", "hsdp"})
     if len(kinds) > 1 or unknown or (words and not kinds and not tokens & FILLERS):
@@ -164,7 +169,8 @@ def technique(record: Record) -> Technique:
         known = "FSDP, FSDP1, HSDP or DDP, perhaps with reshard_after_forward, compile or float8"
         raise RowError(f"technique: expected {known}, found {found}")
     return Technique(
-        kind=next(iter(kinds), "hsdp" if "hybrid" in tokens else ""),
+        kind=next(iter(kinds), ""),
+        hybrid=bool(tokens & {"hsdp", "hybrid"}),
         reshards=resharding(record, words),
         compiled="compile" in tokens or "compiled" in tokens,
         narrow=bool(tokens & {"float8", "fp8"}),
@@ -184,13 +190,13 @@ def _strategy(record: Record, place: Machine, asked: Technique, assumed: Assumed
     if not asked.kind:
         assumed.add("FSDP2, which is torchtitan's own", widens=UNSAID)
     if given in ("", "-1"):
-        shard = min(NODE, ranks) if asked.kind == "hsdp" else ranks
+        shard = min(NODE, ranks) if asked.hybrid else ranks
         assumed.add(f"shards over {shard} GPUs")
     else:
         shard = record.size("dp_shard")
     if ranks % shard:
         raise RowError(f"dp_shard: {shard} does not divide n_gpus = {ranks}")
-    if shard < ranks and given not in ("", "-1") and asked.kind != "hsdp":
+    if shard < ranks and given not in ("", "-1") and not asked.hybrid:
         assumed.add(f"{ranks // shard} replicas of {shard} shards, which dp_shard makes")
     replicas = {"dp_replicate": ranks // shard} if shard < ranks else {}
     if asked.kind == "fsdp1":
@@ -201,8 +207,11 @@ def _strategy(record: Record, place: Machine, asked: Technique, assumed: Assumed
     return {"name": "hsdp" if replicas else "fsdp2", **replicas, "dp_shard": shard, **kept}
 
 
-def _selective(words: str) -> str:
+def _selective(words: str, assumed: Assumed) -> str:
     """The words with "selective" in front where they are torchtitan's `selective_ac_option` by itself: "op", or "layer 2"."""
+    if re.fullmatch(r"(?:selective|sac|selective (?:ac|activation checkpointing))?", words.strip().lower()):
+        assumed.add("selective activation checkpointing of ops, as the source's rows have it")
+        return "selective op"
     alone = re.fullmatch(r"\s*(?:(?:per[- ])?ops?(?:[- ]level)?|(?:every[- ])?layers?[- =:]*\d{1,3})\s*", words.lower())
     return f"selective {words}" if alone else words
 
@@ -211,23 +220,26 @@ def _execution(record: Record, place: Machine, assumed: Assumed, *, narrow: bool
     """Compiled, and in 8 bits, as `narrow`, float8 or the technique says, where the device has such products."""
     recipe = record.text("float8", "").lower()
     said_so = is_narrow(recipe)
-    if asked.narrow and said_so is False:
-        raise RowError(f"float8: {recipe} contradicts technique = {record.text('technique')[:40]}")
+    for name in ("technique",) * asked.narrow + ("precision",) * narrow:
+        if said_so is False:
+            raise RowError(f"float8: {recipe} contradicts {name} = {record.text(name)[:40]}")
     narrow = narrow or asked.narrow or bool(said_so)
-    if narrow and re.search(r"\bmx|mxfp|nvfp|fp4", recipe) and place.part.model not in MX:
-        raise RowError(f"float8: {place.part.words} has no products of scaled blocks, which {recipe[:20]} is")
+    recipe = " ".join((recipe, record.text("precision", ""), record.text("technique", ""))).lower() if narrow else recipe
+    scaled = re.search(r"\bmx\w*|\w*(?:nvfp|fp4)\w*", recipe)
+    if narrow and scaled and place.part.model not in MX:
+        raise RowError(f"float8: {place.part.words} has no products of scaled blocks, which {scaled[0][:20]} is")
     if narrow and not place.part.float8:
         raise RowError(f"float8: {place.part.words} has no products of 8 bits")
     if narrow:
         assumed.add("linears in float8, everything else in bf16")
     if narrow and gathers_narrow(recipe):
         assumed.add("parameters gathered in bf16, which float8 all-gathers move half of", widens=NARROW_GATHERS)
-    if re.search(r"nvfp|fp4", recipe):
-        raise RowError(f"float8: expected products of 8 bits, found {recipe[:20]}")
-    if narrow and re.search(r"row|axis|block|group|mx", recipe):
-        assumed.add(f"float8 {recipe[:20]} takes the time of tensorwise", widens=ANOTHER_RECIPE)
+    if scaled and re.search(r"nvfp|fp4", recipe):
+        raise RowError(f"float8: expected products of 8 bits, found {scaled[0][:20]}")
+    if narrow and (scales := re.search(r"\w*(?:row|axis|block|group|mx)\w*", recipe)):
+        assumed.add(f"float8 {scales[0][:20]} takes the time of tensorwise", widens=ANOTHER_RECIPE)
     compiled = asked.compiled or is_compiled(record, assumed)
-    if asked.compiled and not record.truth("torch_compile", True):
+    if asked.compiled and compiling(record) is False:
         raise RowError(f"torch_compile: False contradicts technique = {record.text('technique')[:40]}")
     if narrow and not compiled:
         assumed.add("casts to float8 in kernels of their own, as torchao's are without torch.compile", widens=EAGER_CASTS)
