@@ -20,8 +20,8 @@ from zsim.measurements.gpus import Part, is_sized, part_of
 from zsim.measurements.table import Record, RowError
 
 NODE = 8
-_SAYS_WHOSE = re.compile(r"/|\bper\b|\d\s*[x×*]|[x×*]\s*\d|node|gpu|nic|host|server|instance|HDR|NDR|EDR|XDR", re.IGNORECASE)
-"""Words that say whose a rate is: a node's or a NIC's."""
+_SAYS_WHOSE = re.compile(r"/(?!s\b)|\bper\b|\d\s*[x×*]|[x×*]\s*\d|node|gpu|nic|host|server|instance", re.IGNORECASE)
+"""Words that say whose a rate is: a node's or a NIC's. The slash of "Gb/s" does not, nor does a cable's name."""
 RATES_AGREE = 0.1
 AS_SOLD = 0.96
 """NCCL counts 12 GB/s of a NIC of 100 Gbit/s, which is sold as 12.5."""
@@ -153,8 +153,9 @@ def _networks_of(record: Record, part: Part, words: str, nodes: int, assumed: As
         return [usual, *(Network(preset=name) for name in _networks(part) if name != usual.preset)]
     readings = [(fabric, rate) for rate in rates for fabric in fabrics]
     if len(readings) > 1:
-        others = ", or ".join(f"{8 * rate:.0f} Gbit/s of {fabric}" for fabric, rate in readings[1:])
-        assumed.add(f"{8 * rates[0]:.0f} Gbit/s a node of {fabrics[0]}; the band covers {others}, which its words may mean as well")
+        of = {fabric: "" if fabric == "unknown" else f" of {fabric}" for fabric in fabrics}
+        others = ", or ".join(f"{8 * rate:.0f} Gbit/s{of[fabric]}" for fabric, rate in readings[1:])
+        assumed.add(f"{8 * rates[0]:.0f} Gbit/s a node{of[fabrics[0]]}; the band covers {others}, which its words may mean as well")
     main = _placed(part, *readings[0], assumed)
     return [main, *_also(part, readings[1:])]
 
