@@ -5,7 +5,8 @@ It reads a rank's ops and their times; why a collective is exposed it does not k
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import bisect_left
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 
@@ -38,9 +39,17 @@ def idle_stretches(ops: Sequence[Op], times: Times) -> Iterator[Span]:
 
 def shares_of(ops: Sequence[Op], times: Times, idle: Sequence[Span]) -> Iterator[tuple[Op, int]]:
     """Each collective with the idle time that it covers; where several run at once the one that ends last has it."""
+    found = Counter[int]()
+    for _, index, ns in _pieces(ops, times, idle):
+        found[index] += ns
+    for index, ns in found.items():
+        yield ops[index], ns
+
+
+def _pieces(ops: Sequence[Op], times: Times, idle: Sequence[Span]) -> Iterator[tuple[Span, int, int]]:
+    """Idle stretches, and which collective has how much of them."""
     coming = deque(sorted((times.starts[op.index], times.ends[op.index], op.index) for op in ops if op.kind in COLLECTIVES))
     near: list[tuple[int, int, int]] = []
-    found: dict[int, int] = {}
     for start, end in idle:
         while coming and coming[0][0] < end:
             near.append(coming.popleft())
@@ -49,10 +58,7 @@ def shares_of(ops: Sequence[Op], times: Times, idle: Sequence[Span]) -> Iterator
         for left, right in pairwise(edges):
             running = [(until, index) for since, until, index in near if since <= left and until >= right]
             if running:
-                last = max(running)[1]
-                found[last] = found.get(last, 0) + right - left
-    for index, ns in found.items():
-        yield ops[index], ns
+                yield (start, end), max(running)[1], right - left
 
 
 def at_ends(
@@ -67,13 +73,18 @@ def at_ends(
     starts = _of_micro_batches(min, ((op.micro_batch, times.starts[op.index], op.index) for op in compute if op.kind == "forward"))
     lasts = _of_micro_batches(max, ((op.micro_batch, times.ends[op.index], op.index) for op in compute if op.kind == "backward"))
     first = min((start for start, _ in starts.values()), default=0)
-    before = {op.index: ns for op, ns in shares_of(ops, times, [span for span in idle if span[1] <= first])}
-    after: dict[int, int] = {}
+    behind: dict[Span, set[int]] = {}
+    over = max(times.ends, default=0), len(ops)
     for micro_batch, (end, last) in lasts.items():
-        until, following = starts.get(micro_batch + 1, (max(times.ends), len(ops)))
-        behind = _behind(last, ops[last + 1 : following], later_than)
-        found = shares_of(ops, times, [span for span in idle if end <= span[0] and span[1] <= until])
-        after |= {op.index: ns for op, ns in found if op.index in behind}
+        until, following = starts.get(micro_batch + 1, over)
+        stretches = idle[bisect_left(idle, (end,)) : bisect_left(idle, (until,))]
+        behind |= dict.fromkeys(stretches, _behind(last, ops[last + 1 : following], later_than))
+    before, after = Counter[int](), Counter[int]()
+    for span, index, ns in _pieces(ops, times, idle):
+        if span[1] <= first:
+            before[index] += ns
+        elif index in behind.get(span, ()):
+            after[index] += ns
     return before, after
 
 

@@ -221,6 +221,12 @@ def unread(tmp_path: Path, change: dict[str, str]) -> str:
     return skipped.reason
 
 
+def test_replicas_of_nodes_are_no_ddp(tmp_path: Path) -> None:
+    assert reason(tmp_path, TITAN | {"technique": "DDP, hybrid"}).startswith("technique: expected FSDP, FSDP1, HSDP or DDP")
+    made = step(tmp_path, TITAN | {"technique": "HYBRID_SHARD", "dp_shard": "", "n_gpus": "16"})
+    assert "FSDP2, which is torchtitan's own" not in made.assumed
+
+
 DENSE = ("max achievable matmul", "GEMM peak", "gemm", "HGEMM (cuBLAS)", "matmul, no sparsity", "dense GEMM", "")
 ANOTHER_KIND = ("sparse matmul", "2:4 sparse GEMM", "peak with sparsity", "batched GEMM", "bmm", "grouped gemm", "p2p NVLink", "attention")
 
