@@ -129,7 +129,10 @@ def test_a_row_of_torchtitan_that_does_not_say_is_taken_as_its_source_has_it(tmp
 
 
 PRECISIONS = {
-    False: ("bf16", "bfloat16", "torch.bfloat16", "bf16-mixed", "amp bf16", "bf16 mixed precision (autocast)", "bf16 params, fp32 reduce"),
+    False: (
+        *("bf16", "bfloat16", "torch.bfloat16", "bf16-mixed", "amp bf16", "mp bf16", "bf16 mixed precision (autocast)"),
+        *("bf16 params, fp32 reduce", "bf16 + fp32 main grads"),
+    ),
     True: ("float8 rowwise", "fp8", "float8", "bf16 + fp8", "float8 tensorwise + bf16", "fp8_e4m3"),
 }
 

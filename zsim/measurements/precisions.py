@@ -20,6 +20,8 @@ WORDS = frozenset(
         *("optimiser", "state", "states", "reduce", "reduced", "reduction", "reductions", "scatter", "reducescatter", "grad", "grads"),
         *("gradient", "gradients", "accum", "accumulate", "accumulated", "accumulation", "comm", "communication", "collectives"),
         *("activation", "activations", "forward", "backward", "products", "adam", "adamw", "is", "are", "to", "on", "over", "by", "as"),
+        *("using", "via", "w", "main", "kept", "stored", "type", "default", "loss", "scaler", "gradscaler", "mixedprecision", "arithmetic"),
+        *("mixedprecisionpolicy", "megatron", "deepspeed", "nanotron", "composer", "lightning", "fsdp2", "fsdp1", "ddp", "mp"),
         *("true", "full", "fully", "pure", "entire", "entirely", "bfsixteen"),
     )
 )
