@@ -136,7 +136,7 @@ def _of_kind(kind: str, scenario: Scenario, now: Change) -> Iterator[Change]:
     """What there is to propose of one kind: for the largest micro-batch, what fits before it."""
     if kind == BATCH:
         yield from _batches(scenario, now)
-    elif tried := _smallest(KINDS[kind](scenario), ends=now.hides or kind == UNITS):  # larger units move what is exposed to the ends
+    elif tried := _smallest(KINDS[kind](scenario), ends=now.hides or kind in (UNITS, APART)):  # units move what is exposed to the ends
         yield _with_memory(tried)
 
 
@@ -231,12 +231,22 @@ def _units(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
         for cap in BUCKETS:
             if cap != scenario.options.bucket_cap_mb:
                 yield f"bucket_cap_mb = {cap}", replace(scenario, options=replace(scenario.options, bucket_cap_mb=float(cap)))
-    if model.family == wrapping.TRACED or len(model.blocks) < 2 or STRATEGIES[scenario.strategy].nests == "nothing":
-        return  # units are what the trace has, or one, or nothing to the strategy
-    for every in (1, 2, 4):
-        asked = replace(scenario.wrapping, every=every)
-        if asked != scenario.wrapping and not tuple(wrapping.problems(asked, model)):
-            yield f"wrapping.every = {every}", replace(scenario, wrapping=asked, model=wrapped(scenario.strategy, model, asked))
+    for every in (1, 2, 4) if len(model.blocks) > 1 else ():
+        yield from _wrapped(scenario, replace(scenario.wrapping, every=every), f"wrapping.every = {every}")
+
+
+def _apart(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
+    """The embedding a group of its own, so that the step begins and ends with less than the root has."""
+    yield from _wrapped(scenario, replace(scenario.wrapping, ends="apart"), 'wrapping.ends = "apart"')
+
+
+def _wrapped(scenario: Scenario, asked: wrapping.Wrapping, words: str) -> Iterator[tuple[str, Scenario]]:
+    """The scenario with other units, if its are not what the trace has, or nothing to the strategy."""
+    model = scenario.model
+    if asked == scenario.wrapping or model.family == wrapping.TRACED or STRATEGIES[scenario.strategy].nests == "nothing":
+        return
+    if not tuple(wrapping.problems(asked, model)):
+        yield words, replace(scenario, wrapping=asked, model=wrapped(scenario.strategy, model, asked))
 
 
 def _breakeven(scenario: Scenario) -> _Tried | None:
@@ -290,14 +300,15 @@ def _faster(cluster: ClusterSpec, factor: float) -> ClusterSpec:
     return replace(cluster, links=links, slow_rails=slow)
 
 
-BATCH, UNITS = "a larger micro-batch", "other units"
+BATCH, UNITS, APART = "a larger micro-batch", "other units", "the embedding and the head apart"
 KINDS: dict[str, Callable[[Scenario], Iterator[tuple[str, Scenario]]]] = {
     "gathering earlier": _lookaheads,
     UNITS: _units,
+    APART: _apart,
     BATCH: _batch_sizes,
     "repaired links": _repaired,
     "faster links": _links,
 }
 """The kinds of change and their candidates, the smallest first."""
-ENDS = (UNITS, "repaired links", "faster links")
+ENDS = (UNITS, APART, "repaired links", "faster links")
 """Those that make the step's ends shorter."""

@@ -257,7 +257,8 @@ def test_where_only_the_ends_are_left_what_makes_them_shorter_is_proposed_and_no
     asked = scenario.load(SCENARIOS / "overlap/fsdp2-llama-3-8b-8.toml")
     found = hiding(asked)
     assert (found.now.hides, found.now.hides_all) == (True, False)
-    (links,) = found.changes
+    apart, links = found.changes
+    assert apart.words == 'wrapping.ends = "apart"'
     factor = float(links.words.split()[1])
     less = FACTORS[FACTORS.index(factor) - 1]
     assert simulated(replace(asked, cluster=faster(asked.cluster, factor)))[1] == links.exposed < 0.01
@@ -266,10 +267,12 @@ def test_where_only_the_ends_are_left_what_makes_them_shorter_is_proposed_and_no
     assert (
         "  at the ends, where there is no compute to hide it: 5.158 ms before the first of forward, 10.299 ms after the last of a backward"
     ) in lines
-    assert lines[-4:] == [
+    assert lines[-5:] == [
         "what compute can hide is hidden: 0.3 % of the step is exposed besides 3.0 % at its ends, "
         "which no lookahead hides and a larger micro-batch only spreads over more tokens",
         f"what would make the ends shorter ({found.now.ns_per_token:,.0f} ns for each token now):",
+        f"    {apart.words:<48} leaves {apart.inside:.1%} exposed and {apart.at_ends:.1%} at the ends, ".replace("%", " %")
+        + f"{apart.ns_per_token:,.0f} ns for each token",
         f"    {links.words:<48} leaves 0.0 % exposed and 0.8 % at the ends, {links.ns_per_token:,.0f} ns for each token",
         "    nothing is gained by other units",
     ]
@@ -283,3 +286,22 @@ def test_smaller_buckets_make_the_end_of_a_backward_under_ddp_shorter() -> None:
     assert (buckets.ns_per_token, buckets.exposed) == simulated(replace(asked, options=replace(asked.options, bucket_cap_mb=cap)))
     assert buckets.at_ends < found.now.at_ends / 2
     assert cap in (1, 5, 10)
+
+
+def test_an_embedding_apart_is_proposed_where_the_root_holds_the_ends_up() -> None:
+    """The first gather and the last reduction are then of the embedding alone; where it is apart already, that is no proposal."""
+    text = """
+model.preset = "llama-3-8b"
+batch = { micro_batch = 1, sequence_length = 4096 }
+cluster = { preset = "dgx-h100", nodes = 4 }
+strategy = { name = "fsdp2", dp_shard = 32 }
+precision = { parameters = "bf16", reduce = "fp32" }
+activation_checkpointing = { mode = "full" }
+"""
+    found = hiding(scenario.parse(text.encode(), where="root.toml"))
+    proposed = of(found, "wrapping.ends")
+    apart = scenario.parse(f'{text}wrapping = {{ ends = "apart" }}'.encode(), where="apart.toml")
+    assert (proposed.ns_per_token, proposed.exposed) == simulated(apart)
+    assert proposed.at_ends < 0.6 * found.now.at_ends
+    again = hiding(apart)
+    assert not [words for words in (*[one.words for one in again.changes], *again.useless) if "apart" in words]
