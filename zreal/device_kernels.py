@@ -211,34 +211,6 @@ def _each_loss_nbytes(arguments: tuple[Any, ...]) -> int:
     return math.prod(torch.broadcast_shapes(given.shape, target.shape)) * dtype.itemsize
 
 
-LAID_OUT = frozenset(
-    {"log_sigmoid_forward", "log_sigmoid_backward", "mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward"}
-)
-"""Operators whose first result lies as new tensors do, whatever their inputs do; shapes alone, as fake tensors have them, keep the inputs'
-order of dimensions, and what reads the result would then need no copy (Activation.cpp, BinaryOps.cpp, Loss.cpp)."""
-LAID_OUT_AS: Mapping[str, int] = {"native_batch_norm": 0, "native_batch_norm_backward": 1}
-"""The same but for channels that come last, which are kept where they do in this argument (Normalization.cpp)."""
-CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-
-
-def as_laid_out(operator: str, arguments: tuple[Any, ...], result: Any) -> Any:
-    """The `result` of an operator on fake tensors as the real one lies in memory."""
-    first = result[0] if isinstance(result, tuple | list) else result
-    if not (operator in LAID_OUT or operator in LAID_OUT_AS) or not isinstance(first, Tensor) or not first.numel():
-        return result
-    layout = _layout(arguments[LAID_OUT_AS[operator]]) if operator in LAID_OUT_AS else torch.contiguous_format
-    if first.is_contiguous(memory_format=layout):
-        return result
-    first = torch.empty_like(first, memory_format=layout)
-    return (first, *result[1:]) if isinstance(result, tuple | list) else first
-
-
-def _layout(tensor: Tensor) -> torch.memory_format:
-    last = CHANNELS_LAST.get(tensor.dim())
-    keeps = last is not None and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=last)
-    return last if last is not None and keeps else torch.contiguous_format
-
-
 def result_nbytes(operator: str, arguments: tuple[Any, ...], place: int, tensor: Tensor, *, device: Device) -> int:
     """Bytes that the result at `place` of an operator holds: its storage's but for those that real ones have of another size.
 

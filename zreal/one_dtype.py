@@ -18,6 +18,7 @@ PRODUCTS = frozenset(
         *("_embedding_bag", "_embedding_bag_forward_only"),
     )
 )
+NORMS = ("batch_norm", "group_norm", "layer_norm")
 LOSSES = frozenset({"nll_loss_forward", "nll_loss2d_forward", "binary_cross_entropy", "huber_loss", "huber_loss_backward"})
 WRITES = frozenset({"index_put", "index_put_", "_index_put_impl_", "index_add", "index_add_", "index_copy", "index_copy_"})
 
@@ -29,12 +30,11 @@ def require_one_dtype(operator: str, given: Iterable[Tensor]) -> None:
     if len(dtypes) < 2:
         return
     found = " and ".join(dtypes)
-    if "batch_norm" in operator or "group_norm" in operator:
+    norm = any(kind in operator for kind in NORMS) and not operator.endswith("_backward")
+    if norm and (dtypes[1] != "float32" or mixed_weights):  # the input comes first
+        expected = "a norm whose weights and buffers are of its input's dtype, or all in float32"
         remedy = "cast its input, as by x.float(), or trace the module cast as a whole, as by .bfloat16(), with its buffers"
-        raise UntraceableError(where=operator, expected="a norm whose input and weights are of one dtype", found=found, remedy=remedy)
-    if operator == "native_layer_norm" and (len(dtypes) > 2 or dtypes[1] != "float32" or mixed_weights):  # the input comes first
-        remedy = "cast its input to the dtype of its weights, or keep these in float32"
-        raise UntraceableError(where=operator, expected="a norm whose weights are of its input's dtype", found=found, remedy=remedy)
+        raise UntraceableError(where=operator, expected=expected, found=found, remedy=remedy)
     if operator in PRODUCTS | WRITES | LOSSES:
         expected = "what is written to be of the dtype of what it is written into" if operator in WRITES else "factors of one dtype"
         expected = "a loss whose input, targets and weights are of one dtype" if operator in LOSSES else expected

@@ -19,6 +19,7 @@ from zreal.changed_views import note_views
 from zreal.kernels import base_name, kernel, tensors
 from zreal.known_values import KnownValues
 from zreal.one_dtype import require_one_dtype
+from zreal.real_results import as_real
 from zreal.untraceable import UntraceableError
 from zsim.ops import Kernel
 from zsim.training import Accumulated, Device
@@ -145,7 +146,7 @@ class StorageLog(TorchDispatchMode):
         except Exception as error:
             raise refusal(name, error) from error
         _require_storages(name, result)
-        result = device_kernels.as_laid_out(base_name(name), args, result)
+        result = as_real(base_name(name), args, result)
         self._known.follow(func, args, options, result)
         note_views((*args, *options.values()), result)
         self._note(func, args, options, result)

@@ -126,6 +126,14 @@ def traced_otherwise(
             found="others",
             remedy="trace it without units",
         )
+    kept = {name if name in like.trained else name.rpartition(RUN)[0] for name in gradients.kept}
+    for fqn in sorted(like.trained - kept):
+        raise UntraceableError(
+            where=fqn,
+            expected="the gradient that it has under fully_shard",
+            found="none: the loss does not depend on it",
+            remedy="drop the parameter, freeze it, or use it in forward",
+        )
     return seen.lowered
 
 

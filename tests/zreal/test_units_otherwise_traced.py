@@ -276,7 +276,7 @@ strategy = """
     for strategy in (DDP, FSDP1, 'name = "zero3"'):
         with pytest.raises(ZsimError, match="make these in the module itself, or use fsdp2 or hsdp"):
             parse(f"{text} {{ {strategy} }}".encode(), where="user.toml", folder=tmp_path)
-    with pytest.raises(UntraceableError, match="a norm whose input and weights are of one dtype"):
+    with pytest.raises(UntraceableError, match="a norm whose weights and buffers are of its input's dtype"):
         seen(make, dtype="bfloat16", casts_input=False)
 
 

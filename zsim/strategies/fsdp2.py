@@ -95,7 +95,7 @@ def kinds(model: ModelSpec, mesh: Mesh) -> int:
 def _first_of_alike(model: ModelSpec, num_shards: int) -> list[int]:
     """The first of each run of ranks whose shards are alike: full ones, for each size of dim 0 a last partial one, empty ones."""
     starts = {0}
-    for rows in {parameter.shape[0] for parameter in model.parameters}:
+    for rows in {parameter.shape[0] for parameter in model.parameters if parameter.shape[0]}:
         full = rows // shard_size(rows, num_shards)
         starts |= {full, full + 1} if rows % shard_size(rows, num_shards) else {full}
     return sorted(start for start in starts if start < num_shards)

@@ -1,0 +1,101 @@
+"""How results of operators lie in memory, and in which dtype they are, where fake tensors have it otherwise than real ones.
+
+Fake tensors of torch 2.13 take some operators' results from a decomposition of them, which lays them out as its own last step does. Real
+kernels allocate them as is said here, on a CPU and on CUDA alike (Activation.cpp, BinaryOps.cpp, Loss.cpp, Normalization.cpp, SoftMax.cpp,
+group_norm.cpp, layer_norm.cpp). It matters to what reads the result: a product copies what it cannot read as it lies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Rule = Callable[[tuple[Any, ...]], "tuple[int, ...] | None"]
+"""From an operator's arguments to the strides of its first result; None: as new tensors lie."""
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+STATISTICS = frozenset({"native_batch_norm", "native_layer_norm", "native_group_norm"})
+"""Norms, whose statistics are of their weights' dtype; fake tensors have them in the input's."""
+
+
+def _as_new(_: tuple[Any, ...]) -> None:
+    """As new tensors, whatever the arguments do."""
+
+
+def _like(place: int) -> Rule:
+    """As torch.empty_like of the argument at `place`."""
+    return lambda arguments: torch.empty_like(arguments[place]).stride()
+
+
+def _channels_of(place: int) -> Rule:
+    """Channels come last where they do in the argument at `place`, as its `suggest_memory_format` has it; else as new."""
+
+    def strides(arguments: tuple[Any, ...]) -> tuple[int, ...] | None:
+        tensor = arguments[place]
+        last = CHANNELS_LAST.get(tensor.dim())
+        keeps = last is not None and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=last)
+        return torch.empty_like(tensor, memory_format=last).stride() if keeps else None
+
+    return strides
+
+
+def _element_by_element(arguments: tuple[Any, ...]) -> tuple[int, ...]:
+    """As two tensors make it of which kernels go through each element, the first before the second (TensorIterator)."""
+    first, second = (argument for argument in arguments if isinstance(argument, Tensor))
+    return torch.add(first, second).stride()
+
+
+RULES: Mapping[str, Rule] = {
+    "_log_softmax_backward_data": _as_new,
+    "binary_cross_entropy": _like(0),
+    "binary_cross_entropy_backward": _like(1),
+    "channel_shuffle": _channels_of(0),
+    "elu_backward": _element_by_element,
+    "glu_backward": _as_new,
+    "hardsigmoid_backward": _element_by_element,
+    "hardswish_backward": _element_by_element,
+    "hardtanh_backward": _element_by_element,
+    "huber_loss_backward": _as_new,
+    "log_sigmoid_backward": _like(0),
+    "log_sigmoid_forward": _as_new,
+    "mse_loss_backward": _as_new,
+    "native_batch_norm": _channels_of(0),
+    "native_batch_norm_backward": _channels_of(1),
+    "native_group_norm_backward": _channels_of(1),
+    "native_layer_norm_backward": _as_new,
+    "reflection_pad2d_backward": _channels_of(1),
+    "roll": _channels_of(0),
+    "smooth_l1_loss_backward": _as_new,
+    "softplus_backward": _element_by_element,
+    "xlogy": _element_by_element,
+}
+
+
+def as_real(operator: str, arguments: tuple[Any, ...], result: Any) -> Any:
+    """The `result` of an operator on fake tensors as the real one is."""
+    if operator in RULES:
+        first = result[0] if isinstance(result, tuple | list) else result
+        if isinstance(first, Tensor) and first.dim() > 1 and first.numel():
+            dtype = arguments[1].dtype if operator == "native_group_norm_backward" else first.dtype
+            laid = _laid(first, RULES[operator](arguments), dtype)
+            result = (laid, *result[1:]) if isinstance(result, tuple | list) else laid
+    if operator in STATISTICS:
+        result = _with_statistics(arguments, result)
+    return result
+
+
+def _laid(tensor: Tensor, strides: tuple[int, ...] | None, dtype: torch.dtype) -> Tensor:
+    found = strides or torch.empty_like(tensor, memory_format=torch.contiguous_format).stride()
+    if found == tensor.stride() and dtype == tensor.dtype:
+        return tensor
+    return torch.empty_strided(tensor.shape, found, dtype=dtype, device=tensor.device)
+
+
+def _with_statistics(arguments: tuple[Any, ...], result: Any) -> Any:
+    given, *others = (argument for argument in arguments if isinstance(argument, Tensor))
+    if not others or others[0].dtype == given.dtype:
+        return result
+    output, *statistics = result
+    return (output, *(each.to(others[0].dtype) for each in statistics))
