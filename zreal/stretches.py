@@ -323,6 +323,8 @@ def _marks(step: Step, lives: Lives, gradients: ParameterGradients, *, idle: tup
             added = [storage for storage in made if storage in lives.used_up and storage != kept] if kept in made else []
             for storage in (kept, *added):
                 marks[storage] = (*marks.get(storage, ()), name)
+    for fqn in (name for fqns in marks.values() for name in fqns if not numels[name]):
+        raise UntraceableError(where=fqn, expected="elements in what is trained", found="an empty parameter", remedy="freeze it")
     for storage, fqns in marks.items():
         nbytes = sum(numels[fqn] * DTYPE_NBYTES[step.dtype] for fqn in fqns)
         if births.get(storage) != nbytes:

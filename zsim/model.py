@@ -157,7 +157,7 @@ class ModelSpec:
 
     @property
     def nested(self) -> bool:
-        """Whether some unit lies in another, or inside a block."""
+        """Whether some unit that runs lies in another, or inside a block."""
         return any(module.within for module in self.modules)
 
     @property
@@ -171,7 +171,8 @@ class ModelSpec:
     def inside_out(self) -> tuple[ParamGroup, ...]:
         """The units but the root's in the order in which they are wrapped: those in a unit before it."""
         own = [unit for unit in self.units if unit.fqn != ROOT]
-        if not self.nested:
+        idle = [unit for unit in own if unit.fqn in self.idle]
+        if not (self.nested or any(unit.wraps(other) for unit in idle for other in own)):
             return tuple(own)
         order: list[ParamGroup] = []
         for unit in own[::-1]:  # where one wraps others they come after it

@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -18,10 +18,11 @@ from tests.zreal.test_tracing_against_torch import (
     measured_phases,
     recomputed,
     replicated,
+    sharded,
     simulated_phases,
     traced_events,
 )
-from tests.zreal.user_modules import CASES
+from tests.zreal.user_modules import CASES, Case
 from zreal import torch_private
 from zreal.recomputing import as_asked
 from zreal.tracing import trace
@@ -135,3 +136,36 @@ def test_a_unit_in_a_unit_that_is_recomputed_is_called_once_more(name: str, form
 
     with torch_private.fake_group(rank=0, world_size=2):
         assert simulated == measured_phases(case, partial(wrap, mesh=init_device_mesh("cpu", (2,))))
+
+
+class Halves(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = nn.Linear(12, 5), nn.Linear(5, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = x + self.up(self.down(x))
+        return found
+
+
+class Passing(nn.Module):
+    """Of three layers the first never runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Halves() for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers[3](self.layers[2](self.layers[1](x))).sum()
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_unit_in_one_that_never_runs_is_wrapped_before_it(world_size: int) -> None:
+    inside_out = ("layers.0.up", *(f"layers.{place}" for place in range(4)))
+    case = Case(Passing, "", lambda: (torch.randn(4, 12),), num_units=0, more=inside_out)
+    model = trace(case.make, case.data(), units=case.all_units, sums_in_place=False)
+    order = [unit.fqn for unit in model.inside_out]
+    assert order.index("layers.0.up") < order.index("layers.0")
+    simulated = simulated_phases(model, fsdp2.Options(), rank=0, mesh=Mesh(dp_shard=world_size))
+    with torch_private.fake_group(rank=0, world_size=world_size):
+        assert simulated == measured_phases(case, sharded(case, "float32", world_size))

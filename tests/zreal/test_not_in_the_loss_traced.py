@@ -159,3 +159,33 @@ def test_a_file_says_so_and_keeps_it() -> None:
 def test_strategies_that_need_every_gradient_refuse_it_by_name(strategy: str, says: str, tmp_path: Path) -> None:
     with pytest.raises(ZsimError, match=f"model.traced: .*{says}"):
         differences(lambda: Aside(KINDS["never read"]), inputs, strategy, tmp_path, ranks=2)
+
+
+class Empty(nn.Module):
+    """Layers that hold a parameter without elements, frozen or not, and read it or not."""
+
+    def __init__(self, shape: tuple[int, ...], *, trained: bool, read: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        for layer in self.layers:
+            layer.empty = nn.Parameter(torch.zeros(shape), requires_grad=trained)
+        self.read = read
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x).relu()
+        return x.sum() + (self.layers[0].empty.sum() if self.read else 0)
+
+
+@pytest.mark.parametrize("strategy", [FSDP2, HSDP])
+@pytest.mark.parametrize(("shape", "trained"), [((0,), False), ((0,), True), ((0, WIDTH), False), ((WIDTH, 0), True)])
+def test_parameters_without_elements(shape: tuple[int, ...], trained: bool, strategy: str, tmp_path: Path) -> None:
+    def make() -> nn.Module:
+        return Empty(shape, trained=trained, read=False)
+
+    assert differences(make, inputs, strategy, tmp_path, ranks=ranks(strategy)) == {}
+
+
+def test_an_empty_parameter_that_is_trained_is_refused_as_that() -> None:
+    with pytest.raises(ZsimError, match=r"layers.0.empty: expected elements in what is trained, found an empty parameter; freeze it"):
+        trace(lambda: Empty((0, 3), trained=True, read=True), inputs(), units=[])
