@@ -15,6 +15,7 @@ from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.errors import ScenarioError
 from zsim.mesh import Mesh
 from zsim.scenario import Scenario
+from zsim.traced import TracedModel
 from zsim.units import format_bytes, format_time
 
 MUCH_FASTER = 1.02
@@ -105,7 +106,7 @@ def _words(asked: Checkpointing) -> str:
 
 def _stages(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
     model = scenario.model
-    if model.left_out:
+    if model.left_out and not isinstance(model, TracedModel):
         yield "ddp, find_unused_parameters = true", moved(scenario, "ddp", find_unused_parameters=True)
     else:
         yield "ddp", moved(scenario, "ddp")

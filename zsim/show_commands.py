@@ -61,8 +61,8 @@ def show(options: argparse.Namespace) -> int:
             more["time"] = time_report.as_object(scenario, program)
         report.write_json({"schema_version": SCHEMA_VERSION, **head, **more})
         return 0
-    rows = [*list(head.items())[1:], ("memory", f"{found.verdict}: {memory_report.verdict_words(found)}")]
-    report.table(scenario.name, rows)
+    rows = [(name, words) for name, words in list(head.items())[1:] if words]
+    report.table(scenario.name, [*rows, ("memory", f"{found.verdict}: {memory_report.verdict_words(found)}")])
     if options.program:
         report.say(str(program))
     if options.memory:

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from tests.quick import one_in
 from tests.zreal.test_user_modules_traced import DDP, FSDP2, HSDP, KEPT, differences
 from zreal.tracing import trace
+from zsim.cli import main
 from zsim.errors import ZsimError
-from zsim.traced_file import dump, parse
+from zsim.traced_file import dump, parse, save
 
 WIDTH = 16
 PREFETCH = f"{FSDP2}, forward_prefetch = 1, backward_prefetch = 2"
@@ -189,3 +190,15 @@ def test_parameters_without_elements(shape: tuple[int, ...], trained: bool, stra
 def test_an_empty_parameter_that_is_trained_is_refused_as_that() -> None:
     with pytest.raises(ZsimError, match=r"layers.0.empty: expected elements in what is trained, found an empty parameter; freeze it"):
         trace(lambda: Empty((0, 3), trained=True, read=True), inputs(), units=[])
+
+
+def test_fit_names_the_reason_why_ddp_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save(trace(lambda: Aside(KINDS["dropped"]), inputs(), name="aside"), tmp_path / "aside.json")
+    text = 'model = { traced = "aside.json" }\nbatch = { micro_batch = 6 }\ncluster = { preset = "cpu-gloo", ranks = 2 }\n'
+    (tmp_path / "aside.toml").write_text(f'{text}strategy = {{ name = "fsdp2" }}\n')
+    assert main(["fit", str(tmp_path / "aside.toml")]) == 0
+    said = "".join(capsys.readouterr())
+    assert "ddp cannot be: model.traced: DDP waits for a gradient of each parameter" in said
+    assert "find_unused_parameters" not in said
+    assert main(["show", str(tmp_path / "aside.toml")]) == 0
+    assert "description" not in "".join(capsys.readouterr())
