@@ -2,7 +2,8 @@
 
 Fake tensors of torch 2.13 take some operators' results from a decomposition of them, which lays them out as its own last step does. Real
 kernels allocate them as is said here, on a CPU and on CUDA alike (Activation.cpp, BinaryOps.cpp, Loss.cpp, Normalization.cpp, SoftMax.cpp,
-group_norm.cpp, layer_norm.cpp). It matters to what reads the result: a product copies what it cannot read as it lies.
+group_norm.cpp, layer_norm.cpp), but for roll and channel_shuffle, which CUDA makes anew. It matters to what reads the result: a product
+copies what it cannot read as it lies.
 """
 
 from __future__ import annotations
