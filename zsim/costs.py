@@ -100,7 +100,7 @@ class Costs:
 
     @property
     def collective_interference(self) -> float:
-        """Of the time in which kernels run beside a collective, the share that it takes longer; 0 where the scenario switches it off."""
+        """Of the time in which kernels run beside a collective, the share that it loses; 0 where the scenario switches it off."""
         return self.cluster.device.collective_interference if self.execution.interference else 0.0
 
     @property

@@ -138,7 +138,7 @@ class ClusterSpec:
     @property
     def host_bandwidth(self) -> int:
         """Bytes/s of host memory for one rank, when all ranks of its node use it at once."""
-        return self.host_memory_bandwidth // self.devices_per_node
+        return self.host_memory_bandwidth // min(self.devices_per_node, self.num_ranks)
 
     def node_of(self, rank: int) -> int:
         """The node that `rank` runs on."""

@@ -2,14 +2,14 @@
 
 A collective takes multiprocessors and memory bandwidth from the kernels that it overlaps, and they from it. Kernels of several streams
 have one device between them: side by side they take as long as one after another. How much all these overlap follows from the times
-and changes them, so a step is simulated, its overlaps are added up, and it is simulated with them once more. What the second round
-overlaps more or less by then is a few per cent of a few per cent.
+and changes them, so a step is simulated, its overlaps are added up, and it is simulated with them once more, until they settle: mostly
+at once, and in a few rounds where much runs beside one another, as FSDP1's copies beside its backward.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -34,14 +34,23 @@ class StepCosts(Durations, Protocol):
 
     @property
     def collective_interference(self) -> float:
-        """Of the time of kernels beside a collective, the share that it takes longer; 0 where it is switched off."""
+        """Of the time of kernels beside a collective, the share that it loses; 0 where it is switched off."""
         ...
 
 
 COMPUTE = ("forward", "backward", "recompute", "optimizer", "copy")
-ONE_DEVICE = 1.0
-"""Of the time in which kernels of two streams run at once, the share that each of them takes longer: both fill the device alone, and halve
-it together. FSDP1 casts and divides its gradients so, beside the backward that goes on (assumed: nobody has published a measurement)."""
+Share = Callable[[float], float]
+MOST = 0.9
+"""Of its time, what an op loses at most, whatever runs beside it."""
+ONE_DEVICE = 0.5
+"""Of the time in which kernels of two streams run at once, the share that each of them loses: both fill the device alone, and halve it
+together. FSDP1 casts and divides its gradients so, beside the backward that goes on (assumed: nobody has published a measurement)."""
+
+
+SETTLED = 0.002
+"""Of a step's time: when what is lost changes by less, another round would move the step by less than a measurement's noise."""
+ROUNDS = 4
+"""Rounds at most: each changes what is lost by a fraction of what the one before did."""
 
 
 def simulate_step(program: Program, *, costs: StepCosts, all_ranks: bool = False) -> Timeline:
@@ -52,8 +61,12 @@ def simulate_step(program: Program, *, costs: StepCosts, all_ranks: bool = False
     lost = interference(program, alone, costs=costs, pauses=pauses)
     if not any(lost.values()):
         return alone
-    both = [Delays(_sum(one, lost.get(kind, {})), one) for kind, one in enumerate(pauses)]
-    return prepared.simulate(both)
+    for _ in range(ROUNDS):
+        timeline = prepared.simulate([Delays(_sum(one, lost.get(kind, {})), one) for kind, one in enumerate(pauses)])
+        before, lost = lost, interference(program, timeline, costs=costs, pauses=pauses, lengthened=True)
+        if _change(before, lost) < SETTLED * timeline.step_time_ns:
+            break
+    return timeline
 
 
 def _pauses(ops: tuple[Op, ...], execution: Execution) -> dict[int, int]:
@@ -73,14 +86,16 @@ def _pauses(ops: tuple[Op, ...], execution: Execution) -> dict[int, int]:
 
 
 def interference(
-    program: Program, timeline: Timeline, *, costs: StepCosts, pauses: Sequence[Mapping[int, int]] = ()
+    program: Program, timeline: Timeline, *, costs: StepCosts, pauses: Sequence[Mapping[int, int]] = (), lengthened: bool = False
 ) -> dict[int, dict[int, int]]:
     """Nanoseconds that each op of a rank program loses to what runs beside it on its rank.
 
     Kernels lose to each collective what it takes from them, collectives a share of the time of kernels, and kernels of the compute stream
-    and of others `ONE_DEVICE` of one another's. Of ranks that run the same program the first stands for all. In `pauses`, with which ops of
-    each rank program begin, no kernel runs.
+    and of others `ONE_DEVICE` of one another's, of the time that they take with these losses: `lengthened` times have those in them
+    already. Of ranks that run the same program the first stands for all. In `pauses`, with which ops of each rank program begin, no kernel
+    runs.
     """
+    of = float if lengthened else _of_alone
     found: dict[int, dict[int, int]] = {}
     for rank, times in sorted(timeline.ranks.items()):
         kind = program.assignment[rank]
@@ -92,13 +107,24 @@ def interference(
         collectives = [op for op in ops if op.kind in COLLECTIVES]
         copies = [op for op in ops if op.kind == "copy" and op.stream != "compute"]
         computing, others = (sorted(_on_device(some, times, costs)) for some in (kernels, copies))
-        lost = _to_collectives(kernels, collectives, times, program=program, rank=rank, costs=costs)
+        lost = _to_collectives(kernels, collectives, times, program=program, rank=rank, costs=costs, of=of)
         if costs.collective_interference:
-            lost |= _beside(_whole(collectives, times), _whole(kernels, times), share=costs.collective_interference)
+            lost |= _beside(_whole(collectives, times), _whole(kernels, times), share=of(costs.collective_interference))
         if others:
-            lost = _sum(_sum(lost, _beside(computing, others, share=ONE_DEVICE)), _beside(others, computing, share=ONE_DEVICE))
+            lost = _sum(_sum(lost, _beside(computing, others, share=of(ONE_DEVICE))), _beside(others, computing, share=of(ONE_DEVICE)))
         found[kind] = lost
     return found
+
+
+def _of_alone(share: float) -> float:
+    """Of the time without what is lost, where `share` is of the time with it."""
+    return share / (1 - min(share, MOST))
+
+
+def _change(before: Mapping[int, Mapping[int, int]], after: Mapping[int, Mapping[int, int]]) -> int:
+    """Nanoseconds by which what the ops of a rank lose differs, of the rank program with the most."""
+    differs = (_sum(dict(lost), {op: -ns for op, ns in before.get(kind, {}).items()}) for kind, lost in after.items())
+    return max((sum(map(abs, each.values())) for each in differs), default=0)
 
 
 def _after_pauses(times: Times, pauses: Mapping[int, int]) -> Times:
@@ -110,7 +136,7 @@ def _after_pauses(times: Times, pauses: Mapping[int, int]) -> Times:
 
 
 def _to_collectives(
-    kernels: list[Op], collectives: list[Op], times: Times, *, program: Program, rank: int, costs: StepCosts
+    kernels: list[Op], collectives: list[Op], times: Times, *, program: Program, rank: int, costs: StepCosts, of: Share
 ) -> dict[int, int]:
     """By op: what its kernels lose to each collective beside it; collectives of several communicators take from it at once."""
     shares: dict[tuple[int, str, int, str], float] = {}
@@ -130,10 +156,10 @@ def _to_collectives(
             if overlap > 0:
                 key = id(op.kernels), other.kind, other.nbytes, other.group
                 if key not in shares:
-                    shares[key] = costs.lost(op.kernels, other.kind, other.nbytes, groups[other.group])
+                    shares[key] = of(costs.lost(op.kernels, other.kind, other.nbytes, groups[other.group]))
                 total += overlap * shares[key]
         if total:
-            lost[index] = round(total)
+            lost[index] = round(min(total, of(MOST) * (end - start)))
     return lost
 
 
@@ -150,8 +176,8 @@ def _on_device(ops: list[Op], times: Times, costs: StepCosts) -> Iterator[Span]:
     for op in ops:
         start, end = times.starts[op.index], times.ends[op.index]
         here = tuple([kernel for kernel in op.kernels if kernel.place == "device"])
-        if here and len(here) < len(op.kernels):
-            taken = (end - start) * costs.compute_ns(here) // max(1, costs.compute_ns(op.kernels))
+        if here and len(here) < len(op.kernels):  # what is lost is lost on the device
+            taken = end - start - costs.compute_ns(op.kernels) + costs.compute_ns(here)
             yield (start, start + taken, op.index) if op.kernels[0] in here else (end - taken, end, op.index)
         elif here:
             yield start, end, op.index

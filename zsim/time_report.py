@@ -11,7 +11,7 @@ from zsim import report
 from zsim.costs import Costs
 from zsim.exposure import COMPUTE_STREAM
 from zsim.hiding import HIDDEN, Change, Hiding, hiding
-from zsim.ops import COLLECTIVES
+from zsim.ops import COLLECTIVES, Op
 from zsim.program import Program
 from zsim.scenario import Scenario
 from zsim.slowdown import simulate_step
@@ -92,21 +92,30 @@ def show(scenario: Scenario, program: Program) -> None:
     """The same in words."""
     found = why(scenario, program)
     slower = interference_ns(scenario, program, found.step_ns)
-    offloads = any(kernel.place == "host" for op in program.of_rank(found.rank).steady for kernel in op.kernels)
-    for line in lines(found, hiding(scenario), slower_ns=slower, synchronous=scenario.executed.synchronous, offloads=offloads):
+    hosted = hosted_ns(program.of_rank(found.rank).steady, Costs(cluster=scenario.cluster, execution=scenario.executed))
+    for line in lines(found, hiding(scenario), slower_ns=slower, synchronous=scenario.executed.synchronous, hosted_ns=hosted):
         report.say(line)
 
 
-def lines(found: Why, helps: Hiding, *, slower_ns: int, synchronous: bool = False, offloads: bool = False) -> Iterator[str]:
-    """The report, line by line; `slower_ns` are lost to collectives that run beside kernels. With `offloads` the host steps itself."""
+def hosted_ns(ops: Sequence[Op], costs: Costs) -> int:
+    """Nanoseconds of what the host computes itself, as the step of an optimizer whose states it holds."""
+    own = (tuple([kernel for kernel in op.kernels if kernel.place == "host"]) for op in ops)
+    return sum(costs.compute_ns(kernels) for kernels in own if kernels)
+
+
+def lines(found: Why, helps: Hiding, *, slower_ns: int, synchronous: bool = False, hosted_ns: int = 0) -> Iterator[str]:
+    """The report, line by line; `slower_ns` are lost to collectives that run beside kernels, in `hosted_ns` the host computes itself."""
     waits = format_time(found.host_bound_ns)
     yield f"step of {format_time(found.step_ns)} on rank {found.rank}; compute is idle until the host issues it for {waits}"
     if slower_ns:
         yield f"  {format_time(slower_ns)} of the step because collectives slow down the kernels beside them"
     if synchronous:
         yield "  one thing after another: on a CPU FSDP waits for each collective where it calls it, so nothing hides any"
-    if found.host_bound and offloads:
-        yield "  bound by the host: its own step of the optimizer and its copies; more ranks to share them help, or states on the device"
+    if hosted_ns:
+        yield (
+            f"  {format_time(hosted_ns)} of the host's own step of the optimizer and its copies, at its memory's bandwidth: more nodes to "
+            "share them help, or states on the device"
+        )
     elif found.host_bound:
         yield "  bound by the host: fewer and larger kernels (a larger micro-batch, execution.compile) help, faster devices do not"
     yield f"exposed communication {format_time(found.exposed_ns)}, {_percent(found.exposed_ns / max(1, found.step_ns))}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -68,7 +68,7 @@ def ends(*, kernels: float, collectives: float) -> list[int]:
         (0.0, 0.0, [100, 40, 200, 230]),
         (0.25, 0.0, [110, 40, 210, 240]),
         (0.0, 0.1, [100, 44, 200, 230]),
-        (0.25, 0.1, [110, 44, 210, 240]),
+        (0.25, 0.1, [111, 44, 211, 241]),  # the gather lasts 40 / 0.9, and of that the forward loses a quarter
     ],
 )
 def test_each_is_longer_by_its_share_of_the_time_in_which_the_other_runs(kernels: float, collectives: float, expected: list[int]) -> None:
@@ -147,3 +147,35 @@ def test_kernels_of_two_streams_take_as_long_side_by_side_as_one_after_another(p
     program = Program(mesh=Mesh(dp_shard=2), ranks=(RankProgram(construction=(), first=(), steady=ops),), assignment=(0, 0))
     costs = Shares(interference=0.0, collective_interference=0.0)
     assert list(simulate_step(program, costs=costs).ranks[0].ends) == expected
+
+
+def test_what_is_lost_is_a_share_of_the_time_with_it() -> None:
+    """A forward of 100 has three quarters of its device: beside a longer gather until it ends, beside one of 40 until that does."""
+    for gathered, ended in ((400, 133), (40, 110), (120, 130)):
+        ops = (
+            Op(index=0, kind="forward", unit="a", stream="compute", kernels=(Kernel("linear", 100, 0, "float32"),)),
+            Op(index=1, kind="all_gather", unit="b", stream="all_gather", group="dp_shard", nbytes=gathered),
+        )
+        program = Program(mesh=Mesh(dp_shard=2), ranks=(RankProgram(construction=(), first=(), steady=ops),), assignment=(0, 0))
+        costs = Shares(interference=0.25, collective_interference=0.0)
+        assert simulate_step(program, costs=costs).ranks[0].ends[0] == ended
+
+
+def test_links_twice_as_fast_do_not_make_a_step_slower_in_which_much_runs_at_once() -> None:
+    """FSDP1's copies beside its backward: what they lose to one another is found in rounds, as one alone overshoots."""
+    text = """
+model = { preset = "mpt-1b" }
+batch = { micro_batch = 1, sequence_length = 512, accumulation = 2 }
+cluster = { preset = "dgx-a100-40" }
+strategy = { name = "fsdp1", dp_replicate = 2, dp_shard = 4, sync = "last" }
+precision = { parameters = "bf16", reduce = "fp32" }
+optimizer = { name = "adamw", implementation = "fused" }
+activation_checkpointing = { mode = "full" }
+"""
+    case = scenario.parse(text.encode(), where="fsdp1.toml")
+    program = plan(case, device="cuda")
+    fabric = case.cluster.links.fabric
+    links = replace(case.cluster.links, fabric=replace(fabric, bandwidth=2 * fabric.bandwidth))
+    clusters = case.cluster, replace(case.cluster, links=links)
+    slow, fast = (simulate_step(program, costs=Costs(cluster=one, execution=case.executed)).step_time_ns for one in clusters)
+    assert fast < slow

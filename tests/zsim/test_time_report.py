@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 
+import pytest
+
 from zsim import scenario, time_report
+from zsim.costs import Costs
 from zsim.ops import COLLECTIVES
 from zsim.plan import plan
 from zsim.units import format_time
@@ -68,11 +71,29 @@ def test_a_host_that_steps_itself_is_told_apart_from_one_that_launches_too_slowl
     for text in (TEXT, offloaded):
         case = scenario.parse(text.encode(), where="report.toml")
         program = plan(case, device="cuda")
-        offloads = any(kernel.place == "host" for op in program.of_rank(0).steady for kernel in op.kernels)
-        assert offloads == (text is offloaded)
-        lines = time_report.lines(time_report.why(case, program), time_report.hiding(case), slower_ns=0, offloads=offloads)
-        said += [line for line in lines if "bound by" in line]
+        hosted = time_report.hosted_ns(program.of_rank(0).steady, Costs(cluster=case.cluster, execution=case.executed))
+        assert (hosted > 0) == (text is offloaded)
+        lines = time_report.lines(time_report.why(case, program), time_report.hiding(case), slower_ns=0, hosted_ns=hosted)
+        said += [line for line in lines if "bound by" in line or "the host's own" in line]
     assert len(said) == 2
     assert "execution.compile" in said[0]
     assert "optimizer" in said[1]
     assert "execution.compile" not in said[1]
+
+
+def test_ranks_of_one_node_share_its_memory_whatever_their_number() -> None:
+    """All states are stepped on the node's processors, by one rank or by eight; only a second node halves what is left of it."""
+    text = """
+model.preset = "llama-3.2-1b"
+batch = { micro_batch = 1, sequence_length = 512 }
+strategy = { name = "fsdp2", offload = true }
+"""
+    hosted = []
+    for cluster in ("ranks = 1", "ranks = 2", "ranks = 8", "nodes = 2"):
+        case = scenario.parse(f'{text}cluster = {{ preset = "dgx-h100", {cluster} }}'.encode(), where="offload.toml")
+        program = plan(case, device="cuda")
+        hosted.append(time_report.hosted_ns(program.of_rank(0).steady, Costs(cluster=case.cluster, execution=case.executed)))
+    one, two, eight, nodes = hosted
+    assert two == pytest.approx(one, rel=0.01)
+    assert eight == pytest.approx(one, rel=0.01)
+    assert nodes == pytest.approx(one / 2, rel=0.01)
