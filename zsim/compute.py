@@ -19,7 +19,9 @@ from zsim.training import DTYPE_NBYTES
 TILES = ((128, 256, 1.0), (256, 128, 1.0), (128, 128, 0.95), (64, 128, 0.8), (64, 64, 0.6))
 """Rows and columns of a tile, and its rate relative to the best: smaller ones read more for each product. CUTLASS's usual tiles."""
 
-STREAMS = frozenset({"copy", "cast", "fill", "add", "divide", ACCUMULATE, MOVE_GRADIENT, NORM_STEP, "norm", "scale", "adamw", "sgd"})
+STREAMS = frozenset(
+    {"copy", "cast", "fill", "pad", "add", "divide", ACCUMULATE, MOVE_GRADIENT, NORM_STEP, "norm", "scale", "adamw", "sgd"}
+)
 """Operators that read and write plain contiguous memory: copies, and what optimizers do."""
 
 

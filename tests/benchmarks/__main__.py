@@ -85,6 +85,8 @@ BENCHMARKS: dict[str, tuple[float, int, Measure]] = {
     "zsim --help, whole process": (0.2, 7, process("--help")),
     "64 ranks x 32 layers, --all-ranks --save, whole process": (1.5, 5, all_ranks("fsdp2-32-layers-64-ranks.toml")),
     "1,024 ranks x 80 layers, --all-ranks --save, whole process": (8.0, 3, all_ranks("fsdp2-80-layers-1024-ranks.toml")),
+    "64 ranks x 32 layers, HSDP, links shared, whole process": (3.0, 5, all_ranks("hsdp-32-layers-64-ranks.toml")),
+    "1,024 ranks x 80 layers, HSDP, links shared, whole process": (16.0, 3, all_ranks("hsdp-80-layers-1024-ranks.toml")),
     "memory timeline, 32 layers, 8 ranks, in process": (0.010, 15, memory_timeline("fsdp2-32-layers-8-ranks.toml")),
     "memory timeline, Llama 3 405B, 1,024 ranks, in process": (0.100, 7, memory_timeline("fsdp2-405b-1024-ranks.toml")),
     "one 32-layer step folded, in process": (0.030, 15, folded_step),
