@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from zreal import torch_private
 from zreal.boundaries import cast_floats, tensors_in
 from zreal.initial import DTYPES
 from zreal.known_values import tell
@@ -85,15 +86,19 @@ def fake(model: nn.Module, inputs: Inputs, *, units: Units, dtype: Dtype | None,
     )
 
 
+BEFOREHAND = 'make the module beforehand, as under torch.device("meta"), and give it itself'
+
+
 def made(make: Any) -> nn.Module:
     """What `make` makes; UntraceableError for anything but a module."""
     expected, remedy = "a module, or a function without arguments that makes one", "wrap it: lambda: MyModel(config)"
     if not callable(make):
         raise refuse("module", expected, type(make).__name__, remedy)
     try:
-        model = make()
-    except UntraceableError:
-        raise
+        with torch_private.nothing_drawn():
+            model = make()
+    except UntraceableError as error:  # the examples, which it knows nothing of, would not help
+        raise refuse(error.where, error.expected, error.found, BEFOREHAND) from error
     except Exception as error:  # whatever a user's constructor may raise
         lines = str(error).strip().splitlines() or [""]
         raise refuse("module", expected, f"{type(error).__name__}: {lines[0][:200]}", _other_way(error, remedy)) from error
@@ -106,10 +111,9 @@ def _other_way(error: Exception, wrap: str) -> str:
     """What to do about a function that did not make its module without memory; `wrap` is for one that asks for arguments."""
     if isinstance(error, TypeError):
         return wrap
-    beforehand = 'make the module beforehand, as under torch.device("meta"), and give it itself'
     if "Couldn't swap" in str(error):  # torch does not change the dtype of a fake parameter
-        return f"leave the cast (.to, .bfloat16 and the like) out of it and give dtype=, or {beforehand}"
-    return beforehand
+        return f"leave the cast (.to, .bfloat16 and the like) out of it and give dtype=, or {BEFOREHAND}"
+    return BEFOREHAND
 
 
 def require_word(where: str, word: Any, words: Sequence[str]) -> None:
@@ -152,7 +156,7 @@ def _fake_parameter(parameter: nn.Parameter, dtype: torch.dtype) -> nn.Parameter
 
 
 def _fake(tensor: Tensor) -> Tensor:
-    found = torch.empty(tensor.shape, dtype=tensor.dtype)
+    found = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)  # channels of images may come last
     tell(found, tensor)
     return found
 
@@ -220,6 +224,13 @@ def _groups(model: nn.Module, units: Mapping[str, nn.Module]) -> tuple[ParamGrou
     for fqn, parameter in _in_order_of_fully_shard(model):
         if not is_name(fqn):
             raise refuse(repr(fqn), "a name without blanks, commas and bars", "another one", "rename the module")
+        if not parameter.is_contiguous():
+            raise refuse(
+                fqn,
+                "a contiguous parameter, as fully_shard takes alone",
+                "one with its dimensions in another order in memory, as .to(memory_format=torch.channels_last) makes it",
+                "leave that out of the module; its inputs may have channels that come last",
+            )
         if not parameter.shape:
             raise refuse(fqn, "a parameter of at least one dimension, as fully_shard does", "a scalar", "give it the shape (1,)")
         found = Parameter(fqn=fqn, shape=tuple(parameter.shape), requires_grad=parameter.requires_grad)

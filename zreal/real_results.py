@@ -43,9 +43,9 @@ def _channels_of(place: int) -> Rule:
 
 
 def _element_by_element(arguments: tuple[Any, ...]) -> tuple[int, ...]:
-    """As two tensors make it of which kernels go through each element, the first before the second (TensorIterator)."""
-    first, second = (argument for argument in arguments if isinstance(argument, Tensor))
-    return torch.add(first, second).stride()
+    """As its tensors make it, of which kernels go through each element, the first before the second (TensorIterator)."""
+    first, *others = (argument for argument in arguments if isinstance(argument, Tensor))
+    return torch.add(first, others[0] if others else 0).stride()
 
 
 RULES: Mapping[str, Rule] = {

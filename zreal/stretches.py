@@ -183,10 +183,13 @@ def _seen(
     dropped = (event for event in _computation("", after, buffers).memory if isinstance(event, Free))
     uncached = tuple(dropped) if step.autocast != "none" else ()
     buffers.backward = True
-    backward = [_computation(s.fqn, s.backward, buffers) for s in reversed(stretches)][::-1]
-    ends = tuple(Free(name) for name in buffers.given.values())
     last = next((place for place, one in enumerate(stretches) if one.backward), 0)  # nothing before it is trained
-    backward[last] = Computation(kernels=backward[last].kernels, memory=(*backward[last].memory, *ends))
+    seed, dropped_loss = (Free(name) for name in buffers.given.values())
+    ended = next((i for i, e in enumerate(stretches[last].backward) if e == Died(lives.final(loss[0]))), len(stretches[last].backward))
+    with_graph, stretches[last].backward = stretches[last].backward[ended:], stretches[last].backward[:ended]
+    backward = [_computation(s.fqn, s.backward, buffers) for s in reversed(stretches)][::-1]
+    held = _computation("", with_graph, buffers).memory  # leaves in the graph and their gradients, what a Function keeps on its ctx
+    backward[last] = Computation(kernels=backward[last].kernels, memory=(*backward[last].memory, seed, *held, dropped_loss))
     lowered = whole(
         (
             LoweredModule(

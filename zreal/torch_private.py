@@ -119,6 +119,21 @@ def failures_unlogged() -> Iterator[None]:
         log.removeFilter(other)
 
 
+@contextmanager
+def nothing_drawn() -> Iterator[None]:
+    """Inside, truncated normal distributions are not drawn, as torch then asks whether values lie in their bounds; others ask nothing."""
+    original = torch.nn.init._no_grad_trunc_normal_
+    torch.nn.init._no_grad_trunc_normal_ = _undrawn
+    try:
+        yield
+    finally:
+        torch.nn.init._no_grad_trunc_normal_ = original
+
+
+def _undrawn(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    return tensor
+
+
 def is_view(tensor: torch.Tensor) -> bool:
     """Whether autograd knows a tensor as a view, which then holds the tensor that it views."""
     return bool(tensor._is_view())

@@ -96,9 +96,10 @@ def _lifetime_problems(
         yield fqn, "a gradient in every backward", "none"
     for fqn in sorted(made - model.trained):
         yield fqn, "no gradient of a parameter that is frozen or not in the loss", "one"
-    ends = next(module for module in lowered if module.differentiates).backward.memory[-2:]
-    if ends != (Free(SEED), Free(loss)):
-        yield model.name, "the loss and its gradient freed last", "another end"
+    tape = next(module for module in lowered if module.differentiates).backward.memory
+    ends = tape[tape.index(Free(SEED)) :] if Free(SEED) in tape else ()
+    if not ends or ends[-1] != Free(loss) or not all(isinstance(event, Free) for event in ends):
+        yield model.name, "the loss and its gradient freed last, and between them what the graph held", "another end"
 
 
 @dataclass(slots=True)

@@ -54,6 +54,8 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "where": lambda x: torch.where(x > 0, x, 0.0),
     "maximum": lambda x: torch.maximum(x, x * 0.5),
     "xlogy": lambda x: torch.xlogy(x, x + 1),
+    "xlogy, number last": lambda x: torch.xlogy(x, 2.0),
+    "xlogy, number first": lambda x: torch.xlogy(2.0, x + 1),
     "lerp": lambda x: torch.lerp(x, x * x, 0.5),
     "masked_fill": lambda x: x.masked_fill(x > 0, 0),
     "cumsum": lambda x: x.cumsum(1),

@@ -145,11 +145,12 @@ class FlatShardedStep(Passes):
         nbytes, apart, waiting = self.nbytes(flat.numel, dtype), dtype != ORIGINAL, flat.accumulating
         in_place = self.training.device == "cuda"  # autograd adds out of place where a meter watches, see zsim/tape.py
         parts = [f"{view(fqn, run)}.unsharded_gradient" if fqn else "" for fqn, _ in flat.pieces]
+        copies = self.gradients.copied([view(fqn, run) for fqn, _ in reversed(flat.pieces) if fqn], self.live)
         empty = [numel for (_, numel), part in zip(flat.pieces, parts, strict=True) if part not in self.live]
         zeros = [(f"{flat.fqn}.zeros{place}", self.nbytes(numel, dtype)) for place, numel in enumerate(empty)]
         total = f"{own}.added" if own in self.live and waiting != own else own
         made = total if apart or (not waiting and (last or in_place)) else f"{own}.of{flat.splits}"
-        memory = self.alloc_each(zeros, "temporaries") + self.alloc(made, "unsharded_gradients", nbytes)
+        memory = copies + self.alloc_each(zeros, "temporaries") + self.alloc(made, "unsharded_gradients", nbytes)
         memory += self.drop_each([name for name, _ in zeros]) + self.drop_each(parts)
         if waiting and not in_place:
             flat.accumulating = total if last else f"{own}.sum{flat.splits}"

@@ -219,6 +219,7 @@ def _new_step(training: Training, *, mesh: Mesh, options: Options, hollow: froze
         training=training,
         mesh=mesh,
         gradients=Gradients(
+            of_views=True,
             nbytes={p.fqn: p.numel * element for p in viewed(training.model).parameters},
             after_sums=accumulated_after_sums(training),
         ),

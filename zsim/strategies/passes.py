@@ -115,8 +115,8 @@ class Passes(Step):
     def backward(self, module: LoweredModule, *, hook: Callable[[InnerCall], None] | None = None) -> None:
         """A module's backward: gradients of parameters are born unsharded, or added to what is there.
 
-        Before it, what is recomputed, with the `hook` of each unit in the block that is called again. The loss and its gradient
-        outlive it: torch reduces the last groups before `loss.backward()` returns.
+        Before it, what is recomputed, with the `hook` of each unit in the block that is called again. The loss, its gradient and what the
+        graph holds outlive it: torch reduces the last groups before `loss.backward()` returns.
         """
         tape: Sequence[TapeEvent] = module.backward.memory
         if hook is None:  # no node of a unit stands between it and the block
@@ -125,9 +125,10 @@ class Passes(Step):
             seed, _ = loss_buffers(self.training.model)
             tape = [event for event in tape if not (isinstance(event, Alloc) and event.buffer == seed)]
         if module is self.training.last_of_backward:
-            kept = [Free(buffer) for buffer in loss_buffers(self.training.model)]
-            self.loss += [event for event in kept if event in tape]
-            tape = [event for event in tape if event not in kept]
+            seed, _ = loss_buffers(self.training.model)
+            ended = tape.index(Free(seed))
+            self.loss += storage_events(tape[ended:])
+            tape = tape[:ended]
         again, memory = recomputed_in_turn(self.gradients.events(tape, self.live), module.recompute)
         for one in again:
             if one.kernels or one.memory:  # cheap ones are kernels of no weight, and make memory all the same
@@ -183,6 +184,6 @@ class Passes(Step):
         self.issue("alloc", ROOT, micro_batch=self.micro_batch, memory=memory)
 
     def release_loss(self) -> None:
-        """`loss.backward()` returns: the loss and its gradient go."""
+        """`loss.backward()` returns: the loss's gradient goes, what the graph held, and the loss."""
         memory, self.loss = self.loss, []
         self.issue("free", ROOT, stream="host", micro_batch=self.micro_batch, memory=memory)

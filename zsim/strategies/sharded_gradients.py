@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from zsim.ops import Alloc, Free
+from zsim.ops import Alloc, Free, MemoryEvent
 from zsim.strategies.building import BackwardEvent, accumulated
 from zsim.training import LoweredModule, ParameterGradient, TapeEvent
 
@@ -25,6 +25,10 @@ class Gradients:
     """Parameters whose gradient this backward has made anew, rather than found from an earlier micro-batch."""
     waiting: dict[str, list[Free]] = field(default_factory=dict)
     """By parameter: what goes when the gradient that is there is accumulated."""
+    of_views: bool = False
+    """Whether parameters are views, whose own backward copies what does not lie as they do: after all that comes before it in backward."""
+    uncopied: dict[str, str] = field(default_factory=dict)
+    """By view: the buffer of its gradient that it will copy."""
     added: list[str] = field(default_factory=list)
     """Those that the module at hand has added to one found, in its order."""
 
@@ -41,7 +45,33 @@ class Gradients:
         A gradient that finds an older one is added to it when it is accumulated; `added` names those.
         """
         self.added = []
+        tape = self._left_to_views(tape) if self.of_views else tape
         return accumulated(tape, lambda event: self._born(event, live), after_sums=self.after_sums, waiting=self.waiting)
+
+    def _left_to_views(self, tape: Iterable[TapeEvent]) -> Iterator[TapeEvent]:
+        """The tape without the copies of gradients that lie otherwise than their parameters, and without the frees of what is copied."""
+        copy = None
+        for event in tape:
+            if copy is not None and isinstance(event, Free):
+                self.uncopied[copy.fqn], copy = event.buffer, None
+                continue
+            if copy is not None:  # what is copied is somebody else's too
+                yield copy
+            copy = event if isinstance(event, ParameterGradient) and event.copied else None
+            if copy is None:
+                yield event
+        if copy is not None:
+            yield copy
+
+    def copied(self, views: Iterable[str], live: set[str]) -> list[MemoryEvent]:
+        """The backward of `views`, in the order of autograd: what lies otherwise is copied."""
+        memory = list[MemoryEvent]()
+        for fqn in views:
+            if fqn in self.uncopied:
+                live.add(f"{fqn}.unsharded_gradient")
+                copy = Alloc(f"{fqn}.unsharded_gradient", "unsharded_gradients", self.nbytes[fqn])
+                memory += [copy, Free(self.uncopied.pop(fqn))]
+        return memory
 
     def _born(self, event: ParameterGradient, live: set[str]) -> tuple[list[Alloc], list[Free]]:
         fqn = event.fqn
