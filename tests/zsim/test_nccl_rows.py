@@ -18,7 +18,8 @@ from zsim.measurements.nccl_checks import Rows, Skipped
 from zsim.measurements.nccl_errors import TARGETS, Errors, score, table
 from zsim.measurements.nccl_files import read, read_csv
 from zsim.measurements.nccl_left_out import predict_left_out
-from zsim.measurements.nccl_logs import UNNAMED, read_json, read_text
+from zsim.measurements.nccl_logs import read_json, read_text
+from zsim.measurements.nccl_names import UNNAMED
 from zsim.measurements.nccl_rows import NcclRow, UnknownGpuError, mapped, predict
 
 PUBLISHED = Path(__file__).parents[1] / "published"
@@ -309,7 +310,7 @@ def test_several_runs_in_one_log_are_read_one_by_one() -> None:
     gathers = LOG.replace("all_reduce_perf", "all_gather_perf")
     for full, half in (("357.91  357.91", "357.91  178.96"), ("358.51  358.51", "358.51  179.25")):
         gathers = gathers.replace(full, half)
-    found = read_text(cut + LOG + gathers, source="all_reduce.log")
+    found = read_text(cut + LOG + gathers, source="both.log")
     assert [(row.collective, row.n_ranks, row.line) for row in found.rows] == [
         ("all_reduce", 2, 22),
         ("all_reduce", 2, 23),
@@ -323,15 +324,6 @@ def test_several_runs_in_one_log_are_read_one_by_one() -> None:
     mixed = read_text((LOG + gathers).replace("all_reduce_perf", "perf").replace("all_gather_perf", "perf"), source="all_reduce.log")
     assert [row.line for row in mixed.rows] == [11, 12]
     assert mixed.reasons == {"time, size and bus bandwidth contradict one another": 2}
-
-
-def test_a_log_is_of_the_collective_that_its_header_names_whatever_its_file_is_called() -> None:
-    assert [row.collective for row in read_text(LOG, source="all_gather.txt", collective="broadcast").rows] == ["all_reduce"] * 2
-    whole = report() | {"args": "all_reduce_perf"}
-    for result in whole["results"]:  # type: ignore[attr-defined]
-        result["experiment_name"] = ""
-    found = read_json(json.dumps(whole), source="all_gather.json", collective="all_gather")
-    assert {row.collective for row in found.rows} == {"all_reduce"}
 
 
 def test_a_collective_that_only_the_file_s_name_says_is_held_to_the_operation_of_its_rows() -> None:
