@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zsim.measurements.nccl_checks import FACTORS, RefusedError, Rows, Skipped, Timed, checked, collect, number
+from zsim.measurements.nccl_lines import holds_row, is_row, why_no_row
 from zsim.measurements.nccl_names import agreed, collectives_of, programs, said_by
 from zsim.measurements.nccl_rows import NcclRow
 from zsim.measurements.nccl_units import size_unit
@@ -57,21 +58,17 @@ def _runs(lines: list[str]) -> Iterator[tuple[int, list[str]]]:
     last = starts_at[-1] if starts_at else 0
     for place, line in enumerate(lines):
         starts = line.startswith(STARTS) or (is_over and place < last and not line.startswith("#") and bool(programs(line)))
-        if (starts and has_body) or (is_over and (starts or _is_row(line))):
+        if (starts and has_body) or (is_over and (starts or is_row(line))):
             yield begin, lines[begin:place]
             begin, is_over, has_body = place, False, False
         is_over = is_over or line.startswith("# Avg bus bandwidth")
-        has_body = has_body or line.startswith("#  Rank") or _is_row(line)
+        has_body = has_body or line.startswith("#  Rank") or is_row(line)
     yield begin, lines[begin:]
-
-
-def _is_row(line: str) -> bool:
-    return re.match(r"\s*\d+\s+\d+\s", line) is not None
 
 
 def _read_run(lines: list[str], first: int, source: str, collective: str, gpu: str, inter_node: str, notes: str) -> Rows:
     text = "\n".join(lines)
-    table = [(place, line.split()) for place, line in enumerate(lines, start=first + 1) if _is_row(line)]
+    table = [(place, line.split()) for place, line in _table(lines, first)]
     about = _about(text)
     words = next((line for line in lines if line.startswith("#") and "(GB/s)" in line), "")
     has_wrong = any(line.startswith("#") and "#wrong" in line for line in lines)
@@ -95,8 +92,8 @@ def _read_run(lines: list[str], first: int, source: str, collective: str, gpu: s
 
     def make(cells: list[str], place: int) -> Callable[[], NcclRow]:
         def row() -> NcclRow:
-            if len(cells) < 8:
-                raise RefusedError("fewer fields than the table has")
+            if problem := why_no_row(cells):
+                raise RefusedError(problem)
             if has_wrong and any(re.fullmatch("0*[1-9][0-9]*", cell) for place in WRONG for cell in cells[place : place + 1]):
                 raise RefusedError("wrong results")
             if not about.collectives and REDUCES[name] == (cells[3] == "none"):
@@ -121,6 +118,16 @@ def _read_run(lines: list[str], first: int, source: str, collective: str, gpu: s
         return row
 
     return collect(((number, make(cells, number)) for number, cells in table), source)
+
+
+def _table(lines: list[str], first: int) -> Iterator[tuple[int, str]]:
+    """The rows of a run, and behind its header also what is none and holds what a row does; each with its line in the file."""
+    is_behind = False
+    for place, line in enumerate(lines, start=first + 1):
+        is_header = line.startswith("#") and "(GB/s)" in line
+        if is_row(line) or (is_behind and not is_header and holds_row(line)):
+            yield place, line
+        is_behind = is_behind or is_header
 
 
 @dataclass(frozen=True, slots=True)
