@@ -77,6 +77,7 @@ def test_a_name_of_several_collectives_names_none() -> None:
         ("/opt/nccl_all_gather_perf -b 8", ("all_gather",)),
         ("my_perf ./reduce_scatter_perf", ("reduce_scatter",)),
         ("# Collective test starting: gather_perf\nall_gather_perf", ("gather",)),
+        ("srun all_reduce_perf_mpi -b 512M", ("all_reduce",)),
         ("perf", ()),
     ],
 )

@@ -307,7 +307,7 @@ def test_a_log_that_was_cut_is_refused_with_the_number_of_its_rows(lines_kept: i
 def test_several_runs_in_one_log_are_read_one_by_one() -> None:
     """A run that was cut and started anew into the same file, and one collective after another: ranks are those of each run."""
     cut = "\n".join(LOG.splitlines()[:11]) + "\n"
-    gathers = LOG.replace("all_reduce_perf", "all_gather_perf")
+    gathers = LOG.replace("all_reduce_perf", "all_gather_perf").replace(" 268435456 ", " 134217728 ").replace(" 536870912 ", " 268435456 ")
     for full, half in (("357.91  357.91", "357.91  178.96"), ("358.51  358.51", "358.51  179.25")):
         gathers = gathers.replace(full, half)
     found = read_text(cut + LOG + gathers, source="both.log")
@@ -323,7 +323,8 @@ def test_several_runs_in_one_log_are_read_one_by_one() -> None:
     assert read_text(nameless, source="two.log").reasons == {UNNAMED: 4}
     mixed = read_text((LOG + gathers).replace("all_reduce_perf", "perf").replace("all_gather_perf", "perf"), source="all_reduce.log")
     assert [row.line for row in mixed.rows] == [11, 12]
-    assert mixed.reasons == {"time, size and bus bandwidth contradict one another": 2}
+    assert {reason.split()[0] for reason in mixed.reasons} == {"size"}
+    assert sum(mixed.reasons.values()) == 2
 
 
 def test_a_collective_that_only_the_file_s_name_says_is_held_to_the_operation_of_its_rows() -> None:
@@ -395,7 +396,7 @@ def test_a_log_in_milliseconds_or_without_devices_is_refused() -> None:
 def report() -> dict[str, object]:
     devices = [{"rank": rank, "hostname": f"n{rank // 2}", "device_info": "NVIDIA H100 80GB HBM3"} for rank in range(4)]
     timed = {"time": 3000.0, "alg_bw": 357.91, "bus_bw": 536.87, "nwrong": 0.0}
-    result = {"size": GIB, "count": 1, "type": "float", "out_of_place": timed, "experiment_name": "all_reduce_perf"}
+    result = {"size": GIB, "count": GIB // 4, "type": "float", "out_of_place": timed, "experiment_name": "all_reduce_perf"}
     return {
         "nccl_version": 22707,
         "config": {"ngpus": 2, "devices": devices},

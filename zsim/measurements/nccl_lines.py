@@ -46,3 +46,18 @@ def why_no_row(cells: Sequence[str]) -> str:
     if not (cells[0].isdecimal() and cells[1].isdecimal()):
         return f"expected a size in bytes where its line begins, found {cells[0][:40]!r}"
     return "fewer fields than the table has" if len(cells) < 8 else ""
+
+
+def why_not_its_count(collective: str, cells: Sequence[str], *, ranks: int) -> str:
+    """Why the size of a row is not that of its elements, "" where it is, or nobody knows how large its dtype is.
+
+    A run's programs round sizes to whole elements of whole parts before they print both, so that they are equal to the byte.
+    """
+    if cells[2] not in TYPE_BYTES or not (cells[0].isdecimal() and cells[1].isdecimal()):
+        return ""
+    size, count, dtype = int(cells[0]), int(cells[1]), cells[2]
+    parts = ranks if collective in OF_PARTS else 1
+    if size == count * parts * TYPE_BYTES[dtype]:
+        return ""
+    of_ranks = f" of each of {ranks} ranks" if parts > 1 else ""
+    return f"size {size} contradicts {count} elements of {dtype}{of_ranks}, which are {count * parts * TYPE_BYTES[dtype]} bytes"

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from zsim.measurements import nccl_headers
 from zsim.measurements.nccl_checks import FACTORS, RefusedError, Rows, Skipped, Timed, checked, collect, number
-from zsim.measurements.nccl_lines import holds_row, is_row, why_no_row
+from zsim.measurements.nccl_lines import holds_row, is_row, why_no_row, why_not_its_count
 from zsim.measurements.nccl_names import agreed, collectives_of, programs, said_by
 from zsim.measurements.nccl_rows import NcclRow
 from zsim.measurements.nccl_units import size_unit
@@ -84,6 +85,8 @@ def _read_run(lines: list[str], first: int, source: str, collective: str, gpu: s
         problem = problem_of_name
     elif not about.ranks:
         problem = "no devices listed"
+    elif about.incomplete:
+        problem = about.incomplete
     elif about.mixed and not gpu:
         problem = about.mixed
     if problem or not table:
@@ -92,7 +95,7 @@ def _read_run(lines: list[str], first: int, source: str, collective: str, gpu: s
 
     def make(cells: list[str], place: int) -> Callable[[], NcclRow]:
         def row() -> NcclRow:
-            if problem := why_no_row(cells):
+            if problem := why_no_row(cells) or why_not_its_count(name, cells, ranks=about.ranks):
                 raise RefusedError(problem)
             if has_wrong and any(re.fullmatch("0*[1-9][0-9]*", cell) for place in WRONG for cell in cells[place : place + 1]):
                 raise RefusedError("wrong results")
@@ -109,6 +112,7 @@ def _read_run(lines: list[str], first: int, source: str, collective: str, gpu: s
                     inter_node=inter_node,
                     nccl_version=about.version,
                     notes=f"{notes} {about.variables}".strip(),
+                    assumed=about.assumed,
                     source=source,
                     line=place,
                 ),
@@ -140,10 +144,14 @@ class _About:
     mixed: str
     """What is wrong with its GPUs, "" for nothing."""
     variables: str
+    incomplete: str
+    """What is wrong with the list of its ranks, "" for nothing."""
+    assumed: tuple[str, ...]
 
 
 def _about(text: str) -> _About:
-    devices = re.findall(r"#\s+Rank\s+\d+ .*?\bon\s+(\S+)\s+device\s+\d+ \[[^\]]*\]\s*(.*)", text)
+    listed = re.findall(r"#\s+Rank\s+(\d{1,7}) .*?\bon\s+(\S+)\s+device\s+\d+ \[[^\]]*\]\s*(.*)", text)
+    devices, header = [(host, gpu) for _, host, gpu in listed], nccl_headers.of_text(text)
     version = re.search(r"NCCL version (\d+\.\d+(?:\.\d+)?)", text)
     code = re.search(r"nccl-library=(\d{1,9})(?!\d)", text)
     return _About(
@@ -154,6 +162,8 @@ def _about(text: str) -> _About:
         version=version[1] if version else _version(int(code[1])) if code else "",
         mixed=_mixed(name.strip() for _, name in devices),
         variables=in_log(text),
+        incomplete=header.incomplete([int(rank) for rank, _, _ in listed]),
+        assumed=header.assumed,
     )
 
 
@@ -182,8 +192,10 @@ def read_json(text: str, *, source: str, collective: str = "", inter_node: str =
     devices = whole.get("config", {}).get("devices") if isinstance(whole.get("config"), dict) else None
     if not isinstance(devices, list) or not devices or not all(isinstance(one, dict) for one in devices):
         return Rows(rows=(), skipped=(Skipped(source=source, line=1, reason="no devices listed", count=max(1, len(results))),))
-    if mixed := _mixed(str(one.get("device_info", "")) for one in devices):
-        return Rows(rows=(), skipped=(Skipped(source=source, line=1, reason=mixed, count=max(1, len(results))),))
+    header = nccl_headers.of_json(whole["config"])
+    ranks = [place if type(rank := one.get("rank")) is not int else rank for place, one in enumerate(devices)]
+    if wrong_devices := header.incomplete(ranks) or _mixed(str(one.get("device_info", "")) for one in devices):
+        return Rows(rows=(), skipped=(Skipped(source=source, line=1, reason=wrong_devices, count=max(1, len(results))),))
 
     def make(result: Any) -> Callable[[], NcclRow]:
         def row() -> NcclRow:
@@ -199,6 +211,9 @@ def read_json(text: str, *, source: str, collective: str = "", inter_node: str =
                 raise RefusedError(problem)
             if not isinstance(result.get("size"), int):
                 raise RefusedError("size missing or no number")
+            cells = [str(result.get(key, "")) for key in ("size", "count", "type")]
+            if problem := why_not_its_count(found, cells, ranks=len(devices)):
+                raise RefusedError(problem)
             return checked(
                 NcclRow(
                     collective=found,
@@ -209,6 +224,7 @@ def read_json(text: str, *, source: str, collective: str = "", inter_node: str =
                     inter_node=inter_node,
                     nccl_version=_version(whole["nccl_version"]) if isinstance(whole.get("nccl_version"), int) else "",
                     notes=notes,
+                    assumed=header.assumed,
                     source=source,
                     line=1,
                 ),

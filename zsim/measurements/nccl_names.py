@@ -37,7 +37,7 @@ def _to(parts: tuple[str, ...]) -> str:
 def programs(text: str) -> tuple[str, ...]:
     """What the programs of nccl-tests that `text` names run, in its order, whatever stands before their names."""
     found = dict[str, None]()
-    for match in re.finditer(r"_perf\b", text):
+    for match in re.finditer(r"_perf(?![A-Za-z0-9])", text):
         before = text[max(0, match.start() - LONGEST) : match.start()]
         named = [name for name in PROGRAMS if re.search(rf"(?<![A-Za-z0-9]){name}$", before)]
         if named:
@@ -54,7 +54,7 @@ def said_by(log: str) -> tuple[str, ...]:
 def _declared(word: str) -> tuple[str, ...]:
     """What one word of such a line says; a program that nobody knows runs what it is called by."""
     own = word.rpartition("/")[2]
-    other = (own.removesuffix("_perf"),) if own.endswith("_perf") else collectives_of(own)
+    other = (own.partition("_perf")[0],) if re.search(r"._perf(?![A-Za-z0-9])", own) else collectives_of(own)
     return programs(own) or other
 
 
