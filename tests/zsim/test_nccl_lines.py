@@ -143,3 +143,22 @@ def test_launches_that_are_not_one_by_one_are_named_and_widen_the_band(header: s
     whole = report()
     whole["config"][key] = 10  # type: ignore[index]
     assert read_json(json.dumps(whole), source="a.json").rows[0].assumed == row.assumed
+
+
+def test_a_line_of_a_run_or_a_table_that_is_skipped_as_a_whole_is_explained_by_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.log").write_text(LOG + LOG.partition("# Out of bounds")[0])
+    (tmp_path / "b.csv").write_text("collective,size_bytes,time_us\nall_reduce,1,2\nall_reduce,1,2\n")
+    (tmp_path / "c.csv").write_text("what,who\n1,2\n")
+    for place, words in (
+        ("a.log:27", "log cut: no closing summary (2 rows)"),
+        ("b.csv:3", "no column gpu, n_ranks (2 rows)"),
+        ("c.csv:2", "columns of no known source: what, who"),
+    ):
+        assert cli.main(["accuracy", str(tmp_path), "--explain", place]) == 0
+        assert capsys.readouterr().out == f"# skipped: {words}\n"
+    assert cli.main(["accuracy", str(tmp_path), "--explain", "a.log:11"]) == 0
+    assert "collective: all_reduce" in capsys.readouterr().out
+    for place in ("c.csv:3", "a.log:99", "a.log:" + "9" * 5000):
+        assert cli.main(["accuracy", str(tmp_path), "--explain", place]) == 2

@@ -125,7 +125,8 @@ def _rows(path: Path, name: str, collective: str) -> list[Row | Skipped]:
     if products.COLUMNS.issubset(columns):
         return list(each(records, name, products.product))
     reason = f"columns of no known source: {', '.join(columns)[:200] or 'the first line is empty'}"
-    return [Skipped(source=name, line=1, reason=reason + (f" ({len(records)} rows)" if len(records) > 1 else ""))]
+    last = records[-1].line if records else 1
+    return [Skipped(source=name, line=1, reason=reason + (f" ({len(records)} rows)" if len(records) > 1 else ""), first=1, last=last)]
 
 
 def readable(path: Path, *, name: str, collective: str = "") -> list[Row | Skipped]:
@@ -153,7 +154,13 @@ def _is_nccl_tests(text: str) -> bool:
 def _collectives(text: str, name: str, collective: str) -> list[Row | Skipped]:
     found = nccl_files.read_any(text, source=name, collective=collective)
     skipped = [
-        Skipped(source=name, line=one.line, reason=f"{one.reason} ({one.count} rows)" if one.count > 1 else one.reason)
+        Skipped(
+            source=name,
+            line=one.line,
+            reason=f"{one.reason} ({one.count} rows)" if one.count > 1 else one.reason,
+            first=one.first,
+            last=one.last,
+        )
         for one in found.skipped
     ]
     return [*found.rows, *skipped]

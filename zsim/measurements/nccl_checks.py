@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from zsim.collectives.nccl_curves import LARGE
 from zsim.measurements.nccl_names import collectives_of
@@ -36,12 +36,14 @@ MOST_BYTES = 1 << 44
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skipped:
-    """Rows that were not used: where, why, and how many."""
+    """Rows that were not used: where, why, and how many, in the lines from `first` to `last` where they are a whole run's or table's."""
 
     source: str
     line: int
     reason: str
     count: int = 1
+    first: int = field(default=0, compare=False)
+    last: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

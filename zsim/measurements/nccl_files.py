@@ -66,8 +66,8 @@ def _read_csv(text: str, source: str) -> Rows:
     if not header & {*CSV_TIMES, *CSV_BUS, *CSV_ALGORITHM, *IN_PLACE}:
         lacking.append(" or ".join(CSV_TIMES))
     if lacking:
-        count = sum(1 for _ in reader)
-        return Rows(rows=(), skipped=(Skipped(source=source, line=1, reason=f"no column {', '.join(lacking)}", count=count),))
+        count, reason = sum(1 for _ in reader), f"no column {', '.join(lacking)}"
+        return Rows(rows=(), skipped=(Skipped(source=source, line=1, reason=reason, count=count, first=1, last=reader.line_num),))
     unended = 0 if text.endswith(("\n", "\r")) else text.count("\n") + 1
     last = names[-1] if names[-1] in (*CSV_KNOWN, "notes") else ""
     return collect(

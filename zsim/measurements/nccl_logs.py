@@ -91,7 +91,9 @@ def _read_run(lines: list[str], first: int, source: str, collective: str, gpu: s
         problem = about.mixed
     if problem or not table:
         reason = problem or "no rows"
-        return Rows(rows=(), skipped=(Skipped(source=source, line=first + len(lines), reason=reason, count=max(1, len(table))),))
+        last = first + len(lines)
+        whole = Skipped(source=source, line=last, reason=reason, count=max(1, len(table)), first=first + 1, last=last)
+        return Rows(rows=(), skipped=(whole,))
 
     def make(cells: list[str], place: int) -> Callable[[], NcclRow]:
         def row() -> NcclRow:

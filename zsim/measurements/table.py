@@ -66,11 +66,13 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skipped:
-    """A row that is not predicted, and why, in one line."""
+    """A row that is not predicted, and why, in one line; where that is why several are not, `first` and `last` are the lines of all."""
 
     source: str
     line: int
     reason: str
+    first: int = field(default=0, compare=False)
+    last: int = field(default=0, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reason", " ".join(self.reason.split()))
