@@ -66,7 +66,7 @@ def test_a_header_of_very_many_columns_is_refused_at_once() -> None:
     wide = ",".join([NCCL, *(f"c{place}" for place in range(200_000))])
     before = time.process_time()
     assert read_csv(f"{wide}\n1,2\n", source="a").reasons == {"CSV damaged: 200,006 columns, more than 1,000": 1}
-    assert time.process_time() - before < 5
+    assert time.process_time() - before < 3
 
 
 def test_two_columns_of_one_name_are_refused_in_tables_of_collectives_too() -> None:
@@ -74,10 +74,10 @@ def test_two_columns_of_one_name_are_refused_in_tables_of_collectives_too() -> N
 
 
 def test_ranks_of_many_equal_values_take_no_longer_than_of_others() -> None:
-    """By a mean for each of its ties this takes minutes."""
+    """By a mean of all its ties for each of them this takes minutes."""
     before = time.process_time()
-    assert spearman([1.0] * 100_000 + [2.0], [2.0] * 100_000 + [1.0]) == pytest.approx(-1)
-    assert time.process_time() - before < 5
+    assert spearman([1.0] * 20_000 + [2.0], [2.0] * 20_000 + [1.0]) == pytest.approx(-1)
+    assert time.process_time() - before < 3
 
 
 def test_ties_share_the_middle_of_their_places() -> None:
