@@ -6,7 +6,7 @@ ask the question that users have: is this change faster, and by how much? It kno
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -261,10 +261,12 @@ def spearman(first: Sequence[float], second: Sequence[float]) -> float | None:
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    places: dict[float, list[int]] = defaultdict(list)
-    for place, value in enumerate(sorted(values)):
-        places[value].append(place)
-    return [mean(places[value]) for value in values]
+    """Of each value its place in their order; equal ones share the middle of theirs, which is worked out once for all of them."""
+    middles, before = dict[float, float](), 0
+    for value, count in sorted(Counter(values).items()):
+        middles[value] = before + (count - 1) / 2
+        before += count
+    return [middles[value] for value in values]
 
 
 def pairs(rows: Sequence[Predicted]) -> Iterable[Pairs]:

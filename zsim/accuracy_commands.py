@@ -117,8 +117,10 @@ def _explain(folder: Path, asked: str, *, collective: str, as_json: bool) -> int
     listed = measurements.files(folder)
     wanted = [one for one in listed.files if name in (one[1], one[1].rpartition(".")[0])]
     wanted = wanted or [one for one in listed.files if one[0].name == name]
-    for path, known in wanted if line.isdecimal() else ():
-        found = [row for row in measurements.readable(path, name=known, collective=collective) if row.line == int(line)]
+    for path, known in wanted if line.isdecimal() and len(line) < 10 else ():
+        rows = measurements.readable(path, name=known, collective=collective)
+        found = [row for row in rows if row.line == int(line)]
+        found += [row for row in rows if isinstance(row, Skipped) and row.first <= int(line) <= row.last]
         if found:
             sys.stdout.write(explanations.text(found[0], as_json=as_json))
             return 0

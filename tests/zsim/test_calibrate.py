@@ -209,7 +209,8 @@ def test_a_row_that_was_cut_is_not_calibrated_on(tmp_path: Path, capsys: pytest.
     assert cli.main(["calibrate", "--from", str(path), "--cluster", "dgx-a100-40", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["fitted"]["n"] == len(ROWS)
-    assert [one["reason"] for one in found["skipped"]] == ["more or fewer fields than the header"]
+    (reason,) = (one["reason"] for one in found["skipped"])
+    assert reason.startswith("more or fewer fields than the header: expected ")
 
 
 def test_no_rows_are_no_calibration() -> None:
@@ -237,7 +238,8 @@ def nccl_text(times: dict[int, float], *, ranks: int = 8) -> str:
     devices = [f"#  Rank  {rank} Group  0 Pid  1 on  host{rank // 8} device  {rank % 8} {gpu}" for rank in range(ranks)]
     share = (ranks - 1) / ranks
     rates = {size: size / us / 1000 for size, us in times.items()}
-    rows = [f"{size} {size // 4} float none -1 {us:.2f} {rates[size]:.2f} {share * rates[size]:.2f} 0" for size, us in times.items()]
+    counts = {size: size // 4 // ranks for size in times}
+    rows = [f"{size} {counts[size]} float none -1 {us:.2f} {rates[size]:.2f} {share * rates[size]:.2f} 0" for size, us in times.items()]
     head = ["# nThread 1 nGpus 8 all_gather_perf", *devices, "#  size count type redop root time algbw busbw", "#  (B) (us) (GB/s)"]
     return "\n".join([*head, *rows, "# Avg bus bandwidth    : 100", ""])
 

@@ -226,6 +226,8 @@ def test_what_cannot_be_mapped_is_skipped_by_name(tmp_path: Path, row: dict[str,
         (MEGATRON, {"n_params_derived": "1"}, "n_params_derived: 1 contradicts 7.1"),
         (FOUNDRY, {"step_time_s_derived": "99"}, "step_time_s_derived: 99 contradicts 6.80138"),
         (FOUNDRY, {"n_params": "999"}, "n_params: 999 contradicts"),
+        (FOUNDRY, {"expansion_ratio": "8"}, "expansion_ratio: 8 contradicts model = mpt-"),
+        (FOUNDRY, {"expansion_ratio": "3.5"}, "expansion_ratio: 3.5 contradicts model = mpt-"),
         (FOUNDRY, {"seqs_per_s": "154171"}, "seqs_per_s: 154171 contradicts 75.2"),
         (FOUNDRY, {"global_batch_tokens": "512"}, "global_batch_tokens: 512 contradicts 1.04858e+06"),
         (FOUNDRY, {"mfu_pct": "0.5623", "peak_tflops_used": "312"}, "mfu_pct: 0.5623 contradicts 56.2"),
@@ -244,6 +246,13 @@ def test_what_cannot_be_mapped_is_skipped_by_name(tmp_path: Path, row: dict[str,
 )
 def test_a_row_that_contradicts_itself_is_skipped_by_name(tmp_path: Path, row: dict[str, str], change: dict[str, str], words: str) -> None:
     assert reason(tmp_path, row | change).startswith(words)
+
+
+def test_a_model_of_another_name_may_have_other_feed_forward_layers(tmp_path: Path) -> None:
+    own = FOUNDRY | {"model": "ours", "d_model": "768", "n_layers": "12", "n_heads": "12", "vocab_size": "50368", "expansion_ratio": "8"}
+    made = step(tmp_path, {key: value for key, value in own.items() if key != "n_params"})
+    assert "feed_forward = 6144" in made.scenario
+    assert "feed_forward = 8192" in step(tmp_path, FOUNDRY | {"expansion_ratio": "4.0"}).scenario
 
 
 def test_figures_that_fit_are_taken(tmp_path: Path) -> None:

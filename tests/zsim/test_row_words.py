@@ -252,6 +252,26 @@ def test_a_note_that_a_product_was_sparse_or_several_is_read(tmp_path: Path, not
     assert unread(tmp_path, {"notes": notes}).startswith("notes: expected a dense product, found ")
 
 
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ("1x1x1", "271.2 of 1x1x1 are 7.37e-09 us, where a kernel takes at least 1"),
+        ("256x512x512", "271.2 of 256x512x512 are 0.495 us, where a kernel takes at least 1"),
+        ("1x65536x65536", "271.2 of 1x65536x65536 are 31.7 us, where its bytes from memory take 4.15e+03"),
+        ("16384x16x16384", "271.2 of 16384x16x16384 are 31.7 us, where its bytes from memory take 198"),
+    ],
+)
+def test_a_rate_that_no_kernel_of_its_shape_can_reach_is_refused(tmp_path: Path, shape: str, words: str) -> None:
+    """By its start, and by its bytes beyond any cache: of an A100 of 2,039 GB/s at 87 % of its peak."""
+    assert unread(tmp_path, {"gpu": "NVIDIA A100 SXM 80GB", "shape_mxnxk": shape}) == f"tflops: {words}: another shape, or another unit"
+
+
+@pytest.mark.parametrize("shape", ["512x512x1024", "2048x2048x2048", "8192x8192x128", "4096x8192x8192"])
+def test_small_products_that_stay_in_the_cache_may_be_fast(tmp_path: Path, shape: str) -> None:
+    (made,) = rows(table(tmp_path / "g.csv", PRODUCT | {"shape_mxnxk": shape}))
+    assert isinstance(made, Product)
+
+
 @pytest.mark.parametrize("shape", ["8x1024x10240x5120", "1024x10240*5120", "1,024x10,240x5,120", "4096"])
 def test_a_shape_that_is_no_single_product_is_refused(tmp_path: Path, shape: str) -> None:
     assert unread(tmp_path, {"shape_mxnxk": shape}).startswith("shape_mxnxk: expected sizes as ")

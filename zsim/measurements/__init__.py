@@ -17,6 +17,7 @@ from zsim.measurements import fms_fsdp, llm_foundry, megatron, nanotron, nccl_fi
 from zsim.measurements.nccl_rows import NcclRow
 from zsim.measurements.products import Product
 from zsim.measurements.table import (
+    MISSING,
     OTHER_FIELDS,
     MeasurementError,
     Record,
@@ -31,6 +32,7 @@ from zsim.measurements.table import (
 
 MAX_FILES = 1000
 SUFFIXES = (".csv", ".tsv", ".txt", ".log", ".out", ".json")
+NO_ROWS = "no rows under its header"
 Row = Step | NcclRow | Product
 Made = TypeVar("Made", Step, Product)
 
@@ -70,8 +72,11 @@ def files(folder: Path) -> Found:
 
     Every other file is skipped by name, but those whose names begin with a dot.
     """
+    expected = "a folder with CSV files of measurements, or logs of nccl-tests"
     if folder.is_file():
         return Found(((folder, folder.name),), ())
+    if not folder.exists():
+        raise MeasurementError(where=str(folder), expected=f"{expected}, or one such file", found=MISSING)
     paths: list[tuple[Path, str]] = []
     skipped: list[Skipped] = []
     for path in _below(folder):
@@ -83,7 +88,6 @@ def files(folder: Path) -> Found:
         else:
             paths.append((path, name))
     if not paths:
-        expected = "a folder with CSV files of measurements, or logs of nccl-tests"
         raise MeasurementError(where=str(folder), expected=expected, found=f"none among {len(skipped)} files" if skipped else "none")
     return Found(tuple(paths), tuple(skipped))
 
@@ -98,10 +102,15 @@ def _below(folder: Path) -> Iterator[Path]:
 def rows(path: Path, *, name: str = "", collective: str = "") -> list[Row | Skipped]:
     """Every row of a file as what was measured, or why it is skipped; MeasurementError for a file that is no table and no nccl-tests.
 
-    A file whose columns nobody knows is one row that is skipped. `name` is what rows call the file, `collective` what a log of nccl-tests
-    ran that does not say it.
+    A file without rows, or whose columns nobody knows, is one row that is skipped. `name` is what rows call the file, `collective` what a
+    log of nccl-tests ran that does not say it.
     """
-    data, name = content(path), name or path.name
+    name = name or path.name
+    return _rows(path, name, collective) or [Skipped(source=name, line=1, reason=NO_ROWS)]
+
+
+def _rows(path: Path, name: str, collective: str) -> list[Row | Skipped]:
+    data = content(path)
     text = nccl_logs.plain(decoded(data, errors="replace"))
     if not text.strip():
         return [Skipped(source=name, line=1, reason="an empty file")]
@@ -116,7 +125,8 @@ def rows(path: Path, *, name: str = "", collective: str = "") -> list[Row | Skip
     if products.COLUMNS.issubset(columns):
         return list(each(records, name, products.product))
     reason = f"columns of no known source: {', '.join(columns)[:200] or 'the first line is empty'}"
-    return [Skipped(source=name, line=1, reason=reason + (f" ({len(records)} rows)" if len(records) > 1 else ""))]
+    last = records[-1].line if records else 1
+    return [Skipped(source=name, line=1, reason=reason + (f" ({len(records)} rows)" if len(records) > 1 else ""), first=1, last=last)]
 
 
 def readable(path: Path, *, name: str, collective: str = "") -> list[Row | Skipped]:
@@ -144,7 +154,13 @@ def _is_nccl_tests(text: str) -> bool:
 def _collectives(text: str, name: str, collective: str) -> list[Row | Skipped]:
     found = nccl_files.read_any(text, source=name, collective=collective)
     skipped = [
-        Skipped(source=name, line=one.line, reason=f"{one.reason} ({one.count} rows)" if one.count > 1 else one.reason)
+        Skipped(
+            source=name,
+            line=one.line,
+            reason=f"{one.reason} ({one.count} rows)" if one.count > 1 else one.reason,
+            first=one.first,
+            last=one.last,
+        )
         for one in found.skipped
     ]
     return [*found.rows, *skipped]
@@ -164,8 +180,8 @@ def each(records: list[Record], file: str, make: Callable[..., Made]) -> Iterato
     """What `make` has of every row of a table, or why it is skipped; no row ends its file."""
     for record in records:
         try:
-            if not record.fields:
-                raise RowError(OTHER_FIELDS)
+            if record.broken or not record.fields:
+                raise RowError(record.broken or OTHER_FIELDS)
             yield make(record, source=file)
         except RowError as error:
             yield Skipped(source=file, line=record.line, reason=str(error))

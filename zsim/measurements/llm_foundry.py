@@ -195,7 +195,8 @@ def _size(record: Record, name: str, assumed: Assumed) -> int:
 
 
 def _as_named(record: Record, sizes: Mapping[str, Any], assumed: Assumed) -> None:
-    """RowError where the model goes by the name of an MPT that is wider or deeper; MPT 30B has been trained with other heads too."""
+    """RowError where the model goes by the name of an MPT that is wider or deeper, as are its feed-forward layers; MPT 30B has been trained
+    with other heads too."""
     words = record.text("model", "")
     known = spelled.mpt(words)
     if known not in presets():
@@ -208,6 +209,15 @@ def _as_named(record: Record, sizes: Mapping[str, Any], assumed: Assumed) -> Non
             raise RowError(f"{name}: {found} contradicts model = {words[:40]}, which has {usual}")
         if found != usual:
             assumed.add(f"{found} heads, where {known} has {usual}", widens=SMALL_CHANGE)
+    ratio, usual = sizes["feed_forward"] / sizes["hidden_size"], _expansion(known)
+    if round(ratio, 3) != usual:
+        raise RowError(f"expansion_ratio: {ratio:g} contradicts model = {words[:40]}, which has {usual:g}")
+
+
+def _expansion(known: str) -> float:
+    """How many times wider than its model the feed-forward layer of a preset is: 4 where it does not say."""
+    sizes: Any = preset(known).sizes
+    return float(sizes.feed_forward / sizes.hidden_size) if sizes.feed_forward else 4.0
 
 
 def _precision(record: Record, place: Machine, assumed: Assumed) -> tuple[dict[str, str], bool]:

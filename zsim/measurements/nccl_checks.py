@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from zsim.collectives.nccl_curves import LARGE
+from zsim.measurements.nccl_names import collectives_of
 from zsim.measurements.nccl_rows import NcclRow, UnknownGpuError, mapped
 from zsim.measurements.nccl_units import another_unit, whole_message
 from zsim.measurements.nccl_words import UnmodelledError
@@ -35,12 +36,14 @@ MOST_BYTES = 1 << 44
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skipped:
-    """Rows that were not used: where, why, and how many."""
+    """Rows that were not used: where, why, and how many, in the lines from `first` to `last` where they are a whole run's or table's."""
 
     source: str
     line: int
     reason: str
     count: int = 1
+    first: int = field(default=0, compare=False)
+    last: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,12 +64,6 @@ class Rows:
 
 class RefusedError(ValueError):
     """Why a row cannot be used."""
-
-
-def collective_of(text: str) -> str:
-    """The collective that `text` names however it is spelled, as AllReduce, all-gather or reduce_scatter_perf; "" for none."""
-    found = re.search(r"(all)[-_ ]?(reduce|gather)(?![a-z])|(reduce)[-_ ]?(scatter)|(broadcast)", re.sub(r"_perf\b", "", text.lower()))
-    return "_".join(part for part in found.groups() if part) if found else ""
 
 
 def collect(makers: Iterable[tuple[int, Callable[[], NcclRow]]], source: str) -> Rows:
@@ -94,7 +91,7 @@ class Timed:
 
 def checked(row: NcclRow, timed: Timed) -> NcclRow:
     """The row with its time, if it contradicts neither itself nor what there is a model of; RefusedError otherwise."""
-    name = collective_of(row.collective) if re.fullmatch(r"[A-Za-z_\- ]{6,30}", row.collective) else ""
+    name = next(iter(collectives_of(row.collective)), "") if re.fullmatch(r"[A-Za-z_\- ]{6,30}", row.collective) else ""
     if name not in FACTORS:
         raise RefusedError(f"collective {row.collective[:40]!r} has no model")
     if unit := another_unit(row.notes):

@@ -14,7 +14,7 @@ from zsim.measurements.checks import OUTCOMES, whole_to_the_end
 from zsim.measurements.nccl_checks import RefusedError, Rows, Skipped, Timed, checked, collect, inferred, number, whole
 from zsim.measurements.nccl_logs import plain, read_json, read_text
 from zsim.measurements.nccl_rows import NcclRow
-from zsim.measurements.table import OTHER_FIELDS, column, decoded, separator
+from zsim.measurements.table import column, columns_of, decoded, other_fields, separator
 
 CSV_NEEDS: tuple[str, ...] = ("collective", "gpu", "n_ranks", "n_nodes", "size_bytes")
 CSV_TIMES: tuple[str, ...] = ("time_us_oop", "time_us")
@@ -58,30 +58,31 @@ def read_csv(text: str, *, source: str) -> Rows:
 
 
 def _read_csv(text: str, source: str) -> Rows:
-    reader = csv.DictReader(io.StringIO(text), delimiter=separator(text))
-    header = set(names := list(map(column, reader.fieldnames or ())))
+    between = separator(text)
+    reader = csv.DictReader(io.StringIO(text), delimiter=between)
+    header = set(names := columns_of(reader.fieldnames or ()))
     reader.fieldnames = names
     lacking = [name for name in CSV_NEEDS if name not in header and name != "n_nodes"]
     if not header & {*CSV_TIMES, *CSV_BUS, *CSV_ALGORITHM, *IN_PLACE}:
         lacking.append(" or ".join(CSV_TIMES))
     if lacking:
-        count = sum(1 for _ in reader)
-        return Rows(rows=(), skipped=(Skipped(source=source, line=1, reason=f"no column {', '.join(lacking)}", count=count),))
+        count, reason = sum(1 for _ in reader), f"no column {', '.join(lacking)}"
+        return Rows(rows=(), skipped=(Skipped(source=source, line=1, reason=reason, count=count, first=1, last=reader.line_num),))
     unended = 0 if text.endswith(("\n", "\r")) else text.count("\n") + 1
     last = names[-1] if names[-1] in (*CSV_KNOWN, "notes") else ""
     return collect(
         (
-            (reader.line_num, _csv_row(table, source, reader.line_num, unended=last if reader.line_num == unended else ""))
+            (reader.line_num, _csv_row(table, source, reader.line_num, between=between, unended=last if reader.line_num == unended else ""))
             for table in reader
         ),
         source,
     )
 
 
-def _csv_row(table: dict[str, str | None], source: str, line: int, *, unended: str) -> Callable[[], NcclRow]:
+def _csv_row(table: dict[str, str | None], source: str, line: int, *, between: str, unended: str) -> Callable[[], NcclRow]:
     def make() -> NcclRow:
-        if None in table or any(value is None for value in table.values()):
-            raise RefusedError(OTHER_FIELDS)
+        if broken := other_fields(table, between=between):  # type: ignore[arg-type]
+            raise RefusedError(broken)
         said = {key: (value or "").strip() for key, value in table.items()}
         ranks, size = (whole(said, name) for name in ("n_ranks", "size_bytes"))
         timed, assumed = _timed(said)

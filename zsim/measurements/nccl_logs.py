@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from zsim.measurements.nccl_checks import RefusedError, Rows, Skipped, Timed, checked, collect, collective_of, number
+from zsim.measurements import nccl_headers
+from zsim.measurements.nccl_checks import FACTORS, RefusedError, Rows, Skipped, Timed, checked, collect, number
+from zsim.measurements.nccl_lines import holds_row, is_row, why_no_row, why_not_its_count
+from zsim.measurements.nccl_names import agreed, collectives_of, programs, said_by
 from zsim.measurements.nccl_rows import NcclRow
 from zsim.measurements.nccl_units import size_unit
 from zsim.measurements.nccl_words import in_log
@@ -25,7 +28,6 @@ PREFIX = re.compile(
 """What launchers put before a line: `mpirun --tag-output`, torchrun's [default0]:, [host:process], times, `srun -l`'s task."""
 REDUCES: dict[str, bool] = {"all_reduce": True, "reduce_scatter": True, "all_gather": False, "broadcast": False}
 """Whether a collective has an operation, which nccl-tests prints as `redop`, and "none" of those that have not."""
-UNNAMED = "no collective named: `--collective` says it, or the file's name, as all_gather.txt"
 
 
 def read_text(
@@ -33,12 +35,12 @@ def read_text(
 ) -> Rows:
     """What nccl-tests printed, run by run, with out-of-place times. What the text does not say can be given.
 
-    A collective that neither says is looked for in the file's name: rows of another contradict its bandwidths or their operation. A run
-    without its closing summary was cut, and its last row may be too: none of it is used.
+    A run is of the collective that it says; `collective` and the file's name say that of one that does not, and must not contradict it.
+    Rows of another contradict its bandwidths or their operation. A run without its closing summary was cut, and its last row may be too:
+    none of it is used.
     """
     parts = list(_runs(plain(text).splitlines()))
-    guess = collective or collective_of(source)
-    read = [_read_run(lines, first, source, guess, gpu, inter_node, notes) for first, lines in parts]
+    read = [_read_run(lines, first, source, collective, gpu, inter_node, notes) for first, lines in parts]
     return Rows(rows=tuple(row for one in read for row in one.rows), skipped=tuple(skip for one in read for skip in one.skipped))
 
 
@@ -48,52 +50,58 @@ def plain(text: str) -> str:
 
 
 def _runs(lines: list[str]) -> Iterator[tuple[int, list[str]]]:
-    """The lines of each run, and how many stand before them: one begins behind a summary, or where a run is started anew."""
+    """The lines of each run, and how many stand before them: one begins behind a summary, or where a run is started anew.
+
+    Behind a summary a command that runs a program is that of the next run, which says no other collective where nccl-tests is old.
+    """
     begin, is_over, has_body = 0, False, False
+    starts_at = [place for place, line in enumerate(lines) if line.startswith(STARTS)]
+    last = starts_at[-1] if starts_at else 0
     for place, line in enumerate(lines):
-        starts = line.startswith(STARTS)
-        if (starts and has_body) or (is_over and (starts or _is_row(line))):
+        starts = line.startswith(STARTS) or (is_over and place < last and not line.startswith("#") and bool(programs(line)))
+        if (starts and has_body) or (is_over and (starts or is_row(line))):
             yield begin, lines[begin:place]
             begin, is_over, has_body = place, False, False
         is_over = is_over or line.startswith("# Avg bus bandwidth")
-        has_body = has_body or line.startswith("#  Rank") or _is_row(line)
+        has_body = has_body or line.startswith("#  Rank") or is_row(line)
     yield begin, lines[begin:]
-
-
-def _is_row(line: str) -> bool:
-    return re.match(r"\s*\d+\s+\d+\s", line) is not None
 
 
 def _read_run(lines: list[str], first: int, source: str, collective: str, gpu: str, inter_node: str, notes: str) -> Rows:
     text = "\n".join(lines)
-    table = [(place, line.split()) for place, line in enumerate(lines, start=first + 1) if _is_row(line)]
+    table = [(place, line.split()) for place, line in _table(lines, first)]
     about = _about(text)
     words = next((line for line in lines if line.startswith("#") and "(GB/s)" in line), "")
     has_wrong = any(line.startswith("#") and "#wrong" in line for line in lines)
-    problem, name, guessed = "", about.collective or collective, not about.collective
+    name, problem_of_name = agreed(about.collectives, given=collective, source=source, modelled=FACTORS)
+    problem = ""
     if not any(line.startswith("# Avg bus bandwidth") for line in lines):
         problem = "log cut: no closing summary"
     elif "(us)" not in words:
         problem = "no time in us"
     elif (unit := size_unit(words)) not in ("B", "bytes"):
         problem = f"sizes in another unit than B: {unit[:20] or 'none'}"
-    elif not name:
-        problem = UNNAMED
+    elif problem_of_name:
+        problem = problem_of_name
     elif not about.ranks:
         problem = "no devices listed"
+    elif about.incomplete:
+        problem = about.incomplete
     elif about.mixed and not gpu:
         problem = about.mixed
     if problem or not table:
         reason = problem or "no rows"
-        return Rows(rows=(), skipped=(Skipped(source=source, line=first + len(lines), reason=reason, count=max(1, len(table))),))
+        last = first + len(lines)
+        whole = Skipped(source=source, line=last, reason=reason, count=max(1, len(table)), first=first + 1, last=last)
+        return Rows(rows=(), skipped=(whole,))
 
     def make(cells: list[str], place: int) -> Callable[[], NcclRow]:
         def row() -> NcclRow:
-            if len(cells) < 8:
-                raise RefusedError("fewer fields than the table has")
+            if problem := why_no_row(cells) or why_not_its_count(name, cells, ranks=about.ranks):
+                raise RefusedError(problem)
             if has_wrong and any(re.fullmatch("0*[1-9][0-9]*", cell) for place in WRONG for cell in cells[place : place + 1]):
                 raise RefusedError("wrong results")
-            if guessed and name in REDUCES and REDUCES[name] == (cells[3] == "none"):
+            if not about.collectives and REDUCES[name] == (cells[3] == "none"):
                 raise RefusedError(f"its operation is {cells[3][:20]}, which contradicts {name}")
             timed = Timed(microseconds=number(cells[5], "time"), algorithm=number(cells[6], "algbw"), bus=number(cells[7], "busbw"))
             return checked(
@@ -106,6 +114,7 @@ def _read_run(lines: list[str], first: int, source: str, collective: str, gpu: s
                     inter_node=inter_node,
                     nccl_version=about.version,
                     notes=f"{notes} {about.variables}".strip(),
+                    assumed=about.assumed,
                     source=source,
                     line=place,
                 ),
@@ -117,9 +126,19 @@ def _read_run(lines: list[str], first: int, source: str, collective: str, gpu: s
     return collect(((number, make(cells, number)) for number, cells in table), source)
 
 
+def _table(lines: list[str], first: int) -> Iterator[tuple[int, str]]:
+    """The rows of a run, and behind its header also what is none and holds what a row does; each with its line in the file."""
+    is_behind = False
+    for place, line in enumerate(lines, start=first + 1):
+        is_header = line.startswith("#") and "(GB/s)" in line
+        if is_row(line) or (is_behind and not is_header and holds_row(line)):
+            yield place, line
+        is_behind = is_behind or is_header
+
+
 @dataclass(frozen=True, slots=True)
 class _About:
-    collective: str
+    collectives: tuple[str, ...]
     gpu: str
     ranks: int
     nodes: int
@@ -127,21 +146,26 @@ class _About:
     mixed: str
     """What is wrong with its GPUs, "" for nothing."""
     variables: str
+    incomplete: str
+    """What is wrong with the list of its ranks, "" for nothing."""
+    assumed: tuple[str, ...]
 
 
 def _about(text: str) -> _About:
-    started = re.search(r"\w+_perf\b", text)
-    devices = re.findall(r"#\s+Rank\s+\d+ .*?\bon\s+(\S+)\s+device\s+\d+ \[[^\]]*\]\s*(.*)", text)
+    listed = re.findall(r"#\s+Rank\s+(\d{1,7}) .*?\bon\s+(\S+)\s+device\s+\d+ \[[^\]]*\]\s*(.*)", text)
+    devices, header = [(host, gpu) for _, host, gpu in listed], nccl_headers.of_text(text)
     version = re.search(r"NCCL version (\d+\.\d+(?:\.\d+)?)", text)
     code = re.search(r"nccl-library=(\d{1,9})(?!\d)", text)
     return _About(
-        collective=collective_of(started[0]) if started else "",
+        collectives=said_by(text),
         gpu=devices[0][1].strip() if devices else "",
         ranks=len(devices),
         nodes=len({host for host, _ in devices}),
         version=version[1] if version else _version(int(code[1])) if code else "",
         mixed=_mixed(name.strip() for _, name in devices),
         variables=in_log(text),
+        incomplete=header.incomplete([int(rank) for rank, _, _ in listed]),
+        assumed=header.assumed,
     )
 
 
@@ -170,8 +194,10 @@ def read_json(text: str, *, source: str, collective: str = "", inter_node: str =
     devices = whole.get("config", {}).get("devices") if isinstance(whole.get("config"), dict) else None
     if not isinstance(devices, list) or not devices or not all(isinstance(one, dict) for one in devices):
         return Rows(rows=(), skipped=(Skipped(source=source, line=1, reason="no devices listed", count=max(1, len(results))),))
-    if mixed := _mixed(str(one.get("device_info", "")) for one in devices):
-        return Rows(rows=(), skipped=(Skipped(source=source, line=1, reason=mixed, count=max(1, len(results))),))
+    header = nccl_headers.of_json(whole["config"])
+    ranks = [place if type(rank := one.get("rank")) is not int else rank for place, one in enumerate(devices)]
+    if wrong_devices := header.incomplete(ranks) or _mixed(str(one.get("device_info", "")) for one in devices):
+        return Rows(rows=(), skipped=(Skipped(source=source, line=1, reason=wrong_devices, count=max(1, len(results))),))
 
     def make(result: Any) -> Callable[[], NcclRow]:
         def row() -> NcclRow:
@@ -181,11 +207,15 @@ def read_json(text: str, *, source: str, collective: str = "", inter_node: str =
                 if isinstance(run, dict) and isinstance(wrong := run.get("nwrong"), int | float) and wrong > 0:
                     raise RefusedError("wrong results")
             timed, name = result["out_of_place"], str(result.get("experiment_name") or "")
-            found = collective_of(name) or collective_of(text[:4096]) or collective or collective_of(source)
-            if not found:
-                raise RefusedError(UNNAMED)
+            said = said_by(name) or collectives_of(name) or programs(text[:4096]) or collectives_of(text[:4096])
+            found, problem = agreed(said, given=collective, source=source, modelled=FACTORS)
+            if problem:
+                raise RefusedError(problem)
             if not isinstance(result.get("size"), int):
                 raise RefusedError("size missing or no number")
+            cells = [str(result.get(key, "")) for key in ("size", "count", "type")]
+            if problem := why_not_its_count(found, cells, ranks=len(devices)):
+                raise RefusedError(problem)
             return checked(
                 NcclRow(
                     collective=found,
@@ -196,6 +226,7 @@ def read_json(text: str, *, source: str, collective: str = "", inter_node: str =
                     inter_node=inter_node,
                     nccl_version=_version(whole["nccl_version"]) if isinstance(whole.get("nccl_version"), int) else "",
                     notes=notes,
+                    assumed=header.assumed,
                     source=source,
                     line=1,
                 ),

@@ -43,6 +43,13 @@ _NOT_SPARSE = re.compile(r"\b(?:no|not|non|without|w/o)[- ]*(?:structured[- ]?)?
 WIDTHS: Mapping[str, float] = {"measured": 0.05, "calibrated": 0.1, "published": 0.15}
 """Half-width of a product's band by its efficiency's provenance; 0.3 for any other, as of a whole step from assumed constants."""
 
+LEAST_S = 1e-6
+"""Of a kernel, however little it does: empty ones take about 3 us from launch to launch, as little as hardware and drivers let them
+(NVIDIA's developer forum, thread 233645). A third of it, for graphs launch faster: what is below is another shape or another unit."""
+LARGEST_CACHE = 128 * 2**20
+"""Bytes: no GPU of the presets has a larger L2 (40 MB in A100, 50 in H100, 96 in L40S, by NVIDIA's papers on their architectures, and 126
+in B200). What of a product does not fit in it is read from memory, or written there, at every repetition."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
@@ -64,8 +71,7 @@ class Product:
         kernel's start."""
         device = load_device(self.device)
         m, n, k = self.shape
-        nbytes = NBYTES[self.dtype] * (m * k + k * n) + max(2, NBYTES[self.dtype]) * m * n
-        by_bytes = nbytes / (device.memory_bandwidth * device.memory_efficiency)
+        by_bytes = _nbytes(self.shape, self.dtype) / (device.memory_bandwidth * device.memory_efficiency)
         return max(product_s((1, m, n, k), device, self.dtype) * alone(device), by_bytes) + device.kernel / 1e9
 
     @property
@@ -73,6 +79,12 @@ class Product:
         """Factors around the prediction: as wide as the efficiency's provenance."""
         width = WIDTHS.get(_provenance(load_device(self.device), self.dtype), 0.3)
         return 1 - width, 1 / (1 - width)
+
+
+def _nbytes(shape: tuple[int, int, int], dtype: str) -> int:
+    """Bytes of both factors and of the result, which has at least two for each element."""
+    m, n, k = shape
+    return NBYTES[dtype] * (m * k + k * n) + max(2, NBYTES[dtype]) * m * n
 
 
 def _provenance(device: Device, dtype: str) -> str:
@@ -97,6 +109,7 @@ def product(record: Record, *, source: str) -> Product:
         raise RowError(f"dtype: {part.words} has no products of 8 bits")
     _possible(record, rate, load_device(part.device), dtype)
     seconds = 2 * m * n * k / (rate * 1e12)
+    _reachable((m, n, k), dtype, seconds, load_device(part.device), rate)
     return Product(
         source=source,
         line=record.line,
@@ -140,3 +153,13 @@ def _possible(record: Record, rate: float, device: Device, dtype: str) -> None:
         raise RowError(f"tflops: {rate:g} is {100 * share:.3g} % of the device's peak: another unit, or another device")
     if record.text("theory_tflops", "") and record.text("efficiency_pct", ""):
         said(record, "efficiency_pct", 100 * rate / record.positive("theory_tflops"))
+
+
+def _reachable(shape: tuple[int, int, int], dtype: str, seconds: float, device: Device, rate: float) -> None:
+    """RowError where a kernel of the shape cannot be done in `seconds`: none starts and ends as fast, or its bytes do not come so fast."""
+    beyond = _nbytes(shape, dtype) - LARGEST_CACHE
+    least = max(LEAST_S, beyond / device.memory_bandwidth)
+    if seconds < least:
+        which = "a kernel takes at least" if least == LEAST_S else "its bytes from memory take"
+        words = f"{rate:g} of {'x'.join(map(str, shape))} are {seconds * 1e6:.3g} us, where {which} {least * 1e6:.3g}"
+        raise RowError(f"tflops: {words}: another shape, or another unit")

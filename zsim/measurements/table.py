@@ -9,7 +9,8 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
@@ -19,10 +20,13 @@ from zsim.errors import ZsimError
 MAX_FILE_BYTES = 32 * 1024**2
 MAX_ROWS = 200_000
 MAX_FIELD = 20_000
+MAX_COLUMNS = 1000
+"""Tables of measurements have some tens; what has more is no header."""
 MOST = 1e15
 """Of any figure, whose inverse is the least: nothing measured has a larger one, and products of several are still finite."""
+MISSING = "nothing: there is no file or folder of that name"
 OTHER_FIELDS = "more or fewer fields than the header"
-SEPARATORS = ",;\t"
+SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 """Between the fields of a table; the one that its first line has most of."""
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 TRUE, FALSE = ("true", "t", "yes", "y", "on", "1", "1.0", "enabled"), ("false", "f", "no", "n", "off", "0", "0.0", "disabled", "none")
@@ -62,11 +66,13 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skipped:
-    """A row that is not predicted, and why, in one line."""
+    """A row that is not predicted, and why, in one line; where that is why several are not, `first` and `last` are the lines of all."""
 
     source: str
     line: int
     reason: str
+    first: int = field(default=0, compare=False)
+    last: int = field(default=0, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reason", " ".join(self.reason.split()))
@@ -77,13 +83,15 @@ class Record:
     """One line of a table, with its fields as text; asking for one that is missing or wrong raises RowError.
 
     `asked` are the fields that anybody has read; `unended` is the last column where the line is the file's last and has no line end, as
-    one that was cut inside its last field, and "" for all others.
+    one that was cut inside its last field, and "" for all others. `broken` is why a line with more or fewer fields than the header has
+    none here, and "" for all others.
     """
 
     line: int
     fields: Mapping[str, str]
     unended: str = ""
     asked: set[str] = field(default_factory=set, compare=False, repr=False)
+    broken: str = ""
 
     def text(self, name: str, default: str | None = None) -> str:
         """The field, stripped; `default` where it is empty or there is no such column."""
@@ -157,7 +165,8 @@ def content(path: Path, *, only: int | None = None) -> bytes:
     """The bytes of a file, or `only` its first; MeasurementError for one that is none, as a pipe, cannot be read, or is too large."""
     try:
         if not path.is_file():
-            raise MeasurementError(where=str(path), expected="a file of measurements", found="none, or not a plain file")
+            found = "one that is not a plain file" if path.exists() else MISSING
+            raise MeasurementError(where=str(path), expected="a file of measurements", found=found)
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1 if only is None else only)
     except OSError as error:
@@ -190,18 +199,42 @@ def column(name: str) -> str:
     return re.sub(r"[\s\-]+", "_", name.strip().lower())
 
 
+def columns_of(names: Sequence[str]) -> tuple[str, ...]:
+    """The columns of a header by their names; csv.Error for two of one name, and for more than any table of measurements has."""
+    if len(names) > MAX_COLUMNS:
+        raise csv.Error(f"{len(names):,} columns, more than {MAX_COLUMNS:,}")
+    columns = tuple(map(column, names))
+    twice = next((name for name, count in Counter(columns).items() if name and count > 1), "")
+    if twice:
+        raise csv.Error(f"two columns {twice[:40]!r}")
+    return columns
+
+
+def other_fields(fields: Mapping[str | None, str | list[str] | None], *, between: str) -> str:
+    """Why a line of a csv.DictReader is broken, with how many fields it has of how many `between` the header's separators; "" for none.
+
+    A line that was cut, or has another separator than the header, has fewer; one with a separator inside a field that is not quoted more.
+    """
+    beyond = fields.get(None) or ()
+    found = [value for key, value in fields.items() if key is not None and isinstance(value, str)]
+    expected = len(fields) - (None in fields)
+    if not beyond and len(found) == expected:
+        return ""
+    others = {name: sum(value.count(sign) for value in found) for sign, name in SEPARATORS.items() if sign != between}
+    also = [f"{count} {name}" for name, count in others.items() if count and count >= expected - len(found) > 0]
+    behind = f" with {' and '.join(also)} in them" if also else ""
+    return f"{OTHER_FIELDS}: expected {expected} between {SEPARATORS[between]}, found {len(found) + len(beyond)}{behind}"
+
+
 def table_of(data: bytes, *, where: str) -> tuple[tuple[str, ...], list[Record]]:
     """The columns and the rows of a table between commas, semicolons or tabs; MeasurementError, naming `where`, for anything else."""
     try:
         text = decoded(data)
         lines = io.StringIO(text, newline="")
         reader = csv.DictReader(lines, strict=True, delimiter=separator(text))
-        columns = tuple(map(column, reader.fieldnames or ()))
-        twice = next((name for name in columns if name and columns.count(name) > 1), "")
-        if twice:
-            raise csv.Error(f"two columns {twice[:40]!r}")
+        columns = columns_of(reader.fieldnames or ())
         reader.fieldnames = columns
-        rows = list(_records(reader))
+        rows = list(_records(reader, between=separator(text)))
         if rows and columns and not text.endswith(("\n", "\r")):
             rows[-1] = replace(rows[-1], unended=columns[-1])
     except (UnicodeDecodeError, csv.Error) as error:
@@ -209,12 +242,12 @@ def table_of(data: bytes, *, where: str) -> tuple[tuple[str, ...], list[Record]]
     return columns, rows
 
 
-def _records(reader: csv.DictReader[str]) -> Iterator[Record]:
+def _records(reader: csv.DictReader[str], *, between: str) -> Iterator[Record]:
     for count, fields in enumerate(reader):
         if count >= MAX_ROWS:
             raise csv.Error(f"more than {MAX_ROWS:,} rows")
-        broken = None in fields or None in fields.values()  # more fields than columns, or fewer
+        broken = other_fields(fields, between=between)
         if any(isinstance(value, str) and len(value) > MAX_FIELD for value in fields.values()):
             raise csv.Error(f"line {reader.line_num}: a field of more than {MAX_FIELD:,} characters")
         named = {key: value for key, value in fields.items() if isinstance(value, str) and key}
-        yield Record(reader.line_num, {} if broken else named)
+        yield Record(reader.line_num, {} if broken else named, broken=broken)

@@ -1,0 +1,57 @@
+"""What the header of an nccl-tests run says of its ranks and launches, as text and as JSON have it: whether all ranks are listed, and how
+collectives were launched.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """Threads of each process and GPUs of each thread, collectives of one launch, and launches of a CUDA graph; what is not said is one
+    of each, and no graph."""
+
+    threads: int = 1
+    gpus: int = 1
+    grouped: int = 1
+    graphs: int = 0
+
+    def incomplete(self, ranks: Sequence[int]) -> str:
+        """Why a list of ranks is not that of all of them, "" where it may be: they count from 0, and each process has as many GPUs."""
+        listed = sorted(set(ranks))
+        missing = next((place for place, rank in enumerate(listed) if rank != place), None)
+        if missing is not None:
+            return f"devices of {len(ranks)} ranks are listed, and none of rank {missing}"
+        if len(listed) < len(ranks):
+            return f"devices of {len(ranks)} ranks are listed, some of them twice"
+        each = self.threads * self.gpus
+        if each and len(ranks) % each:
+            return f"devices of {len(ranks)} ranks are listed, where each process has {each} (nThread {self.threads}, nGpus {self.gpus})"
+        return ""
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """What of its launches is taken to change nothing, in words: a graph, or a group, saves the host's part of each."""
+        graphs = f"launched as CUDA graphs (graph: {self.graphs}), taken for collectives launched one by one"
+        grouped = f"{self.grouped} collectives in one launch (agg iters: {self.grouped}), taken for collectives launched one by one"
+        return (*((graphs,) if self.graphs > 0 else ()), *((grouped,) if self.grouped > 1 else ()))
+
+
+_TEXT = {"threads": "nThread", "gpus": "nGpus", "grouped": "agg iters:", "graphs": "graph:"}
+_JSON = {"threads": "nthreads", "gpus": "ngpus", "grouped": "aggregated_iterations", "graphs": "graph"}
+
+
+def of_text(log: str) -> Header:
+    """The header of one run as its line has it (writeDeviceReport in nccl-tests' src)."""
+    line = re.search(r"^#\s*nThread\b.*$", log, re.MULTILINE)
+    found = {name: re.search(rf"\b{words}\s+(\d{{1,9}})\b", line[0]) for name, words in _TEXT.items()} if line else {}
+    return Header(**{name: int(said[1]) for name, said in found.items() if said})
+
+
+def of_json(config: Mapping[str, Any]) -> Header:
+    """The header as the object `config` has it."""
+    return Header(**{name: config[key] for name, key in _JSON.items() if type(config.get(key)) is int})
