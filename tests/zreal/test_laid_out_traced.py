@@ -129,6 +129,39 @@ def test_activations_that_are_leaves_live_with_their_gradients_until_the_loss_go
     assert found == {}
 
 
+class Scaled(torch.autograd.Function):
+    """Keeps a tensor of its own on its ctx, where autograd does not know of it."""
+
+    @staticmethod
+    def forward(ctx, x):  # type: ignore[no-untyped-def]  # as torch has it
+        ctx.kept = x.sin()
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+        return gradient * ctx.kept
+
+
+class Keeping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.head = nn.Linear(WIDTH, 500)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = Scaled.apply(layer(x))
+        return self.head(x).sum()
+
+
+@pytest.mark.parametrize("strategy", [FSDP2, HSDP, DDP, FSDP1])
+def test_what_functions_keep_on_their_ctx_lives_until_the_loss_goes(strategy: str, tmp_path: Path) -> None:
+    def data() -> tuple[Tensor, ...]:
+        return (torch.randn(64, WIDTH),)
+
+    assert differences(Keeping, data, strategy, tmp_path, ranks=ranks(strategy), accumulation=2) == {}
+
+
 class Truncated(nn.Module):
     def __init__(self) -> None:
         super().__init__()
