@@ -2,8 +2,8 @@
 
 What is seen is what torch on a CPU does with such inputs: which storages live how long, which operators run, in which unit.
 Two runs of frees, with nothing allocated between them, have another order than torch's. What the graph holds until it goes, as leaves in it
-and what a Function keeps on its ctx, comes after the loss's gradient and before the loss. And what a function of torch.nn.functional drops when it returns, as normalize does with `out`, comes before its
-arguments that nobody else holds: the modes that watch it hold them longer.
+and what a Function keeps on its ctx, comes after the loss's gradient and before the loss. And what a function of torch.nn.functional drops
+when it returns, as normalize does with `out`, comes before its arguments that nobody else holds: the modes that watch it hold them longer.
 Whatever does not follow from the shapes alone is refused by name. It must not know strategies.
 """
 
