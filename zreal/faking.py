@@ -163,6 +163,8 @@ def _fake(tensor: Tensor) -> Tensor:
 
 def _input(where: str, value: Any) -> Any:
     if isinstance(value, Tensor):
+        if value.requires_grad:
+            raise refuse(where, "an input that needs no gradient", "one with requires_grad=True", "give it detached")
         return _fake(value)
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], torch.dtype | str):
         shape, dtype = value

@@ -335,7 +335,7 @@ def _marks(step: Step, lives: Lives, gradients: ParameterGradients, *, idle: tup
                 where=fqns[0],
                 expected=f"a gradient of {nbytes:,} B of its own",
                 found=f"a part of a storage of {births.get(storage, 0):,} B",
-                remedy="make the parameter's gradient contiguous, as by parameter.clone() in forward",
+                remedy="give the parameter's gradient room of its own, as by parameter * 1 in forward, or trace more samples",
             )
     return marks
 

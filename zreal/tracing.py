@@ -32,7 +32,7 @@ from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.checkpointing import problems as checkpointing_problems
 from zsim.json_reader import MAX_SENTENCE, is_name
 from zsim.repeats import most_runs
-from zsim.traced import DEVICES, Otherwise, TracedModel, check_whole
+from zsim.traced import DEVICES, Otherwise, TracedModel, TracedModelError, check_whole
 from zsim.training import Autograd, Batch, Device, Dtype, LoweredModule, Precision
 
 
@@ -96,15 +96,19 @@ def trace(
         device=device,
         name=name,
     )
-    plain, otherwise = _both(seen)
-    variants = []
-    for asked in checkpointing:
-        again, others = _both(partial(seen, asked, _require_known(asked, plain)), asked)
-        variants.append((asked, _alike(plain, again, asked).lowered))
-        otherwise += others
-    return check_whole(replace(plain, recomputing=tuple(variants), otherwise=tuple(otherwise)))
+    try:
+        plain, otherwise = _both(seen)
+        variants = []
+        for asked in checkpointing:
+            again, others = _both(partial(seen, asked, _require_known(asked, plain)), asked)
+            variants.append((asked, _alike(plain, again, asked).lowered))
+            otherwise += others
+        return check_whole(replace(plain, recomputing=tuple(variants), otherwise=tuple(otherwise)))
+    except TracedModelError as error:  # to trace it again would find the same
+        raise refuse(error.where, error.expected, error.found, UNMODELLED) from error
 
 
+UNMODELLED = "what autograd does there is not modelled: leave the unit out of units=, trace more samples, or write that part in another way"
 ASKS = (
     "a module that asks for the dtype of a sharded parameter, which under FSDP1 depends on how it asks: name the dtype in the module, "
     "as by x.to(torch.bfloat16)"

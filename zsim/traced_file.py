@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict
 from errno import EINVAL
 from pathlib import Path
@@ -36,7 +37,8 @@ TRANSPOSED = "transposed"
 MAX_MODULES = 20_000
 MAX_VARIANTS = 16
 FLOATS: Final = tuple(name for name in DTYPE_NBYTES if "float" in name)
-AUTOCAST: Final = ("autocast", "uncached")
+UNCACHED: Final = "uncached"
+AUTOCAST: Final = ("autocast", UNCACHED)
 """What a file has besides where the module ran under autocast: its dtype, and the buffers that went when forward was over."""
 FROZEN: Final = "frozen"
 NOT_IN_LOSS: Final = "not in the loss"
@@ -85,13 +87,13 @@ def dump(model: TracedModel) -> str:
         ],
     }
     if model.recomputing:
-        table[RECOMPUTING] = [[asdict(asked), [_lowered_table(one) for one in again]] for asked, again in model.recomputing]
+        table[RECOMPUTING] = [[asdict(asked), _lowered_tables(again)] for asked, again in model.recomputing]
     if model.otherwise:
         table[OTHERWISE] = [
             [
                 one.autograd,
                 [asdict(one.checkpointing)] * (one.checkpointing != NO_CHECKPOINTING),
-                [_lowered_table(module) for module in one.lowered],
+                _lowered_tables(one.lowered),
                 *([one.fails] if one.fails else []),
             ]
             for one in model.otherwise
@@ -99,6 +101,12 @@ def dump(model: TracedModel) -> str:
     if model.autocast != "none":
         table |= {"autocast": model.autocast, "uncached": [event.buffer for event in model.lowered[-1].uncached]}
     return json.dumps(table, separators=(",", ":")) + "\n"
+
+
+def _lowered_tables(modules: Iterable[LoweredModule]) -> list[dict[str, Any]]:
+    """Those of another form, the last of which says what autocast's cache holds in it."""
+    uncached = ([event.buffer for event in one.uncached] for one in modules)
+    return [_lowered_table(one) | ({UNCACHED: names} if names else {}) for one, names in zip(modules, uncached, strict=True)]
 
 
 def _lowered_table(lowered: LoweredModule) -> dict[str, Any]:
@@ -204,34 +212,34 @@ def _model(reader: Reader) -> TracedModel:
         devices=_devices(table["devices"]),
         registered=tuple(fqn.name() for fqn in table["registered"].items()),
         buffers=tuple(_buffer(buffer) for buffer in table["buffers"].items()),
-        recomputing=tuple(_variant(variant, modules, uncached) for variant in table[RECOMPUTING].items(at_most=MAX_VARIANTS)),
-        otherwise=tuple(_otherwise(row, modules, uncached) for row in table[OTHERWISE].items(at_most=3 * MAX_VARIANTS + 3)),
+        recomputing=tuple(_variant(variant, modules) for variant in table[RECOMPUTING].items(at_most=MAX_VARIANTS)),
+        otherwise=tuple(_otherwise(row, modules) for row in table[OTHERWISE].items(at_most=3 * MAX_VARIANTS + 3)),
     )
 
 
-def _variant(reader: Reader, modules: list[Module], uncached: tuple[Free, ...]) -> tuple[Checkpointing, tuple[LoweredModule, ...]]:
+def _variant(reader: Reader, modules: list[Module]) -> tuple[Checkpointing, tuple[LoweredModule, ...]]:
     asked, rows = reader.row(2)
-    return _checkpointing(asked), _each_lowered(rows, modules, uncached)
+    return _checkpointing(asked), _each_lowered(rows, modules)
 
 
-def _otherwise(reader: Reader, modules: list[Module], uncached: tuple[Free, ...]) -> Otherwise:
+def _otherwise(reader: Reader, modules: list[Module]) -> Otherwise:
     told = isinstance(reader.value, list) and len(reader.value) == 4
     autograd, given, rows, *fails = reader.row(4 if told else 3)
     asked = [_checkpointing(table) for table in given.items(at_most=1)]
     return Otherwise(
         autograd=autograd.one_of(("plain", "views", "bare")),
         checkpointing=asked[0] if asked else NO_CHECKPOINTING,
-        lowered=_each_lowered(rows, modules, uncached) if list(rows.items(at_most=MAX_MODULES)) else (),
+        lowered=_each_lowered(rows, modules) if list(rows.items(at_most=MAX_MODULES)) else (),
         fails=fails[0].sentence() if fails else "",
     )
 
 
-def _each_lowered(rows: Reader, modules: list[Module], uncached: tuple[Free, ...]) -> tuple[LoweredModule, ...]:
-    tables = [row.table(*COMPUTED, lists=(PASSES_ON, GIVEN_BACK)) for row in rows.items(at_most=MAX_MODULES)]
+def _each_lowered(rows: Reader, modules: list[Module]) -> tuple[LoweredModule, ...]:
+    tables = [row.table(*COMPUTED, lists=(PASSES_ON, GIVEN_BACK, UNCACHED)) for row in rows.items(at_most=MAX_MODULES)]
     if len(tables) != len(modules):
         raise rows.refuse(f"one row for each of the {len(modules)} modules")
     lowered = [_lowered(module, table) for module, table in zip(modules, tables, strict=True)]
-    return whole(lowered, uncached)
+    return whole(lowered, tuple(Free(buffer.name()) for table in tables for buffer in table[UNCACHED].items()))
 
 
 def _checkpointing(reader: Reader) -> Checkpointing:

@@ -17,6 +17,7 @@ from tests.zreal.test_user_modules_traced import DDP, FSDP2, HSDP, differences
 from zreal import torch_private
 from zreal.tracing import trace
 from zreal.untraceable import UntraceableError
+from zsim.traced_file import dump, parse
 
 WIDTH = 16
 FSDP1 = 'name = "fsdp1", dp_shard = 2, dp_replicate = 1'
@@ -190,3 +191,15 @@ def test_constructors_that_draw_truncated_normals_are_traced() -> None:
 def test_constructors_that_ask_for_values_are_refused_with_what_helps() -> None:
     with pytest.raises(UntraceableError, match=r'make the module beforehand, as under torch.device\("meta"\), and give it itself'):
         trace(Asking, (torch.randn(2, WIDTH),), units=[])
+
+
+def test_an_input_that_needs_a_gradient_is_refused_as_no_strategy_counts_it() -> None:
+    with pytest.raises(UntraceableError, match=r"inputs\[0\]: expected an input that needs no gradient"):
+        trace(Truncated, (torch.randn(2, WIDTH, requires_grad=True),), units=[])
+
+
+def test_a_trace_under_autocast_keeps_what_each_form_has_in_autocasts_cache() -> None:
+    """The form without hooks numbers its buffers otherwise, where checkpointed layers read a leaf."""
+    model = trace(lambda: Adapted(recomputes=True), (torch.randint(0, 40, (2, 8)),), autocast="bfloat16")
+    assert model.otherwise
+    assert parse(dump(model).encode()) == model

@@ -162,3 +162,39 @@ def test_a_line_of_a_run_or_a_table_that_is_skipped_as_a_whole_is_explained_by_w
     assert "collective: all_reduce" in capsys.readouterr().out
     for place in ("c.csv:3", "a.log:99", "a.log:" + "9" * 5000):
         assert cli.main(["accuracy", str(tmp_path), "--explain", place]) == 2
+
+
+@pytest.mark.parametrize("count", ["7", "1e+06", "1.23457e+06", "inf", "nan"])
+@pytest.mark.parametrize("place", [8, 12])
+def test_wrong_results_are_refused_however_many_they_are(count: str, place: int) -> None:
+    cells = ROWS[1].split()
+    cells[place] = count
+    found = read_text(with_second("  ".join(cells)), source="a.log")
+    assert ([row.size_bytes for row in found.rows], found.reasons) == ([GIB], {"wrong results": 1})
+
+
+def test_a_run_that_has_failed_without_a_row_to_blame_is_refused_whole() -> None:
+    failed = LOG.replace("values : 0 OK", "values : 16 FAILED")
+    assert read_text(failed, source="a.log").reasons == {"wrong results: out of bounds values": 2}
+
+
+def test_times_of_the_host_are_none_of_a_collective() -> None:
+    header = next(line for line in LOG.splitlines() if "#wrong" in line)
+    on_the_host = LOG.replace(header, header.replace("  time", "cputime"))
+    assert read_text(on_the_host, source="a.log").reasons == {"times of the host (-C 1), not of the collective": 2}
+
+
+def test_runs_of_several_communicators_at_once_are_refused_by_name() -> None:
+    split = read_text(LOG.replace("Rank  1 Group  0", "Rank  1 Group  1"), source="a.log")
+    assert list(split.reasons) == ["2 communicators at once (NCCL_TESTS_SPLIT): no model of what they take from one another"]
+    whole = report()
+    whole["config"]["devices"][3]["group"] = 1  # type: ignore[index]
+    assert list(read_json(json.dumps(whole), source="a.json").reasons) == [
+        "2 communicators at once: no model of what they take from one another"
+    ]
+
+
+def test_the_environment_in_json_counts_as_variables_of_a_log_do() -> None:
+    forced = read_json(json.dumps({**report(), "env": ["PATH=/usr/bin", "NCCL_ALGO=Tree"]}), source="a.json")
+    assert "NCCL_ALGO=Tree: no model of it" in forced.reasons
+    assert read_json(json.dumps({**report(), "env": ["NCCL_DEBUG=INFO"]}), source="a.json").rows

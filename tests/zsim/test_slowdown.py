@@ -17,7 +17,7 @@ from zsim.mesh import Mesh
 from zsim.ops import COLLECTIVES, Kernel, Op, Place
 from zsim.plan import plan
 from zsim.program import Program, RankProgram
-from zsim.slowdown import simulate_step
+from zsim.slowdown import interference, simulate_step
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 
@@ -179,3 +179,20 @@ activation_checkpointing = { mode = "full" }
     clusters = case.cluster, replace(case.cluster, links=links)
     slow, fast = (simulate_step(program, costs=Costs(cluster=one, execution=case.executed)).step_time_ns for one in clusters)
     assert fast < slow
+
+
+def test_rounds_go_on_until_a_step_has_settled() -> None:
+    """Of FSDP1's copies beside its backward four rounds left 1.7 % of this step."""
+    text = """
+model = { preset = "mpt-1b" }
+batch = { micro_batch = 1, sequence_length = 512, accumulation = 2 }
+cluster = { preset = "dgx-a100-40" }
+strategy = { name = "fsdp1", dp_replicate = 2, dp_shard = 4, sync = "last" }
+precision = { parameters = "bf16", reduce = "fp32" }
+"""
+    case = scenario.parse(text.encode(), where="fsdp1.toml")
+    program, costs = plan(case, device="cuda"), Costs(cluster=case.cluster, execution=case.executed)
+    settled = simulate_step(program, costs=costs)
+    lost = interference(program, settled, costs=costs, lengthened=True)
+    again = simulate(program, costs=costs, delays=[Delays(lost.get(kind, {}), {}) for kind in range(len(program.ranks))])
+    assert again.step_time_ns == pytest.approx(settled.step_time_ns, rel=0.003)

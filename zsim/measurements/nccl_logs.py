@@ -16,8 +16,9 @@ from zsim.measurements.nccl_rows import NcclRow
 from zsim.measurements.nccl_units import size_unit
 from zsim.measurements.nccl_words import in_log
 
-WRONG = (8, 12)
-"""The columns of how many results are wrong, out of place and in place, where a table has them."""
+MOST_VARIABLES = 10_000
+"""Of an environment that is looked through."""
+OUT_OF_BOUNDS = re.compile(r"^# Out of bounds values : .*FAILED", re.MULTILINE)
 STARTS = ("# nccl-tests version", "# Collective test starting", "# nThread")
 """What the lines begin with that a run begins with."""
 PREFIX = re.compile(
@@ -72,13 +73,19 @@ def _read_run(lines: list[str], first: int, source: str, collective: str, gpu: s
     table = [(place, line.split()) for place, line in _table(lines, first)]
     about = _about(text)
     words = next((line for line in lines if line.startswith("#") and "(GB/s)" in line), "")
-    has_wrong = any(line.startswith("#") and "#wrong" in line for line in lines)
+    wrong = _columns_of_wrong(lines)
     name, problem_of_name = agreed(about.collectives, given=collective, source=source, modelled=FACTORS)
     problem = ""
     if not any(line.startswith("# Avg bus bandwidth") for line in lines):
         problem = "log cut: no closing summary"
     elif "(us)" not in words:
         problem = "no time in us"
+    elif any(line.startswith("#") and "cputime" in line for line in lines):
+        problem = "times of the host (-C 1), not of the collective"
+    elif about.groups > 1:
+        problem = f"{about.groups} communicators at once (NCCL_TESTS_SPLIT): no model of what they take from one another"
+    elif OUT_OF_BOUNDS.search(text) and not any(_is_some(cell) for _, cells in table for place in wrong for cell in cells[place:][:1]):
+        problem = "wrong results: out of bounds values"
     elif (unit := size_unit(words)) not in ("B", "bytes"):
         problem = f"sizes in another unit than B: {unit[:20] or 'none'}"
     elif problem_of_name:
@@ -99,7 +106,7 @@ def _read_run(lines: list[str], first: int, source: str, collective: str, gpu: s
         def row() -> NcclRow:
             if problem := why_no_row(cells) or why_not_its_count(name, cells, ranks=about.ranks):
                 raise RefusedError(problem)
-            if has_wrong and any(re.fullmatch("0*[1-9][0-9]*", cell) for place in WRONG for cell in cells[place : place + 1]):
+            if any(_is_some(cell) for place in wrong for cell in cells[place : place + 1]):
                 raise RefusedError("wrong results")
             if not about.collectives and REDUCES[name] == (cells[3] == "none"):
                 raise RefusedError(f"its operation is {cells[3][:20]}, which contradicts {name}")
@@ -146,6 +153,8 @@ class _About:
     mixed: str
     """What is wrong with its GPUs, "" for nothing."""
     variables: str
+    groups: int
+    """Communicators, each of some of its ranks."""
     incomplete: str
     """What is wrong with the list of its ranks, "" for nothing."""
     assumed: tuple[str, ...]
@@ -164,9 +173,24 @@ def _about(text: str) -> _About:
         version=version[1] if version else _version(int(code[1])) if code else "",
         mixed=_mixed(name.strip() for _, name in devices),
         variables=in_log(text),
+        groups=max(1, len(set(re.findall(r"#\s+Rank\s+\d{1,7} Group\s+(\d{1,7})\b", text)))),
         incomplete=header.incomplete([int(rank) for rank, _, _ in listed]),
         assumed=header.assumed,
     )
+
+
+def _columns_of_wrong(lines: list[str]) -> list[int]:
+    """The columns of how many results are wrong, out of place and in place, where a table has them."""
+    header = next((line.split()[1:] for line in lines if line.startswith("#") and "#wrong" in line), [])
+    return [place for place, word in enumerate(header) if word == "#wrong"]
+
+
+def _is_some(cell: str) -> bool:
+    """Whether so many results are wrong, a number of six digits at most or as 1e+06."""
+    try:
+        return not float(cell) <= 0
+    except ValueError:  # N/A
+        return False
 
 
 def _mixed(gpus: Iterable[str]) -> str:
@@ -194,9 +218,12 @@ def read_json(text: str, *, source: str, collective: str = "", inter_node: str =
     devices = whole.get("config", {}).get("devices") if isinstance(whole.get("config"), dict) else None
     if not isinstance(devices, list) or not devices or not all(isinstance(one, dict) for one in devices):
         return Rows(rows=(), skipped=(Skipped(source=source, line=1, reason="no devices listed", count=max(1, len(results))),))
-    header = nccl_headers.of_json(whole["config"])
+    header, groups = nccl_headers.of_json(whole["config"]), {str(one.get("group", 0)) for one in devices}
+    environment = whole.get("env")
+    variables = in_log(" ".join(str(one) for one in environment[:MOST_VARIABLES])) if isinstance(environment, list) else ""
     ranks = [place if type(rank := one.get("rank")) is not int else rank for place, one in enumerate(devices)]
-    if wrong_devices := header.incomplete(ranks) or _mixed(str(one.get("device_info", "")) for one in devices):
+    split = f"{len(groups)} communicators at once: no model of what they take from one another" if len(groups) > 1 else ""
+    if wrong_devices := split or header.incomplete(ranks) or _mixed(str(one.get("device_info", "")) for one in devices):
         return Rows(rows=(), skipped=(Skipped(source=source, line=1, reason=wrong_devices, count=max(1, len(results))),))
 
     def make(result: Any) -> Callable[[], NcclRow]:
@@ -225,7 +252,7 @@ def read_json(text: str, *, source: str, collective: str = "", inter_node: str =
                     size_bytes=result["size"],
                     inter_node=inter_node,
                     nccl_version=_version(whole["nccl_version"]) if isinstance(whole.get("nccl_version"), int) else "",
-                    notes=notes,
+                    notes=f"{notes} {variables}".strip(),
                     assumed=header.assumed,
                     source=source,
                     line=1,
