@@ -20,6 +20,9 @@ class ParameterGradients:
     def __init__(self, log: StorageLog) -> None:
         self.made: dict[str, list[int]] = defaultdict(list)
         self.kept: dict[str, int] = {}
+        self.shared: list[str] = []
+        """Those whose gradient is a part of another's storage, which goes on to what comes before them."""
+        self._kept_at: dict[str, int] = {}
         self._log = log
         self.copied: set[str] = set()
         self._arrived: Counter[int] = Counter()
@@ -36,6 +39,9 @@ class ParameterGradients:
         finally:
             for handle in handles:
                 handle.remove()
+            in_turn = sorted(self.kept, key=lambda fqn: self._kept_at[fqn])
+            last = {self.kept[fqn]: self._kept_at[fqn] for fqn in in_turn}  # halves of a weight may have one storage
+            self.shared = [fqn for fqn, number in self.kept.items() if self._log.last_read.get(number, -1) >= last[number]]
 
     def follow(self, loss: Tensor, parameters: Mapping[str, nn.Parameter]) -> None:
         """Watch every value of the graph that gets more than one gradient: autograd adds those up."""
@@ -65,7 +71,7 @@ class ParameterGradients:
     def _keep(self, fqn: str, parameter: Tensor) -> None:
         self._log.entries.append((self._log.place, Accumulated(fqn)))
         if parameter.grad is not None:
-            self.kept[fqn] = self._log.number(parameter.grad)
+            self.kept[fqn], self._kept_at[fqn] = self._log.number(parameter.grad), len(self._log.entries)
             (self.copied.discard if self.kept[fqn] == self._before.pop(fqn, 0) else self.copied.add)(fqn)
 
 

@@ -91,6 +91,8 @@ class StorageLog(TorchDispatchMode):
         self._device: Device = device
         self.entries: list[tuple[Place, Entry]] = []
         self.reads: dict[Place, dict[str, None]] = {}
+        self.last_read: dict[int, int] = {}
+        """By storage: how many entries there were when an operator last read it."""
         self.place = START
         self.sums_due = 0
         self._known = KnownValues()
@@ -121,7 +123,7 @@ class StorageLog(TorchDispatchMode):
         living = set(self._numbers.values()) - self._ignored
         left = {e.storage: e for _, e in self.entries if isinstance(e, Born) and e.storage in living}
         self._ignored |= living
-        self.entries, self.reads, self.place = [], {}, START
+        self.entries, self.reads, self.last_read, self.place = [], {}, {}, START
         return left
 
     def _forget(self, key: int) -> None:
@@ -136,7 +138,9 @@ class StorageLog(TorchDispatchMode):
         if name.startswith("prim::"):
             return func(*args, **options)
         for tensor in tensors((*args, *options.values())):
-            if (fqn := self._parameters.get(self._numbers.get(id(tensor.untyped_storage()), 0))) is not None:
+            number = self._numbers.get(id(tensor.untyped_storage()), 0)
+            self.last_read[number] = len(self.entries)
+            if (fqn := self._parameters.get(number)) is not None:
                 self.reads.setdefault(self.place, {})[fqn] = None
         if (number := self._known.answer(name, args)) is not None:
             return number

@@ -170,6 +170,13 @@ def _seen(
     names: frozenset[str] = frozenset(),
 ) -> _Seen:
     require_gathered(reads, step.visits, step.groups)
+    for fqn in gradients.shared:
+        raise UntraceableError(
+            where=fqn,
+            expected="a gradient of its own",
+            found="a view of one that goes on, as of what is added to a single sample",
+            remedy="trace two samples or more, or write parameter * 1 in forward",
+        )
     marks = _marks(step, lives, gradients, idle=_idle(step))
     stretches = _stretches(step, _accumulated_once(lives, marks), reads, names=names)
     buffers = _Names(

@@ -203,3 +203,42 @@ def test_a_trace_under_autocast_keeps_what_each_form_has_in_autocasts_cache() ->
     model = trace(lambda: Adapted(recomputes=True), (torch.randint(0, 40, (2, 8)),), autocast="bfloat16")
     assert model.otherwise
     assert parse(dump(model).encode()) == model
+
+
+class Positioned(nn.Module):
+    """Layers that add a learned position to what they take, or to what they make, as it is or through a view of it."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        for layer in self.layers:
+            layer.position = nn.Parameter(torch.randn(*((1, 6, WIDTH) if kind == "whole" else (6, WIDTH))))
+        self.kind = kind
+        for layer in self.layers:
+            layer.register_forward_pre_hook(self.add)
+
+    def add(self, layer: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
+        position = layer.position
+        if self.kind == "times one":
+            return (given[0] + (position * 1)[None],)
+        return (given[0] + (position[None] if self.kind == "view" else position),)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.pow(2).mean()
+
+
+@pytest.mark.parametrize("strategy", [FSDP2, f'{FSDP2}, sync = "last"', DDP])
+@pytest.mark.parametrize(("kind", "samples"), [("whole", 1), ("whole", 2), ("view", 2), ("plain", 1), ("plain", 2), ("times one", 1)])
+def test_positions_that_are_added_to_samples(kind: str, samples: int, strategy: str, tmp_path: Path) -> None:
+    def data() -> tuple[Tensor, ...]:
+        return (torch.randn(samples, 6, WIDTH),)
+
+    assert differences(lambda: Positioned(kind), data, strategy, tmp_path, ranks=2, accumulation=2) == {}
+
+
+def test_a_gradient_that_is_a_view_of_one_that_goes_on_is_refused_with_what_helps() -> None:
+    """torch keeps the view, and its storage lives until both are done with it."""
+    with pytest.raises(UntraceableError, match=r"position: expected a gradient of its own, found a view of one that goes on.*two samples"):
+        trace(lambda: Positioned("view"), (torch.randn(1, 6, WIDTH),))
