@@ -161,9 +161,7 @@ def test_what_is_lost_is_a_share_of_the_time_with_it() -> None:
         assert simulate_step(program, costs=costs).ranks[0].ends[0] == ended
 
 
-def test_links_twice_as_fast_do_not_make_a_step_slower_in_which_much_runs_at_once() -> None:
-    """FSDP1's copies beside its backward: what they lose to one another is found in rounds, as one alone overshoots."""
-    text = """
+COPIES_BESIDE_BACKWARD = """
 model = { preset = "mpt-1b" }
 batch = { micro_batch = 1, sequence_length = 512, accumulation = 2 }
 cluster = { preset = "dgx-a100-40" }
@@ -172,7 +170,11 @@ precision = { parameters = "bf16", reduce = "fp32" }
 optimizer = { name = "adamw", implementation = "fused" }
 activation_checkpointing = { mode = "full" }
 """
-    case = scenario.parse(text.encode(), where="fsdp1.toml")
+
+
+def test_links_twice_as_fast_do_not_make_a_step_slower_in_which_much_runs_at_once() -> None:
+    """FSDP1's copies beside its backward: what they lose to one another is found in rounds, as one alone overshoots."""
+    case = scenario.parse(COPIES_BESIDE_BACKWARD.encode(), where="fsdp1.toml")
     program = plan(case, device="cuda")
     fabric = case.cluster.links.fabric
     links = replace(case.cluster.links, fabric=replace(fabric, bandwidth=2 * fabric.bandwidth))
@@ -182,15 +184,8 @@ activation_checkpointing = { mode = "full" }
 
 
 def test_rounds_go_on_until_a_step_has_settled() -> None:
-    """Of FSDP1's copies beside its backward four rounds left 1.7 % of this step."""
-    text = """
-model = { preset = "mpt-1b" }
-batch = { micro_batch = 1, sequence_length = 512, accumulation = 2 }
-cluster = { preset = "dgx-a100-40" }
-strategy = { name = "fsdp1", dp_replicate = 2, dp_shard = 4, sync = "last" }
-precision = { parameters = "bf16", reduce = "fp32" }
-"""
-    case = scenario.parse(text.encode(), where="fsdp1.toml")
+    """A few rounds leave a per cent or two of such steps."""
+    case = scenario.parse(COPIES_BESIDE_BACKWARD.encode(), where="fsdp1.toml")
     program, costs = plan(case, device="cuda"), Costs(cluster=case.cluster, execution=case.executed)
     settled = simulate_step(program, costs=costs)
     lost = interference(program, settled, costs=costs, lengthened=True)
