@@ -12,6 +12,7 @@ from typing import Literal
 
 from zreal.boundaries import Visit
 from zreal.gathered import require_gathered
+from zreal.gradient_storages import accumulated_once, gradient_storages
 from zreal.parameter_gradients import ParameterGradients
 from zreal.storages import Again, Born, CalledAgain, Died, Entry, Lives, Place
 from zreal.untraceable import UntraceableError
@@ -20,7 +21,6 @@ from zsim.ops import Alloc, Free, Kernel, MemoryKind
 from zsim.tape import SEED
 from zsim.traced import FAMILY, LOSS, TracedModel, check, placed, stretch, whole
 from zsim.training import (
-    DTYPE_NBYTES,
     Accumulated,
     Batch,
     Computation,
@@ -146,6 +146,12 @@ class _Seen:
     lowered: tuple[LoweredModule, ...]
 
 
+def _trained(step: Step) -> dict[str, int]:
+    """The elements of each parameter of the units that run that is not frozen."""
+    idle = _idle(step)
+    return {p.fqn: p.numel for group in step.groups if group.fqn not in idle for p in group.parameters if p.requires_grad}
+
+
 def _in_loss(step: Step, gradients: ParameterGradients) -> tuple[ParamGroup, ...]:
     """The groups, in which parameters of units that run are marked where they need a gradient and got none."""
     idle, kept = _idle(step), gradients.kept
@@ -170,15 +176,8 @@ def _seen(
     names: frozenset[str] = frozenset(),
 ) -> _Seen:
     require_gathered(reads, step.visits, step.groups)
-    for fqn in gradients.shared:
-        raise UntraceableError(
-            where=fqn,
-            expected="a gradient of its own",
-            found="a view of one that goes on, as of what is added to a single sample",
-            remedy="trace two samples or more, or write parameter * 1 in forward",
-        )
-    marks = _marks(step, lives, gradients, idle=_idle(step))
-    stretches = _stretches(step, _accumulated_once(lives, marks), reads, names=names)
+    marks = gradient_storages(_trained(step), lives, gradients, dtype=step.dtype)
+    stretches = _stretches(step, accumulated_once(lives, marks), reads, names=names)
     buffers = _Names(
         marks=marks,
         copied=gradients.copied,
@@ -314,48 +313,3 @@ def _born(fqn: str, born: Born, names: _Names) -> list[TapeEvent]:
 def _module(one: _Stretch, *, last: bool) -> Module:
     """Its reads as operators."""
     return stretch(one.fqn, unit=one.unit, weights=tuple((fqn, "") for fqn in one.reads), last=last)
-
-
-def _marks(step: Step, lives: Lives, gradients: ParameterGradients, *, idle: tuple[str, ...]) -> dict[int, tuple[str, ...]]:
-    """Storages that are born as gradients of parameters: the one kept and, of several, those added to it."""
-    births = {entry.storage: entry.nbytes for _, entry in lives.entries if isinstance(entry, Born)}
-    marks: dict[int, tuple[str, ...]] = {}
-    used = (p for group in step.groups if group.fqn not in idle for p in group.parameters)
-    numels = {p.fqn: p.numel for p in used if p.requires_grad}
-    runs: dict[str, list[str]] = {fqn: [] for fqn in numels}  # of what each run of a unit may have read a view
-    for name in gradients.kept:
-        runs.get(name if name in runs else name.rpartition(RUN)[0], []).append(name)
-    numels |= {name: numels[fqn] for fqn, found in runs.items() for name in found}
-    for found in runs.values():
-        for name in found:
-            kept = lives.final(gradients.kept[name])
-            made = dict.fromkeys(map(lives.final, gradients.made.get(name, [])))
-            added = [storage for storage in made if storage in lives.used_up and storage != kept] if kept in made else []
-            for storage in (kept, *added):
-                marks[storage] = (*marks.get(storage, ()), name)
-    for fqn in (name for fqns in marks.values() for name in fqns if not numels[name]):
-        raise UntraceableError(where=fqn, expected="elements in what is trained", found="an empty parameter", remedy="freeze it")
-    for storage, fqns in marks.items():
-        nbytes = sum(numels[fqn] * DTYPE_NBYTES[step.dtype] for fqn in fqns)
-        if births.get(storage) != nbytes:
-            raise UntraceableError(
-                where=fqns[0],
-                expected=f"a gradient of {nbytes:,} B of its own",
-                found=f"a part of a storage of {births.get(storage, 0):,} B",
-                remedy="give the parameter's gradient room of its own, as by parameter * 1 in forward, or trace more samples",
-            )
-    return marks
-
-
-def _accumulated_once(lives: Lives, marks: Mapping[int, tuple[str, ...]]) -> Lives:
-    """`lives` in which each parameter is accumulated once, after its last gradient: a reentrant checkpoint in it may do so again."""
-    due, entries = set[str](), list[tuple[Place, Entry]]()
-    last = {fqn: index for index, (_, e) in enumerate(lives.entries) if isinstance(e, Born) for fqn in marks.get(e.storage, ())}
-    for index, (place, entry) in enumerate(lives.entries):
-        if isinstance(entry, Born):
-            due.update(fqn for fqn in marks.get(entry.storage, ()) if last[fqn] == index)
-        if not isinstance(entry, Accumulated) or entry.fqn in due:
-            entries.append((place, entry))
-        if isinstance(entry, Accumulated):
-            due.discard(entry.fqn)
-    return replace(lives, entries=entries)

@@ -42,21 +42,26 @@ class Options:
 
 def model_problems(options: Options, model: ModelSpec, accumulates: bool) -> Iterator[str]:
     """What torch cannot do with `model`, or we do not know, with the scenario's key in front."""
-    traced = isinstance(model, TracedModel)
     if model.left_out and not options.find_unused_parameters:
-        fqn = model.left_out[0].fqn
-        block = next((block for block in model.idle if fqn.startswith(f"{block}.")), "")
-        mend = "freeze it in the module" if traced else f'use find_unused_parameters = true, freeze the block too, frozen = ["{block}.*"]'
+        key, what, mend = _left_out(model)
         yield (
-            f"{'model.traced' if traced else 'model.unused'}: DDP waits for a gradient of each parameter that needs one, and "
-            f"{fqn if traced else block} never {'gets' if traced else 'makes'} one: torch raises "
+            f"{key}: DDP waits for a gradient of each parameter that needs one, and {what} one: torch raises "
             f'"Expected to have finished reduction in the prior iteration" in the second forward; {mend}, or use fsdp2'
         )
-    if traced and options.find_unused_parameters:
+    if isinstance(model, TracedModel) and options.find_unused_parameters:
         yield (
             "strategy.find_unused_parameters: DDP then copies whatever the module returns, which a traced model does not tell; leave it "
             "out, and freeze what is not used"
         )
+
+
+def _left_out(model: ModelSpec) -> tuple[str, str, str]:
+    """Of a parameter that gets no gradient: the scenario's key, what does not make one, and what helps besides another strategy."""
+    fqn = model.left_out[0].fqn
+    if isinstance(model, TracedModel):
+        return "model.traced", f"{fqn} never gets", "freeze it in the module"
+    block = next(block for block in model.idle if fqn.startswith(f"{block}."))
+    return "model.unused", f"{block} never makes", f'use find_unused_parameters = true, freeze the block too, frozen = ["{block}.*"]'
 
 
 def buckets(training: Training, options: Options) -> tuple[Bucket, ...]:
