@@ -155,6 +155,7 @@ class Boundaries:
         made = [*self._made(loss)]
         self._pass_by({stretch for stretch, _, _ in made})
         if self._hooked:
+            self._unhook_detached(loss)
             self.keeps_apart = _keeps_apart(loss)
         else:
             self._follow(made)
@@ -180,6 +181,13 @@ class Boundaries:
                 )
             self.constant.add(self._ends[first])
             self.visits[first] = replace(self.visits[first], needs_gradient=False)
+
+    def _unhook_detached(self, loss: Tensor) -> None:
+        """A unit may detach what it was called with: no gradient then comes to the hook on its inputs, and nobody sees its backward end."""
+        seen = {node.done.args[0] for node in nodes(loss.grad_fn) if _is_hook(node)}
+        for place, visit in enumerate(self.visits):
+            if visit.needs_gradient and place not in seen:
+                self.visits[place] = replace(visit, needs_gradient=False)
 
     def _follow(self, made: Iterable[tuple[int, int, Any]]) -> None:
         """Watch the first node of each stretch that backward comes to, which is the last that it has made in forward."""
@@ -311,6 +319,10 @@ class Boundaries:
         )
 
 
+def _is_hook(node: Any) -> bool:
+    return bool(node.name() == f"{_InputsDone.__name__}Backward")
+
+
 def _keeps_apart(loss: Tensor) -> bool:
     """Whether a unit takes what gets other gradients too, or takes it twice: its own are then added up before they meet those.
 
@@ -318,7 +330,7 @@ def _keeps_apart(loss: Tensor) -> bool:
     """
     found = [*nodes(loss.grad_fn)]
     edges = Counter(edge for node in found for edge in node.next_functions)
-    hooks = [node for node in found if node.name() == f"{_InputsDone.__name__}Backward"]
+    hooks = [*filter(_is_hook, found)]
     if any(not edges[node, number] for node in hooks for number in range(len(node.next_functions))):
         return True
     taken = (edge for node in hooks for edge in node.next_functions)

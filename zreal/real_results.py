@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 Rule = Callable[[tuple[Any, ...]], "tuple[int, ...] | None"]
 """From an operator's arguments to the strides of its first result; None: as new tensors lie."""
@@ -43,13 +44,23 @@ def _channels_of(place: int) -> Rule:
 
 
 def _element_by_element(arguments: tuple[Any, ...]) -> tuple[int, ...]:
-    """As its tensors make it, of which kernels go through each element, the first before the second (TensorIterator)."""
-    first, *others = (argument for argument in arguments if isinstance(argument, Tensor))
-    return torch.add(first, others[0] if others else 0).stride()
+    """As its tensors make it, of which kernels go through each element, the first before the second (TensorIterator).
+
+    Fake tensors of two bytes are asked as ones of four: an expanded one would be widened first, and its elements get room of their own.
+    """
+    given = [argument for argument in arguments if isinstance(argument, Tensor)]
+    alike = [torch.empty_strided(tensor.shape, tensor.stride(), dtype=torch.float32, device=tensor.device) for tensor in given]
+    return (torch.add if len(alike) < 3 else torch.addcmul)(*alike, *[0] * (2 - len(alike))).stride()
+
+
+def _in_order(*places: int) -> Rule:
+    """As `_element_by_element` of the arguments at `places`, which the kernel goes through in that order."""
+    return lambda arguments: _element_by_element(tuple(arguments[place] for place in places))
 
 
 RULES: Mapping[str, Rule] = {
     "_log_softmax_backward_data": _as_new,
+    "_prelu_kernel_backward": _in_order(1, 2, 0),
     "binary_cross_entropy": _like(0),
     "binary_cross_entropy_backward": _like(1),
     "channel_shuffle": _channels_of(0),
@@ -58,9 +69,14 @@ RULES: Mapping[str, Rule] = {
     "hardsigmoid_backward": _element_by_element,
     "hardswish_backward": _element_by_element,
     "hardtanh_backward": _element_by_element,
+    "huber_loss": _like(0),
     "huber_loss_backward": _as_new,
+    "leaky_relu_backward": _in_order(1, 0),
     "log_sigmoid_backward": _like(0),
     "log_sigmoid_forward": _as_new,
+    "masked_fill": _as_new,
+    "mish_backward": _element_by_element,
+    "mse_loss": _element_by_element,
     "mse_loss_backward": _as_new,
     "native_batch_norm": _channels_of(0),
     "native_batch_norm_backward": _channels_of(1),
@@ -68,23 +84,35 @@ RULES: Mapping[str, Rule] = {
     "native_layer_norm_backward": _as_new,
     "reflection_pad2d_backward": _channels_of(1),
     "roll": _channels_of(0),
+    "rsub": _in_order(1, 0),
+    "smooth_l1_loss": _element_by_element,
     "smooth_l1_loss_backward": _as_new,
     "softplus_backward": _element_by_element,
+    "threshold_backward": _in_order(1, 0),
     "xlogy": _element_by_element,
 }
 
 
-def as_real(operator: str, arguments: tuple[Any, ...], result: Any) -> Any:
+def as_real(operator: OpOverload, arguments: tuple[Any, ...], result: Any) -> Any:
     """The `result` of an operator on fake tensors as the real one is."""
-    if operator in RULES:
-        first = result[0] if isinstance(result, tuple | list) else result
-        if isinstance(first, Tensor) and first.dim() > 1 and first.numel():
-            dtype = arguments[1].dtype if operator == "native_group_norm_backward" else first.dtype
-            laid = _laid(first, RULES[operator](arguments), dtype)
-            result = (laid, *result[1:]) if isinstance(result, tuple | list) else laid
-    if operator in STATISTICS:
+    name = operator._schema.name.partition("::")[2]
+    rule = RULES.get(name) or (_element_by_element if _joins(operator, arguments) else None)
+    first = result[0] if isinstance(result, tuple | list) else result
+    if rule is not None and isinstance(first, Tensor) and first.dim() > 1 and first.numel():
+        dtype = arguments[1].dtype if name == "native_group_norm_backward" else first.dtype
+        laid = _laid(first, rule(arguments), dtype)
+        result = (laid, *result[1:]) if isinstance(result, tuple | list) else laid
+    if name in STATISTICS:
         result = _with_statistics(arguments, result)
     return result
+
+
+def _joins(operator: OpOverload, arguments: tuple[Any, ...]) -> bool:
+    """Whether it makes a new tensor, element by element, of several that do not all lie as new ones."""
+    if torch.Tag.pointwise not in operator.tags or operator._schema.is_mutable:
+        return False
+    given = [argument for argument in arguments if isinstance(argument, Tensor)]
+    return len(given) > 1 and not all(tensor.is_contiguous() for tensor in given)
 
 
 def _laid(tensor: Tensor, strides: tuple[int, ...] | None, dtype: torch.dtype) -> Tensor:

@@ -150,7 +150,7 @@ class StorageLog(TorchDispatchMode):
         except Exception as error:
             raise refusal(name, error) from error
         _require_storages(name, result)
-        result = as_real(base_name(name), args, result)
+        result = as_real(func, args, result)
         self._known.follow(func, args, options, result)
         note_views((*args, *options.values()), result)
         self._note(func, args, options, result)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from tests.quick import one_in
 from tests.zreal.test_user_modules_traced import DDP, FSDP2, HSDP, KEPT, differences
@@ -128,3 +130,52 @@ def test_in_a_unit_that_goes_on_it_is_refused_with_the_reason_and_traced_as_told
     with pytest.raises(UntraceableError, match=r"1\.inner: .* a run whose output is detached, .*; leave it out of units=: it then"):
         trace(make, inputs(), units=["1", "1.inner"])
     assert trace(make, inputs(), units=["1"]).modules
+
+
+class Detaching(nn.Module):
+    """Goes on from the value alone of what it was called with, and maybe adds the other input, or what it was called with."""
+
+    def __init__(self, detaches: bool, *, adds: bool) -> None:
+        super().__init__()
+        self.linear, self.detaches, self.adds = nn.Linear(WIDTH, WIDTH), detaches, adds
+
+    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+        y: Tensor = self.linear(x.detach() if self.detaches else x).relu()
+        return y + x if self.adds else y if other is None else y * other
+
+
+class Local(nn.Module):
+    """Layers of which those at `places` are trained on their own inputs' values, as where learning is local; the root may add these."""
+
+    def __init__(self, places: str, how: str) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 4)
+        self.layers = nn.ModuleList(Detaching(str(place) in places, adds=how == "added") for place in range(4))
+        self.how = how
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embedding(x)
+        for layer in self.layers:
+            if self.how == "beside":
+                x = x + layer(x)
+            elif self.how == "checkpointed":
+                x = x + checkpoint(layer, x, use_reentrant=False)
+            else:
+                x = layer(x, x * 2) if self.how == "other" else layer(x)
+            if self.how == "twice":
+                x = layer(x)
+        return self.head(x).pow(2).mean()
+
+
+PLACES, HOW = ("0", "2", "13", "3"), ("added", "beside", "other", "checkpointed")
+LOCAL = [
+    *product(PLACES, HOW, [FSDP2, KEPT, HSDP, PREFETCH, DDP, FSDP1]),
+    *product(PLACES, ["alone", "twice"], [FSDP2, KEPT, HSDP, PREFETCH]),  # layers before it get no gradient, which the others refuse
+]
+
+
+@pytest.mark.parametrize(("places", "how", "strategy"), one_in(5, LOCAL))
+def test_a_unit_that_detaches_its_input_is_reduced_when_backward_is_over(places: str, how: str, strategy: str, tmp_path: Path) -> None:
+    """No gradient comes to the hook on its inputs, at which fully_shard would do it before."""
+    ranks = 4 if strategy == HSDP else 2
+    assert differences(lambda: Local(places, how), inputs, strategy, tmp_path, ranks=ranks, accumulation=2) == {}

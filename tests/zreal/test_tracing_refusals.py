@@ -236,9 +236,10 @@ def test_a_unit_that_is_recomputed_together_with_more_is_refused() -> None:
 
 def test_a_backward_that_leaves_the_order_of_units_is_refused() -> None:
     boundaries = Boundaries(StorageLog(), units={}, dtype=None)
-    for fqn in ("layers.0", "layers.1"):
-        boundaries.visits += [Visit(fqn, begins=True, needs_gradient=True), Visit("root")]
+    visits = [visit for place in range(2) for visit in (Visit(f"layers.{place}", begins=True, needs_gradient=True), Visit("root"))]
+    boundaries.visits += visits
     boundaries.begin_backward(torch.ones(1, requires_grad=True).sum())
+    boundaries.visits[1:] = visits  # as if their hooks were in its graph
     with pytest.raises(UntraceableError, match=r"^layers.0: expected units whose backward runs in the reverse order"):
         boundaries.gradient_arrives(1, torch.ones(1))
 
