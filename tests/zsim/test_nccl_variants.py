@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.zsim.test_nccl_rows import GIB, HEADER, LOG, PUBLISHED, report
 from zsim import measurements
+from zsim.explanations import of_row
 from zsim.measurements.nccl_checks import Skipped
 from zsim.measurements.nccl_files import is_json, read, read_any, read_csv
 from zsim.measurements.nccl_logs import read_json, read_text
@@ -94,6 +95,9 @@ def test_a_remark_that_cites_one_line_of_nccl_tests_is_no_prefix() -> None:
 def test_shapes_are_as_few_and_as_short_as_prefixes_are() -> None:
     many = "".join(f"{'x' * at}: # nThread 1\n{'x' * at}: # Using devices\n" for at in range(1, 40))
     assert plain(many).count("\n# ") + plain(many).startswith("# ") == 32
+    for glued in ("7", "A", "rank0"):
+        text = f"{glued}# nThread 1\n{glued}# Using devices\n{glued}1073741824 1 float\n"
+        assert plain(text) == text
     long = "y" * 300
     assert plain(f"{long}: # nThread 1\n{long}: # Using devices\n").startswith(long)
 
@@ -120,6 +124,8 @@ def test_json_is_what_parses_or_begins_as_it_does(text: str, is_one: bool) -> No
 
 
 def test_words_that_begin_as_json_does_are_none_of_it(tmp_path: Path) -> None:
+    for before in ('{"event": "start"}\n', '[{"event": "start"}]\n', "[rank0]: starting\n"):
+        assert [row.line for row in read_any(before + LOG, source="a").rows] == [12, 13]
     assert read_any('{"version": 2, "results": [{"size": 8,', source="a").reasons == {"JSON cut or damaged": 1}
     assert read_any("[1,0]<stdout>:hello\n", source="a").reasons == {"log cut: no closing summary": 1}
     path = tmp_path / "a.log"
@@ -180,6 +186,12 @@ def test_a_table_of_before_2_11_contradicts_a_collective_that_has_other_columns(
         assert found == f"its table has {has}, which contradicts {given}" or found.startswith("size ")
     else:
         assert (reasons == []) == (given == collective)
+
+
+def test_a_run_of_before_2_11_that_was_cut_before_its_table_and_started_anew_is_two() -> None:
+    begun = old("all_reduce").partition("#\n#    ")[0]
+    found = read_text(begun + old("all_reduce"), source="all_reduce.txt")
+    assert (len(found.rows), found.reasons) == (1, {"log cut: no closing summary": 1})
 
 
 def test_wrong_results_of_before_2_11_are_those_of_its_summary() -> None:
@@ -257,6 +269,7 @@ def test_a_column_that_is_no_setting_is_named_and_widens_nothing(column: str) ->
     assert (row.assumed, row.cautions) == ((), (f"{name} = '42' is ignored: the column is not known, and its name is no setting's",))
     assert (predict(row).low, predict(row).high) == (predict(known).low, predict(known).high)
     assert predict(row).assumed == row.cautions
+    assert of_row(row)["assumed"] == list(row.cautions)
 
 
 @pytest.mark.parametrize("column", ["gpu_clocks", "NCCL_BUFFSIZE", "network load", "nic", "p2p_level", "blocking", "numa-affinity"])
