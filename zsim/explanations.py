@@ -32,7 +32,7 @@ def of_row(row: Row) -> dict[str, Any]:
         return {"scenario": row.scenario, "measured": row.seconds, "assumed": [*row.assumed, *cautions(row), *_wider(row)]}
     if isinstance(row, Product):
         return {"taken_for": _product(row), "measured": row.seconds, "assumed": list(row.assumed)}
-    return {"taken_for": _collective(row), "measured": (row.microseconds or 0) / 1e6, "assumed": list(mapped(row).assumed)}
+    return {"taken_for": _collective(row), "measured": (row.microseconds or 0) / 1e6, "assumed": [*mapped(row).assumed, *row.cautions]}
 
 
 def _wider(row: Step) -> tuple[str, ...]:

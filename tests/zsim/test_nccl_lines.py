@@ -190,7 +190,7 @@ def test_runs_of_several_communicators_at_once_are_refused_by_name() -> None:
     whole = report()
     whole["config"]["devices"][3]["group"] = 1  # type: ignore[index]
     assert list(read_json(json.dumps(whole), source="a.json").reasons) == [
-        "2 communicators at once: no model of what they take from one another"
+        "2 communicators at once (NCCL_TESTS_SPLIT): no model of what they take from one another"
     ]
 
 

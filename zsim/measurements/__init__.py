@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from zsim.measurements import fms_fsdp, llm_foundry, megatron, nanotron, nccl_files, nccl_logs, products, torchtitan
+from zsim.measurements import fms_fsdp, llm_foundry, megatron, nanotron, nccl_files, nccl_prefixes, products, torchtitan
 from zsim.measurements.nccl_rows import NcclRow
 from zsim.measurements.products import Product
 from zsim.measurements.table import (
@@ -111,7 +111,7 @@ def rows(path: Path, *, name: str = "", collective: str = "") -> list[Row | Skip
 
 def _rows(path: Path, name: str, collective: str) -> list[Row | Skipped]:
     data = content(path)
-    text = nccl_logs.plain(decoded(data, errors="replace"))
+    text = nccl_prefixes.plain(decoded(data, errors="replace"))
     if not text.strip():
         return [Skipped(source=name, line=1, reason="an empty file")]
     if re.match(r'\s*\{\s*"(run|schema_version)"', text):
@@ -147,8 +147,7 @@ def _lines(path: Path) -> str:
 
 def _is_nccl_tests(text: str) -> bool:
     """nccl-tests' own output: a JSON object, or text with its comments, perhaps behind a launcher's words."""
-    start = text.lstrip()[:65536]
-    return start.startswith("{") or re.search(r"^#\s+(nThread|Using devices|Collective test|nccl-tests)", start, re.MULTILINE) is not None
+    return nccl_prefixes.holds_log(text) or (text.lstrip().startswith("{") and nccl_files.is_json(text))
 
 
 def _collectives(text: str, name: str, collective: str) -> list[Row | Skipped]:

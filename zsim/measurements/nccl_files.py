@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import csv
 import io
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 from zsim.measurements.checks import OUTCOMES, whole_to_the_end
 from zsim.measurements.nccl_checks import RefusedError, Rows, Skipped, Timed, checked, collect, inferred, number, whole
-from zsim.measurements.nccl_logs import plain, read_json, read_text
+from zsim.measurements.nccl_logs import read_json, read_text
+from zsim.measurements.nccl_prefixes import holds_log, plain
 from zsim.measurements.nccl_rows import NcclRow
-from zsim.measurements.table import column, columns_of, decoded, other_fields, separator
+from zsim.measurements.nccl_settings import is_setting
+from zsim.measurements.table import MAX_COLUMNS, column, columns_of, decoded, from_header, other_fields, separator
 
 CSV_NEEDS: tuple[str, ...] = ("collective", "gpu", "n_ranks", "n_nodes", "size_bytes")
 CSV_TIMES: tuple[str, ...] = ("time_us_oop", "time_us")
@@ -26,6 +30,9 @@ CSV_KNOWN = frozenset(
 """A dtype changes nothing of a message whose bytes are known."""
 FORCED = {"algo": "NCCL_ALGO", "algorithm": "NCCL_ALGO", "proto": "NCCL_PROTO", "protocol": "NCCL_PROTO"}
 """Columns that say what variables of NCCL do."""
+UNKNOWN = "changes nothing: the column is not known"
+"""Of what could be a setting (`nccl_settings` says why others are not), which makes a band wider."""
+NO_SETTING = "is ignored: the column is not known, and its name is no setting's"
 NODE = 8
 """As many GPUs as fit one node, where a table does not count nodes."""
 IN_PLACE: tuple[str, ...] = ("time_us_ip", "busbw_gb_s_ip", "algbw_gb_s_ip")
@@ -38,14 +45,34 @@ def read(path: Path) -> Rows:
 
 def read_any(text: str, *, source: str, collective: str = "") -> Rows:
     """The rows of a file's text, whichever of the three it is; `collective` is what a log ran that does not say it."""
-    if text.lstrip().startswith(("{", "[")):
+    if is_json(text):
         return read_json(text, source=source, collective=collective)
     return read_csv(text, source=source) if is_csv(text) else read_text(text, source=source, collective=collective)
 
 
+def is_json(text: str) -> bool:
+    """Whether a text, which is `plain`, is JSON, or was before it was cut or damaged.
+
+    Tags and times of launchers begin as lists do, and words behind them as objects; JSON has no line that begins with nccl-tests' `#`.
+    """
+    start = text.lstrip()[:1]
+    if start not in ("{", "[") or holds_log(text):
+        return False
+    if re.match(r'\s*(?:\{\s*["}]|\[\s*[\[{"\]])', text):
+        return True
+    try:
+        json.loads(text)
+    except RecursionError:
+        return True
+    except ValueError:
+        return False
+    return True
+
+
 def is_csv(text: str) -> bool:
-    """Whether the first line is the header of a CSV of nccl rows, whatever else it has."""
-    header = text.partition("\n")[0].strip().split(separator(text))
+    """Whether the first line that is neither blank nor a comment is the header of a CSV of nccl rows, whatever else it has."""
+    _, text = from_header(text)
+    header = text.partition("\n")[0].strip().split(separator(text), MAX_COLUMNS)
     return {"collective", "size_bytes"} <= {column(name.strip('"')) for name in header}
 
 
@@ -58,6 +85,7 @@ def read_csv(text: str, *, source: str) -> Rows:
 
 
 def _read_csv(text: str, source: str) -> Rows:
+    before, text = from_header(text)
     between = separator(text)
     reader = csv.DictReader(io.StringIO(text), delimiter=between)
     header = set(names := columns_of(reader.fieldnames or ()))
@@ -67,12 +95,13 @@ def _read_csv(text: str, source: str) -> Rows:
         lacking.append(" or ".join(CSV_TIMES))
     if lacking:
         count, reason = sum(1 for _ in reader), f"no column {', '.join(lacking)}"
-        return Rows(rows=(), skipped=(Skipped(source=source, line=1, reason=reason, count=count, first=1, last=reader.line_num),))
-    unended = 0 if text.endswith(("\n", "\r")) else text.count("\n") + 1
+        first, end = before + 1, before + reader.line_num
+        return Rows(rows=(), skipped=(Skipped(source=source, line=first, reason=reason, count=count, first=first, last=end),))
+    unended = 0 if text.endswith(("\n", "\r")) else before + text.count("\n") + 1
     last = names[-1] if names[-1] in (*CSV_KNOWN, "notes") else ""
     return collect(
         (
-            (reader.line_num, _csv_row(table, source, reader.line_num, between=between, unended=last if reader.line_num == unended else ""))
+            (line := before + reader.line_num, _csv_row(table, source, line, between=between, unended=last if line == unended else ""))
             for table in reader
         ),
         source,
@@ -89,10 +118,11 @@ def _csv_row(table: dict[str, str | None], source: str, line: int, *, between: s
         if ranks <= NODE and "n_nodes" not in said:
             said["n_nodes"], assumed = "1", (*assumed, "ranks of one node")
         nodes = whole(said, "n_nodes")
-        unread = [name for name, value in said.items() if value and not _known(name)]
-        assumed += tuple(f"{name} = {said[name][:40]!r} changes nothing: the column is not known" for name in unread)
+        unread = [(name, value) for name, value in said.items() if value and not _known(name)]
+        assumed += tuple(f"{name} = {value[:40]!r} {UNKNOWN}" for name, value in unread if is_setting(name))
         inferred(said.get("n_ranks_inferred", ""), ranks)
-        cautions = (whole_to_the_end(unended, said[unended]),) if unended else ()
+        cautions = tuple(f"{name} = {value[:40]!r} {NO_SETTING}" for name, value in unread if not is_setting(name))
+        cautions += (whole_to_the_end(unended, said[unended]),) if unended else ()
         return checked(
             NcclRow(
                 collective=said["collective"],

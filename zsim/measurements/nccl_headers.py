@@ -5,20 +5,29 @@ collectives were launched.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+OF_HOST = "times of the host (-C 1), not of the collective"
+BLOCKING = "blocking launches (-z 1): times with the host's launch and wait of each collective, not of the collective"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """Threads of each process and GPUs of each thread, collectives of one launch, and launches of a CUDA graph; what is not said is one
-    of each, and no graph."""
+    """Threads of each process and GPUs of each thread, collectives of one launch, and launches of a CUDA graph, and whether the host waits
+    for each launch; what is not said is one of each, no graph and no waiting."""
 
     threads: int = 1
     gpus: int = 1
     grouped: int = 1
     graphs: int = 0
+    is_blocking: bool = False
+
+    @property
+    def mistimed(self) -> str:
+        """Why its times are not those of the collective, "" where they are."""
+        return BLOCKING if self.is_blocking else ""
 
     def incomplete(self, ranks: Sequence[int]) -> str:
         """Why a list of ranks is not that of all of them, "" where it may be: they count from 0, and each process has as many GPUs."""
@@ -41,6 +50,12 @@ class Header:
         return (*((graphs,) if self.graphs > 0 else ()), *((grouped,) if self.grouped > 1 else ()))
 
 
+def split(groups: Iterable[object]) -> str:
+    """Why ranks of these groups, one for each rank, ran in a way that there is no model of, "" where all are of one."""
+    count = len(set(groups))
+    return f"{count} communicators at once (NCCL_TESTS_SPLIT): no model of what they take from one another" if count > 1 else ""
+
+
 _TEXT = {"threads": "nThread", "gpus": "nGpus", "grouped": "agg iters:", "graphs": "graph:"}
 _JSON = {"threads": "nthreads", "gpus": "ngpus", "grouped": "aggregated_iterations", "graphs": "graph"}
 
@@ -49,9 +64,11 @@ def of_text(log: str) -> Header:
     """The header of one run as its line has it (writeDeviceReport in nccl-tests' src)."""
     line = re.search(r"^#\s*nThread\b.*$", log, re.MULTILINE)
     found = {name: re.search(rf"\b{words}\s+(\d{{1,9}})\b", line[0]) for name, words in _TEXT.items()} if line else {}
-    return Header(**{name: int(said[1]) for name, said in found.items() if said})
+    is_blocking = re.search(r"^#\s*Blocking Enabled\b", log, re.MULTILINE) is not None
+    return Header(**{name: int(said[1]) for name, said in found.items() if said}, is_blocking=is_blocking)
 
 
 def of_json(config: Mapping[str, Any]) -> Header:
-    """The header as the object `config` has it."""
-    return Header(**{name: config[key] for name, key in _JSON.items() if type(config.get(key)) is int})
+    """The header as the object `config` has it, in which nccl-tests writes truth as a word."""
+    is_blocking = str(config.get("blocking_collectives", "")).lower() not in ("", "false", "0", "none")
+    return Header(**{name: config[key] for name, key in _JSON.items() if type(config.get(key)) is int}, is_blocking=is_blocking)

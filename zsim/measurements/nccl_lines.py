@@ -41,11 +41,14 @@ def holds_row(line: str) -> bool:
     return len(figures) >= FRACTIONS and any(first in TYPE_BYTES and second in OPERATIONS for first, second in pairs)
 
 
-def why_no_row(cells: Sequence[str]) -> str:
-    """Why the cells of a line are no row of the table, "" where they are."""
-    if not (cells[0].isdecimal() and cells[1].isdecimal()):
+def why_no_row(cells: Sequence[str], *, columns: int) -> str:
+    """Why the cells of a line are no row of a table with so many columns, "" where they are.
+
+    A third figure where the dtype should be is what a line begins with that has one before its size.
+    """
+    if not (cells[0].isdecimal() and cells[1].isdecimal()) or _FIGURE.fullmatch("".join(cells[2:3])):
         return f"expected a size in bytes where its line begins, found {cells[0][:40]!r}"
-    return "fewer fields than the table has" if len(cells) < 8 else ""
+    return "fewer fields than the table has" if len(cells) < columns else ""
 
 
 def why_not_its_count(collective: str, cells: Sequence[str], *, ranks: int) -> str:

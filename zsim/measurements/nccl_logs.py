@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from zsim.measurements import nccl_headers
+from zsim.measurements import nccl_headers, nccl_tables
 from zsim.measurements.nccl_checks import FACTORS, RefusedError, Rows, Skipped, Timed, checked, collect, number
 from zsim.measurements.nccl_lines import holds_row, is_row, why_no_row, why_not_its_count
 from zsim.measurements.nccl_names import agreed, collectives_of, programs, said_by
+from zsim.measurements.nccl_prefixes import plain
 from zsim.measurements.nccl_rows import NcclRow
 from zsim.measurements.nccl_units import size_unit
 from zsim.measurements.nccl_words import in_log
@@ -21,14 +22,6 @@ MOST_VARIABLES = 10_000
 OUT_OF_BOUNDS = re.compile(r"^# Out of bounds values : .*FAILED", re.MULTILINE)
 STARTS = ("# nccl-tests version", "# Collective test starting", "# nThread")
 """What the lines begin with that a run begins with."""
-PREFIX = re.compile(
-    r"^(?:[ \t]*(?:\[\d+,\d+\]<std(?:out|err|diag)>:|\[[A-Za-z_-]*\d+\]:|\[[\w.-]+:\d+\]|\d{4}-\d\d-\d\dT[\d:.]+Z?(?=[ \t])"
-    r"|\d{1,6}:(?!\d)))+[ \t]?",
-    re.MULTILINE,
-)
-"""What launchers put before a line: `mpirun --tag-output`, torchrun's [default0]:, [host:process], times, `srun -l`'s task."""
-REDUCES: dict[str, bool] = {"all_reduce": True, "reduce_scatter": True, "all_gather": False, "broadcast": False}
-"""Whether a collective has an operation, which nccl-tests prints as `redop`, and "none" of those that have not."""
 
 
 def read_text(
@@ -45,11 +38,6 @@ def read_text(
     return Rows(rows=tuple(row for one in read for row in one.rows), skipped=tuple(skip for one in read for skip in one.skipped))
 
 
-def plain(text: str) -> str:
-    """The text without what launchers put before each line."""
-    return PREFIX.sub("", text)
-
-
 def _runs(lines: list[str]) -> Iterator[tuple[int, list[str]]]:
     """The lines of each run, and how many stand before them: one begins behind a summary, or where a run is started anew.
 
@@ -64,28 +52,29 @@ def _runs(lines: list[str]) -> Iterator[tuple[int, list[str]]]:
             yield begin, lines[begin:place]
             begin, is_over, has_body = place, False, False
         is_over = is_over or line.startswith("# Avg bus bandwidth")
-        has_body = has_body or line.startswith("#  Rank") or is_row(line)
+        has_body = has_body or re.match(r"#\s+Rank\b", line) is not None or is_row(line)
     yield begin, lines[begin:]
 
 
 def _read_run(lines: list[str], first: int, source: str, collective: str, gpu: str, inter_node: str, notes: str) -> Rows:
     text = "\n".join(lines)
-    table = [(place, line.split()) for place, line in _table(lines, first)]
+    table, columns = [(place, line.split()) for place, line in _table(lines, first)], nccl_tables.table_of(lines)
     about = _about(text)
     words = next((line for line in lines if line.startswith("#") and "(GB/s)" in line), "")
-    wrong = _columns_of_wrong(lines)
     name, problem_of_name = agreed(about.collectives, given=collective, source=source, modelled=FACTORS)
     problem = ""
     if not any(line.startswith("# Avg bus bandwidth") for line in lines):
         problem = "log cut: no closing summary"
     elif "(us)" not in words:
         problem = "no time in us"
-    elif any(line.startswith("#") and "cputime" in line for line in lines):
-        problem = "times of the host (-C 1), not of the collective"
-    elif about.groups > 1:
-        problem = f"{about.groups} communicators at once (NCCL_TESTS_SPLIT): no model of what they take from one another"
-    elif OUT_OF_BOUNDS.search(text) and not any(_is_some(cell) for _, cells in table for place in wrong for cell in cells[place:][:1]):
-        problem = "wrong results: out of bounds values"
+    elif "cputime" in columns.names:
+        problem = nccl_headers.OF_HOST
+    elif about.header.mistimed or about.split:
+        problem = about.header.mistimed or about.split
+    elif columns.problem:
+        problem = columns.problem
+    elif OUT_OF_BOUNDS.search(text) and not any(columns.why_wrong(cells) == nccl_tables.WRONG for _, cells in table):
+        problem = f"{nccl_tables.WRONG}: out of bounds values"
     elif (unit := size_unit(words)) not in ("B", "bytes"):
         problem = f"sizes in another unit than B: {unit[:20] or 'none'}"
     elif problem_of_name:
@@ -104,13 +93,11 @@ def _read_run(lines: list[str], first: int, source: str, collective: str, gpu: s
 
     def make(cells: list[str], place: int) -> Callable[[], NcclRow]:
         def row() -> NcclRow:
-            if problem := why_no_row(cells) or why_not_its_count(name, cells, ranks=about.ranks):
+            if problem := why_no_row(cells, columns=len(columns.names)) or why_not_its_count(name, cells, ranks=about.ranks):
                 raise RefusedError(problem)
-            if any(_is_some(cell) for place in wrong for cell in cells[place : place + 1]):
-                raise RefusedError("wrong results")
-            if not about.collectives and REDUCES[name] == (cells[3] == "none"):
-                raise RefusedError(f"its operation is {cells[3][:20]}, which contradicts {name}")
-            timed = Timed(microseconds=number(cells[5], "time"), algorithm=number(cells[6], "algbw"), bus=number(cells[7], "busbw"))
+            timed = columns.timed(cells, name)
+            if problem := columns.why_wrong(cells) or ("" if about.collectives else columns.why_not_of(name, cells)):
+                raise RefusedError(problem)
             return checked(
                 NcclRow(
                     collective=name,
@@ -121,7 +108,7 @@ def _read_run(lines: list[str], first: int, source: str, collective: str, gpu: s
                     inter_node=inter_node,
                     nccl_version=about.version,
                     notes=f"{notes} {about.variables}".strip(),
-                    assumed=about.assumed,
+                    assumed=about.header.assumed,
                     source=source,
                     line=place,
                 ),
@@ -153,11 +140,11 @@ class _About:
     mixed: str
     """What is wrong with its GPUs, "" for nothing."""
     variables: str
-    groups: int
-    """Communicators, each of some of its ranks."""
+    split: str
+    """What is wrong with its communicators, "" for nothing."""
     incomplete: str
     """What is wrong with the list of its ranks, "" for nothing."""
-    assumed: tuple[str, ...]
+    header: nccl_headers.Header
 
 
 def _about(text: str) -> _About:
@@ -173,24 +160,10 @@ def _about(text: str) -> _About:
         version=version[1] if version else _version(int(code[1])) if code else "",
         mixed=_mixed(name.strip() for _, name in devices),
         variables=in_log(text),
-        groups=max(1, len(set(re.findall(r"#\s+Rank\s+\d{1,7} Group\s+(\d{1,7})\b", text)))),
+        split=nccl_headers.split(re.findall(r"#\s+Rank\s+\d{1,7} Group\s+(\d{1,7})\b", text)),
         incomplete=header.incomplete([int(rank) for rank, _, _ in listed]),
-        assumed=header.assumed,
+        header=header,
     )
-
-
-def _columns_of_wrong(lines: list[str]) -> list[int]:
-    """The columns of how many results are wrong, out of place and in place, where a table has them."""
-    header = next((line.split()[1:] for line in lines if line.startswith("#") and "#wrong" in line), [])
-    return [place for place, word in enumerate(header) if word == "#wrong"]
-
-
-def _is_some(cell: str) -> bool:
-    """Whether so many results are wrong, a number of six digits at most or as 1e+06."""
-    try:
-        return not float(cell) <= 0
-    except ValueError:  # N/A
-        return False
 
 
 def _mixed(gpus: Iterable[str]) -> str:
@@ -218,13 +191,13 @@ def read_json(text: str, *, source: str, collective: str = "", inter_node: str =
     devices = whole.get("config", {}).get("devices") if isinstance(whole.get("config"), dict) else None
     if not isinstance(devices, list) or not devices or not all(isinstance(one, dict) for one in devices):
         return Rows(rows=(), skipped=(Skipped(source=source, line=1, reason="no devices listed", count=max(1, len(results))),))
-    header, groups = nccl_headers.of_json(whole["config"]), {str(one.get("group", 0)) for one in devices}
+    header = nccl_headers.of_json(whole["config"])
     environment = whole.get("env")
     variables = in_log(" ".join(str(one) for one in environment[:MOST_VARIABLES])) if isinstance(environment, list) else ""
     ranks = [place if type(rank := one.get("rank")) is not int else rank for place, one in enumerate(devices)]
-    split = f"{len(groups)} communicators at once: no model of what they take from one another" if len(groups) > 1 else ""
-    if wrong_devices := split or header.incomplete(ranks) or _mixed(str(one.get("device_info", "")) for one in devices):
-        return Rows(rows=(), skipped=(Skipped(source=source, line=1, reason=wrong_devices, count=max(1, len(results))),))
+    problem = header.mistimed or nccl_headers.split(str(one.get("group", 0)) for one in devices) or header.incomplete(ranks)
+    if problem := problem or _mixed(str(one.get("device_info", "")) for one in devices):
+        return Rows(rows=(), skipped=(Skipped(source=source, line=1, reason=problem, count=max(1, len(results))),))
 
     def make(result: Any) -> Callable[[], NcclRow]:
         def row() -> NcclRow:
@@ -232,8 +205,10 @@ def read_json(text: str, *, source: str, collective: str = "", inter_node: str =
                 raise RefusedError("no out-of-place time")
             for run in (result["out_of_place"], result.get("in_place")):
                 if isinstance(run, dict) and isinstance(wrong := run.get("nwrong"), int | float) and wrong > 0:
-                    raise RefusedError("wrong results")
+                    raise RefusedError(nccl_tables.WRONG)
             timed, name = result["out_of_place"], str(result.get("experiment_name") or "")
+            if "time" not in timed and "cpu_time" in timed:
+                raise RefusedError(nccl_headers.OF_HOST)
             said = said_by(name) or collectives_of(name) or programs(text[:4096]) or collectives_of(text[:4096])
             found, problem = agreed(said, given=collective, source=source, modelled=FACTORS)
             if problem:

@@ -188,6 +188,13 @@ def decoded(data: bytes, *, errors: str = "strict") -> str:
     return data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig", errors=errors)
 
 
+def from_header(text: str) -> tuple[int, str]:
+    """How many lines stand before a table's header, blank or comments that begin with `#`, and the text from it on."""
+    before = re.match(r"(?:[^\S\n]*+(?:#[^\n]*+)?\n)*+", text)
+    end = before.end() if before else 0
+    return text.count("\n", 0, end), text[end:]
+
+
 def separator(text: str) -> str:
     """What the fields of a table are between, by its first line."""
     first = text.lstrip("\r\n").partition("\n")[0]
@@ -229,12 +236,12 @@ def other_fields(fields: Mapping[str | None, str | list[str] | None], *, between
 def table_of(data: bytes, *, where: str) -> tuple[tuple[str, ...], list[Record]]:
     """The columns and the rows of a table between commas, semicolons or tabs; MeasurementError, naming `where`, for anything else."""
     try:
-        text = decoded(data)
+        before, text = from_header(decoded(data))
         lines = io.StringIO(text, newline="")
         reader = csv.DictReader(lines, strict=True, delimiter=separator(text))
         columns = columns_of(reader.fieldnames or ())
         reader.fieldnames = columns
-        rows = list(_records(reader, between=separator(text)))
+        rows = list(_records(reader, between=separator(text), before=before))
         if rows and columns and not text.endswith(("\n", "\r")):
             rows[-1] = replace(rows[-1], unended=columns[-1])
     except (UnicodeDecodeError, csv.Error) as error:
@@ -242,12 +249,12 @@ def table_of(data: bytes, *, where: str) -> tuple[tuple[str, ...], list[Record]]
     return columns, rows
 
 
-def _records(reader: csv.DictReader[str], *, between: str) -> Iterator[Record]:
+def _records(reader: csv.DictReader[str], *, between: str, before: int) -> Iterator[Record]:
     for count, fields in enumerate(reader):
         if count >= MAX_ROWS:
             raise csv.Error(f"more than {MAX_ROWS:,} rows")
         broken = other_fields(fields, between=between)
         if any(isinstance(value, str) and len(value) > MAX_FIELD for value in fields.values()):
-            raise csv.Error(f"line {reader.line_num}: a field of more than {MAX_FIELD:,} characters")
+            raise csv.Error(f"line {before + reader.line_num}: a field of more than {MAX_FIELD:,} characters")
         named = {key: value for key, value in fields.items() if isinstance(value, str) and key}
-        yield Record(reader.line_num, {} if broken else named, broken=broken)
+        yield Record(before + reader.line_num, {} if broken else named, broken=broken)
