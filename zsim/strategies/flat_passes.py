@@ -7,6 +7,7 @@ first run ends it, and where that needs no gradient the end of backward does. Se
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -61,6 +62,8 @@ class Units:
     places: dict[str, int]
     begin: dict[str, str]
     end: dict[str, str]
+    differentiated: frozenset[str]
+    """The modules with which a run begins of which anything goes into the loss: those of that run, or of units in the unit."""
 
     @classmethod
     def of(cls, training: Training) -> Units:
@@ -68,11 +71,23 @@ class Units:
         wrapped_by = {fqn: unit for fqn, unit in training.model.wrapped_by.items() if unit != ROOT}
         path = {fqn: fqn.partition(RUN)[0] for fqn in wrapped_by}
         last = {unit: fqn for fqn, unit in wrapped_by.items() if path[fqn] == fqn}
+        begin = {fqn: unit for fqn, unit in wrapped_by.items() if path[fqn] == unit}
+        end = {fqn: unit for fqn, unit in wrapped_by.items() if path[fqn] == last[unit]}
         return cls(
             places={module.fqn: place for place, module in enumerate(training.modules)},
-            begin={fqn: unit for fqn, unit in wrapped_by.items() if path[fqn] == unit},
-            end={fqn: unit for fqn, unit in wrapped_by.items() if path[fqn] == last[unit]},
+            begin=begin,
+            end=end,
+            differentiated=frozenset(_differentiated(training.modules, begin.keys(), end.keys())),
         )
+
+
+def _differentiated(modules: Iterable[LoweredModule], begin: Container[str], end: Container[str]) -> Iterator[str]:
+    """Of the modules in `begin`, those before whose `end` any module differentiates; a unit's first part may be empty."""
+    running = list[str]()
+    for module in modules:
+        running += [module.fqn] if module.fqn in begin else []
+        yield from running if module.differentiates else ()
+        del running[len(running) - (module.fqn in end) :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +171,7 @@ class MicroBatch:
         if not flat.prefetched:
             self._unshard_in_forward(flat, module)
         flat.awaits_forward = False
-        if flat.trained and flat.fqn != ROOT and not module.differentiates:
+        if flat.trained and flat.fqn != ROOT and module.fqn not in self.units.differentiated:
             self._drop_split(flat)
         self.step.wait_for_unshard()
         following = self.order.after(flat) if self.forward_prefetch else None
