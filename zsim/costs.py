@@ -32,6 +32,7 @@ class Costs:
     execution: Execution = EAGER
     _kernels: dict[int, tuple[tuple[Kernel, ...], int]] = field(default_factory=dict, repr=False)
     _each_kernel: dict[Kernel, int] = field(default_factory=dict, repr=False)
+    _layouts: dict[int, tuple[tuple[int, ...], Layout]] = field(default_factory=dict, repr=False)
     _paths: dict[Layout, Path] = field(default_factory=dict, repr=False)
     _collectives: dict[tuple[str, int, Layout], int] = field(default_factory=dict, repr=False)
     _losses: dict[tuple[Kernel, Taken], float] = field(default_factory=dict, repr=False)
@@ -114,14 +115,11 @@ class Costs:
         return 1 + self.cluster.device.straggler * log2(self.cluster.num_nodes)
 
     def collective_ns(self, kind: str, nbytes: int, ranks: tuple[int, ...]) -> int:
-        """A collective of `nbytes` (the full message) over `ranks` when nobody else uses their links; 0 for one rank.
-
-        `ranks` are evenly spaced, as the ranks along a mesh axis are.
-        """
+        """A collective of `nbytes` (the full message) over `ranks` when nobody else uses their links; 0 for one rank."""
         size = len(ranks)
         if size == 1:
             return 0
-        layout = self.cluster.layout(ranks)
+        layout = self._layout(ranks)
         key = (kind, nbytes, layout)
         known = self._collectives.get(key)
         if known is None:
@@ -129,6 +127,13 @@ class Costs:
             wire = algorithms.placed_ns(kind, nbytes, cluster=self.cluster, path=self._path(layout, ranks))
             known = self._collectives[key] = self.cluster.overheads.collective + wire
         return known
+
+    def _layout(self, ranks: tuple[int, ...]) -> Layout:
+        """The cluster's, remembered by identity: a mesh has one tuple for all members of a group."""
+        known = self._layouts.get(id(ranks))
+        if known is None:
+            known = self._layouts[id(ranks)] = (ranks, self.cluster.layout(ranks))
+        return known[1]
 
     def _path(self, layout: Layout, ranks: tuple[int, ...]) -> Path:
         if layout not in self._paths:
