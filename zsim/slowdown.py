@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from zsim.beside import Lost
 from zsim.engine import Prepared
 from zsim.execution import Execution
 from zsim.ops import COLLECTIVES, Kernel, Op
@@ -28,8 +29,8 @@ class StepCosts(Durations, Protocol):
         """The scenario's."""
         ...
 
-    def lost(self, kernels: tuple[Kernel, ...], kind: str, nbytes: int, ranks: tuple[int, ...]) -> float:
-        """Of the time in which `kernels` run beside a collective, the share that they lose; 0 where it is switched off."""
+    def lost(self, kernels: tuple[Kernel, ...], kind: str, nbytes: int, ranks: tuple[int, ...]) -> Lost:
+        """Of the time in which `kernels` run beside a collective, what they lose; nothing where it is switched off."""
         ...
 
     @property
@@ -138,10 +139,14 @@ def _after_pauses(times: Times, pauses: Mapping[int, int]) -> Times:
 def _to_collectives(
     kernels: list[Op], collectives: list[Op], times: Times, *, program: Program, rank: int, costs: StepCosts, of: Share
 ) -> dict[int, int]:
-    """By op: what its kernels lose to each collective beside it; collectives of several communicators take from it at once."""
-    shares: dict[tuple[int, str, int, str], float] = {}
+    """By op: what its kernels lose to each collective beside it; collectives of several communicators take from it at once.
+
+    One that takes longer than alone, since others use its links or kernels run beside it, moves its bytes as much slower.
+    """
+    losses: dict[tuple[int, str, int, str], Lost] = {}
     groups = {name: program.mesh.group(name, rank) for name in {op.group for op in collectives}}
     ordered = sorted((times.starts[op.index], times.ends[op.index], op.index, op) for op in collectives)
+    speeds = [_speed(end - start, costs.collective_ns(op.kind, op.nbytes, groups[op.group])) for start, end, _, op in ordered]
     lost: dict[int, int] = {}
     first = 0
     for start, end, index, op in sorted((times.starts[op.index], times.ends[op.index], op.index, op) for op in kernels):
@@ -155,12 +160,18 @@ def _to_collectives(
             overlap = min(end, over) - max(start, begin)
             if overlap > 0:
                 key = id(op.kernels), other.kind, other.nbytes, other.group
-                if key not in shares:
-                    shares[key] = of(costs.lost(op.kernels, other.kind, other.nbytes, groups[other.group]))
-                total += overlap * shares[key]
+                loses = losses.get(key)
+                if loses is None:
+                    loses = losses[key] = costs.lost(op.kernels, other.kind, other.nbytes, groups[other.group])
+                total += overlap * of(loses.at(speeds[place]))
         if total:
             lost[index] = round(min(total, of(MOST) * (end - start)))
     return lost
+
+
+def _speed(taken: int, alone: int) -> float:
+    """That of a collective which took so long: 1 when nothing held it up."""
+    return alone / taken if taken > alone else 1.0
 
 
 Span = tuple[int, int, int]
