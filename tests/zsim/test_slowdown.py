@@ -180,6 +180,18 @@ def test_kernels_of_two_streams_take_as_long_side_by_side_as_one_after_another(p
     assert list(simulate_step(program, costs=costs).ranks[0].ends) == expected
 
 
+def test_kernels_of_three_streams_have_a_third_of_the_device_each_while_all_three_run() -> None:
+    """Copies of 20 and of 30 beside a backward of 100: all is done once, after 60 and 80 and, as one after another, after 150."""
+    copies = [
+        Op(index=index, kind="copy", unit="b", stream=stream, kernels=(Kernel("copy", flops, 0, "float32"),))
+        for index, stream, flops in ((1, "all_gather_copy_in", 20), (2, "reduce_scatter", 30))
+    ]
+    backward = Op(index=0, kind="backward", unit="a", stream="compute", kernels=(Kernel("linear", 100, 0, "float32"),))
+    ranks = (RankProgram(construction=(), first=(), steady=(backward, *copies)),)
+    program = Program(mesh=Mesh(dp_shard=2), ranks=ranks, assignment=(0, 0))
+    assert list(simulate_step(program, costs=Shares(interference=0.0, collective_interference=0.0)).ranks[0].ends) == [150, 60, 80]
+
+
 def test_what_is_lost_is_a_share_of_the_time_with_it() -> None:
     """A forward of 100 has three quarters of its device: beside a longer gather until it ends, beside one of 40 until that does."""
     for gathered, ended in ((400, 133), (40, 110), (120, 130)):
