@@ -2,7 +2,7 @@
 
 NCCL's kernel occupies a multiprocessor with each of its channels for as long as it runs, and moves its bytes through the device's memory.
 A kernel beside it has what is left of both: products make their tiles in more waves, and whatever is bound by its bytes waits for them,
-which is little where the collective itself waits for a network.
+which is little where the collective itself waits for a network, or for others that use its links.
 """
 
 from __future__ import annotations
@@ -30,6 +30,21 @@ class Taken:
 
     multiprocessors: float
     bandwidth: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The share of their time beside a collective that kernels lose: to one that `moves` as fast as it does alone, and to one that `waits`.
+
+    One that waits, for others on its links or for the kernels themselves, holds its multiprocessors and moves nothing meanwhile.
+    """
+
+    moves: float
+    waits: float
+
+    def at(self, speed: float) -> float:
+        """Beside one that runs at `speed`, a share of what it has alone: it moves the same bytes, in 1 / `speed` of the time."""
+        return self.waits + (self.moves - self.waits) * speed
 
 
 def taken(kind: str, nbytes: int, *, ranks: int, ns: int, channels: int, in_the_switch: bool, device: Device) -> Taken:

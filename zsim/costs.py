@@ -6,12 +6,12 @@ knows no streams and no strategy. Every constant comes from the cluster's preset
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import ceil, log2
 
 from zsim import compute
-from zsim.beside import Taken, lost, taken
+from zsim.beside import Lost, Taken, lost, taken
 from zsim.collectives import ALGORITHMS, communicator, estimated, nccl
 from zsim.execution import EAGER, Execution
 from zsim.hardware import ClusterSpec, Layout, Path
@@ -32,6 +32,7 @@ class Costs:
     execution: Execution = EAGER
     _kernels: dict[int, tuple[tuple[Kernel, ...], int]] = field(default_factory=dict, repr=False)
     _each_kernel: dict[Kernel, int] = field(default_factory=dict, repr=False)
+    _layouts: dict[int, tuple[tuple[int, ...], Layout]] = field(default_factory=dict, repr=False)
     _paths: dict[Layout, Path] = field(default_factory=dict, repr=False)
     _collectives: dict[tuple[str, int, Layout], int] = field(default_factory=dict, repr=False)
     _losses: dict[tuple[Kernel, Taken], float] = field(default_factory=dict, repr=False)
@@ -71,15 +72,19 @@ class Costs:
         alone = compute.kernel_ns(kernel, self.cluster.device, self.execution)
         return ceil(alone * self._slowest) if self._slowest > 1 else alone
 
-    def lost(self, kernels: tuple[Kernel, ...], kind: str, nbytes: int, ranks: tuple[int, ...]) -> float:
-        """Of the time in which `kernels` run beside a collective, the share that they lose to it; 0 where the scenario switches it off."""
+    def lost(self, kernels: tuple[Kernel, ...], kind: str, nbytes: int, ranks: tuple[int, ...]) -> Lost:
+        """Of the time in which `kernels` run beside a collective, what they lose to it; nothing where the scenario switches it off."""
         device = self.cluster.device
         if not (self.execution.interference and device.interference) or len(ranks) == 1:
-            return 0.0
+            return Lost(0.0, 0.0)
         from_it = self._taken(kind, nbytes, ranks)
+        return Lost(self._lose(kernels, from_it), self._lose(kernels, replace(from_it, bandwidth=0.0)))
+
+    def _lose(self, kernels: tuple[Kernel, ...], from_it: Taken) -> float:
+        """The share of their time that `kernels`, one after another, lose to what is taken."""
         total = self.compute_ns(kernels)
         shares = sum(self.kernel_ns(kernel) * self._kernel_loses(kernel, from_it) for kernel in kernels)
-        return device.interference * shares / total if total else 0.0
+        return self.cluster.device.interference * shares / total if total else 0.0
 
     def _taken(self, kind: str, nbytes: int, ranks: tuple[int, ...]) -> Taken:
         """What the collective takes of the device; on a library that is not NCCL, as many channels as an H100's ring."""
@@ -114,14 +119,11 @@ class Costs:
         return 1 + self.cluster.device.straggler * log2(self.cluster.num_nodes)
 
     def collective_ns(self, kind: str, nbytes: int, ranks: tuple[int, ...]) -> int:
-        """A collective of `nbytes` (the full message) over `ranks` when nobody else uses their links; 0 for one rank.
-
-        `ranks` are evenly spaced, as the ranks along a mesh axis are.
-        """
+        """A collective of `nbytes` (the full message) over `ranks` when nobody else uses their links; 0 for one rank."""
         size = len(ranks)
         if size == 1:
             return 0
-        layout = self.cluster.layout(ranks)
+        layout = self._layout(ranks)
         key = (kind, nbytes, layout)
         known = self._collectives.get(key)
         if known is None:
@@ -129,6 +131,13 @@ class Costs:
             wire = algorithms.placed_ns(kind, nbytes, cluster=self.cluster, path=self._path(layout, ranks))
             known = self._collectives[key] = self.cluster.overheads.collective + wire
         return known
+
+    def _layout(self, ranks: tuple[int, ...]) -> Layout:
+        """The cluster's, remembered by identity: a mesh has one tuple for all members of a group."""
+        known = self._layouts.get(id(ranks))
+        if known is None:
+            known = self._layouts[id(ranks)] = (ranks, self.cluster.layout(ranks))
+        return known[1]
 
     def _path(self, layout: Layout, ranks: tuple[int, ...]) -> Path:
         if layout not in self._paths:

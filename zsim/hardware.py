@@ -106,7 +106,7 @@ class Path:
     fullest: int
 
 
-Layout = tuple[int, int, int]
+Layout = range | tuple[int, ...]
 """Groups of ranks of equal layout have equal paths; see `ClusterSpec.layout`."""
 
 
@@ -145,13 +145,18 @@ class ClusterSpec:
         return rank // self.devices_per_node
 
     def layout(self, ranks: tuple[int, ...]) -> Layout:
-        """What tells evenly spaced `ranks` apart for `path`: where in a node they begin, how far apart they are, how many.
+        """What tells `ranks` apart for `path`: of evenly spaced ones the like that begin in the first node, of others they themselves.
 
         A group inside one node is alike wherever it begins; a slow rail makes every node its own.
         """
-        stride = ranks[1] - ranks[0] if len(ranks) > 1 else 0
+        stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
+        even = range(ranks[0], ranks[0] + stride * len(ranks), stride) if stride > 0 else range(0)
+        if tuple(even) != ranks:
+            return ranks
+        if self.slow_rails:
+            return even
         begin = 0 if self.node_of(ranks[0]) == self.node_of(ranks[-1]) else ranks[0] % self.devices_per_node
-        return (ranks[0] if self.slow_rails else begin, stride, len(ranks))
+        return range(begin, begin + stride * len(ranks), stride)
 
     def path(self, ranks: tuple[int, ...]) -> Path:
         """The ring over `ranks` in their order, all members of a node next to one another.

@@ -8,11 +8,12 @@ at once, and in a few rounds where much runs beside one another, as FSDP1's copi
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from zsim.beside import Lost
 from zsim.engine import Prepared
 from zsim.execution import Execution
 from zsim.ops import COLLECTIVES, Kernel, Op
@@ -28,8 +29,8 @@ class StepCosts(Durations, Protocol):
         """The scenario's."""
         ...
 
-    def lost(self, kernels: tuple[Kernel, ...], kind: str, nbytes: int, ranks: tuple[int, ...]) -> float:
-        """Of the time in which `kernels` run beside a collective, the share that they lose; 0 where it is switched off."""
+    def lost(self, kernels: tuple[Kernel, ...], kind: str, nbytes: int, ranks: tuple[int, ...]) -> Lost:
+        """Of the time in which `kernels` run beside a collective, what they lose; nothing where it is switched off."""
         ...
 
     @property
@@ -42,10 +43,6 @@ COMPUTE = ("forward", "backward", "recompute", "optimizer", "copy")
 Share = Callable[[float], float]
 MOST = 0.9
 """Of its time, what an op loses at most, whatever runs beside it."""
-ONE_DEVICE = 0.5
-"""Of the time in which kernels of two streams run at once, the share that each of them loses: both fill the device alone, and halve it
-together. FSDP1 casts and divides its gradients so, beside the backward that goes on (assumed: nobody has published a measurement)."""
-
 
 SETTLED = 0.002
 """Of a step's time: when what is lost changes by less, another round would move the step by less than a measurement's noise."""
@@ -90,8 +87,8 @@ def interference(
 ) -> dict[int, dict[int, int]]:
     """Nanoseconds that each op of a rank program loses to what runs beside it on its rank.
 
-    Kernels lose to each collective what it takes from them, collectives a share of the time of kernels, and kernels of the compute stream
-    and of others `ONE_DEVICE` of one another's, of the time that they take with these losses: `lengthened` times have those in them
+    Kernels lose to each collective what it takes from them, collectives a share of the time of kernels, and kernels of several streams
+    that run at once all but their part of the device, of the time that they take with these losses: `lengthened` times have those in them
     already. Of ranks that run the same program the first stands for all. In `pauses`, with which ops of each rank program begin, no kernel
     runs.
     """
@@ -106,12 +103,11 @@ def interference(
         kernels = [op for op in ops if op.kind in COMPUTE and op.stream == "compute"]
         collectives = [op for op in ops if op.kind in COLLECTIVES]
         copies = [op for op in ops if op.kind == "copy" and op.stream != "compute"]
-        computing, others = (sorted(_on_device(some, times, costs)) for some in (kernels, copies))
         lost = _to_collectives(kernels, collectives, times, program=program, rank=rank, costs=costs, of=of)
         if costs.collective_interference:
             lost |= _beside(_whole(collectives, times), _whole(kernels, times), share=of(costs.collective_interference))
-        if others:
-            lost = _sum(_sum(lost, _beside(computing, others, share=of(ONE_DEVICE))), _beside(others, computing, share=of(ONE_DEVICE)))
+        if copies:
+            lost = _sum(lost, _to_one_another([*_on_device(kernels, times, costs), *_on_device(copies, times, costs)], of=of))
         found[kind] = lost
     return found
 
@@ -138,10 +134,14 @@ def _after_pauses(times: Times, pauses: Mapping[int, int]) -> Times:
 def _to_collectives(
     kernels: list[Op], collectives: list[Op], times: Times, *, program: Program, rank: int, costs: StepCosts, of: Share
 ) -> dict[int, int]:
-    """By op: what its kernels lose to each collective beside it; collectives of several communicators take from it at once."""
-    shares: dict[tuple[int, str, int, str], float] = {}
+    """By op: what its kernels lose to each collective beside it; collectives of several communicators take from it at once.
+
+    One that takes longer than alone, since others use its links or kernels run beside it, moves its bytes as much slower.
+    """
+    losses: dict[tuple[int, str, int, str], Lost] = {}
     groups = {name: program.mesh.group(name, rank) for name in {op.group for op in collectives}}
     ordered = sorted((times.starts[op.index], times.ends[op.index], op.index, op) for op in collectives)
+    speeds = [_speed(end - start, costs.collective_ns(op.kind, op.nbytes, groups[op.group])) for start, end, _, op in ordered]
     lost: dict[int, int] = {}
     first = 0
     for start, end, index, op in sorted((times.starts[op.index], times.ends[op.index], op.index, op) for op in kernels):
@@ -155,12 +155,18 @@ def _to_collectives(
             overlap = min(end, over) - max(start, begin)
             if overlap > 0:
                 key = id(op.kernels), other.kind, other.nbytes, other.group
-                if key not in shares:
-                    shares[key] = of(costs.lost(op.kernels, other.kind, other.nbytes, groups[other.group]))
-                total += overlap * shares[key]
+                loses = losses.get(key)
+                if loses is None:
+                    loses = losses[key] = costs.lost(op.kernels, other.kind, other.nbytes, groups[other.group])
+                total += overlap * of(loses.at(speeds[place]))
         if total:
             lost[index] = round(min(total, of(MOST) * (end - start)))
     return lost
+
+
+def _speed(taken: int, alone: int) -> float:
+    """That of a collective which took so long: 1 when nothing held it up."""
+    return alone / taken if taken > alone else 1.0
 
 
 Span = tuple[int, int, int]
@@ -198,6 +204,26 @@ def _beside(spans: list[Span], others: list[Span], *, share: float) -> dict[int,
         if overlap:
             lost[index] = round(overlap * share)
     return lost
+
+
+def _to_one_another(spans: list[Span], *, of: Share) -> dict[int, int]:
+    """By op: what kernels lose that run at once, each on a stream of its own.
+
+    Each fills the device alone, and as many as run have equal parts of it: they take as long side by side as one after another. FSDP1
+    casts and divides its gradients so, beside the backward that goes on (assumed: nobody has published a measurement).
+    """
+    edges = Counter[int]()
+    for start, end, _ in spans:
+        edges[start] += 1
+        edges[end] -= 1
+    by: dict[int, float] = {}
+    running, before, total = 0, 0, 0.0
+    for moment in sorted(edges):
+        if running > 1:
+            total += (moment - before) * of(1 - 1 / running)
+        by[moment], before = total, moment
+        running += edges[moment]
+    return {index: lost for start, end, index in spans if (lost := round(by[end] - by[start]))}
 
 
 def _union(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -26,7 +26,7 @@ STEPS = {
     "ultrascale_playbook_sweep.csv": "nanotron: Llama 1B, 8 to 256 H100, shared network",
 }
 SIZES: dict[Size, str] = {"large": "from 64 MiB", "middle": "1 to 64 MiB", "small": "below 1 MiB"}
-LEFT_OUT = {"mpt_llm_foundry.csv": "1.0, 3.0"}
+LEFT_OUT = {"mpt_llm_foundry.csv": "1.0, 2.9"}
 """What takes minutes and is recorded: `python -m tests.published.errors left-out`, rows left out with their GPU and model."""
 WIDER, ROUNDS = 3.0, 4
 """Of the priors there: the presets have seen these rows, so as they are they would tell what is left out."""

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim import compute
-from zsim.beside import MOST, Taken, lost, taken
+from zsim.beside import MOST, Lost, Taken, lost, taken
 from zsim.collectives import communicator, nccl
 from zsim.collectives.nccl import Communicator
 from zsim.costs import Costs
@@ -22,6 +22,7 @@ H100, A100 = load_device("h100-80"), load_device("a100-80")
 PRODUCT = Kernel("linear", 2 * 8192**3, 3 * 2 * 8192**2, "bfloat16", shape=(1, 8192, 8192, 8192))
 STREAM = Kernel("add", 0, 2**32, "bfloat16")
 MIB = 2**20
+NOTHING = Lost(0.0, 0.0)
 
 
 def test_an_all_gather_has_its_channels_and_writes_what_it_brings_and_reads_it_once_more() -> None:
@@ -92,8 +93,8 @@ def test_nothing_is_gained_beside_a_collective_and_never_all_is_lost(sms: float,
 def test_a_collective_over_a_network_takes_less_from_streams_and_has_fewer_channels() -> None:
     inside, across = Costs(load_cluster("dgx-a100")), Costs(load_cluster("dgx-a100", nodes=4))
     near, far = tuple(range(8)), tuple(range(32))
-    of_stream = [costs.lost((STREAM,), "all_gather", 512 * MIB, ranks) for costs, ranks in ((inside, near), (across, far))]
-    of_product = [costs.lost((PRODUCT,), "all_gather", 512 * MIB, ranks) for costs, ranks in ((inside, near), (across, far))]
+    of_stream = [costs.lost((STREAM,), "all_gather", 512 * MIB, ranks).moves for costs, ranks in ((inside, near), (across, far))]
+    of_product = [costs.lost((PRODUCT,), "all_gather", 512 * MIB, ranks).moves for costs, ranks in ((inside, near), (across, far))]
     assert 0.15 < of_stream[0] < 0.35
     assert of_stream[1] < of_stream[0]
     assert of_product == [pytest.approx(24 / 108, abs=0.02), pytest.approx(16 / 108, abs=0.02)]
@@ -117,9 +118,17 @@ def test_a_group_of_one_rank_a_node_has_the_channels_of_its_own_nic() -> None:
     assert communicator(shared, shared.path(tuple(range(32)))).nics == 4
 
 
+def test_to_a_collective_that_waits_products_lose_its_channels_and_streams_nothing() -> None:
+    costs, ranks = Costs(load_cluster("dgx-a100")), tuple(range(8))
+    product, stream = (costs.lost((kernel,), "all_gather", 512 * MIB, ranks) for kernel in (PRODUCT, STREAM))
+    assert product.waits == product.moves == pytest.approx(24 / 108, abs=0.02)
+    assert stream.waits == 0
+    assert stream.at(0.5) == stream.moves / 2
+
+
 def test_the_switch_takes_fewer_multiprocessors_than_a_ring() -> None:
     costs, ranks = Costs(load_cluster("dgx-h100")), tuple(range(8))
-    in_switch, ring = (costs.lost((PRODUCT,), kind, 512 * MIB, ranks) for kind in ("all_reduce", "all_gather"))
+    in_switch, ring = (costs.lost((PRODUCT,), kind, 512 * MIB, ranks).moves for kind in ("all_reduce", "all_gather"))
     assert in_switch == pytest.approx(16 / 132, abs=0.02)
     assert ring == pytest.approx(24 / 132, abs=0.02)
 
@@ -129,12 +138,12 @@ def test_products_lose_on_average_what_was_published_for_them() -> None:
     shares = []
     for name in ("dgx-a100", "dgx-h100"):
         costs = Costs(load_cluster(name))
-        shares += [1 / (1 - costs.lost((PRODUCT,), kind, 256 * MIB, tuple(range(8)))) - 1 for kind in ("all_gather", "all_reduce")]
+        shares += [1 / (1 - costs.lost((PRODUCT,), kind, 256 * MIB, tuple(range(8))).moves) - 1 for kind in ("all_gather", "all_reduce")]
     assert 0.12 < sum(shares) / len(shares) < 0.27
 
 
 def test_what_is_lost_is_switched_off_and_nothing_is_lost_alone() -> None:
     off = Costs(load_cluster("dgx-h100"), Execution(interference=False))
-    assert off.lost((PRODUCT,), "all_gather", 512 * MIB, tuple(range(8))) == 0
-    assert Costs(load_cluster("dgx-h100")).lost((PRODUCT,), "all_gather", 512 * MIB, (0,)) == 0
-    assert Costs(load_cluster("cpu-gloo", ranks=4)).lost((PRODUCT,), "all_gather", 512 * MIB, (0, 1, 2, 3)) == 0
+    assert off.lost((PRODUCT,), "all_gather", 512 * MIB, tuple(range(8))) == NOTHING
+    assert Costs(load_cluster("dgx-h100")).lost((PRODUCT,), "all_gather", 512 * MIB, (0,)) == NOTHING
+    assert Costs(load_cluster("cpu-gloo", ranks=4)).lost((PRODUCT,), "all_gather", 512 * MIB, (0, 1, 2, 3)) == NOTHING

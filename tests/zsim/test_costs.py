@@ -81,6 +81,23 @@ def test_what_was_asked_before_changes_no_answer(questions: list[tuple[str, int,
     assert twice == [Costs(H100.cluster).collective_ns(*question) for question in questions] * 2
 
 
+@pytest.mark.parametrize("ranks", [(0, 1, 7, 8), (0, 2, 9, 15), (0, 1, 2, 9), (0, 2, 8, 6)])
+def test_ranks_that_are_not_evenly_spaced_are_laid_as_they_are(ranks: tuple[int, ...]) -> None:
+    """As soon as they leave a node they are as slow as ranks that lie alike, and not as the even group that begins as they do."""
+    costs = Costs(load_cluster("dgx-h100", nodes=2))
+    even = tuple(range(0, 4 * (ranks[1] - ranks[0]), ranks[1] - ranks[0]))
+    inside = costs.collective_ns("all_reduce", 2**28, even)
+    found = costs.collective_ns("all_reduce", 2**28, ranks)
+    assert found == Costs(costs.cluster).collective_ns("all_reduce", 2**28, ranks) > inside
+
+
+def test_a_rank_less_on_one_node_than_on_the_other_has_fewer_links() -> None:
+    costs = Costs(load_cluster("dgx-h100", nodes=2))
+    assert costs.collective_ns("all_gather", 2**28, (4, 5, 6, 7, 8)) == costs.collective_ns("all_gather", 2**28, (0, 1, 2, 3, 8))
+    uneven, even = (costs.collective_ns("all_gather", 2**28, ranks) for ranks in ((0, 1, 2, 8), (6, 7, 8, 9)))
+    assert uneven > even
+
+
 def test_kernels_that_are_gone_do_not_answer_for_new_ones() -> None:
     costs = Costs(H100.cluster)
     found = [costs.compute_ns((Kernel("gelu", 0, size, "float32"),)) for size in range(0, 10**8, 10**6)]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from zsim import scenario
+from zsim.beside import Lost
 from zsim.costs import Costs
 from zsim.engine import Delays, simulate
 from zsim.execution import EAGER, Execution
@@ -32,6 +33,8 @@ class Shares:
     launch_queue: int = 0
     twice_beside: int = -1
     """The bytes of collectives beside which kernels lose twice as much."""
+    to_waiting: float | None = None
+    """What kernels lose to a collective that moves nothing, if not the same; links are had whole with it."""
 
     def compute_ns(self, kernels: tuple[Kernel, ...]) -> int:
         return sum(kernel.flops for kernel in kernels)
@@ -40,10 +43,11 @@ class Shares:
         return nbytes
 
     def usage(self, ranks: tuple[int, ...]) -> Mapping[str, Fraction]:
-        return {}
+        return {} if self.to_waiting is None else {"link": Fraction(1)}
 
-    def lost(self, kernels: tuple[Kernel, ...], kind: str, nbytes: int, ranks: tuple[int, ...]) -> float:
-        return self.interference * (2 if self.twice_beside == nbytes else 1)
+    def lost(self, kernels: tuple[Kernel, ...], kind: str, nbytes: int, ranks: tuple[int, ...]) -> Lost:
+        moves = self.interference * (2 if self.twice_beside == nbytes else 1)
+        return Lost(moves, moves if self.to_waiting is None else self.to_waiting)
 
     def issue_ns(self, op: Op) -> int:
         return 0
@@ -124,6 +128,33 @@ def test_a_kernel_loses_to_each_collective_beside_it_what_that_takes() -> None:
     assert list(simulate_step(program, costs=costs).ranks[0].ends) == [100 + 5 + 15, 20, 30, 130]
 
 
+def test_a_collective_that_others_hold_up_moves_its_bytes_as_much_slower() -> None:
+    """Gathers of 20 and of 30 share a link: one ends at 40, at half its speed, one at 50, at three fifths of it.
+
+    A forward of 100 beside them loses a tenth of both to their channels, 4 + 5, and a fifth of 20 + 30 to their bytes.
+    """
+    ops = (
+        Op(index=0, kind="forward", unit="a", stream="compute", kernels=(Kernel("linear", 100, 0, "float32"),)),
+        Op(index=1, kind="all_gather", unit="b", stream="all_gather", group="dp_shard", nbytes=20),
+        Op(index=2, kind="all_reduce", unit="c", stream="all_reduce", group="dp_replicate", nbytes=30),
+    )
+    mesh = Mesh(dp_replicate=2, dp_shard=2)
+    program = Program(mesh=mesh, ranks=(RankProgram(construction=(), first=(), steady=ops),), assignment=(0,) * 4)
+    costs = Shares(interference=0.3, collective_interference=0.0, to_waiting=0.1)
+    assert list(simulate_step(program, costs=costs).ranks[0].ends) == [100 + 4 + 5 + 10, 40, 50]
+
+
+def test_a_collective_that_kernels_hold_up_moves_no_more_bytes() -> None:
+    """A gather of 72 takes 80 beside a forward, which loses a tenth of the 80 and a quarter of the 72."""
+    ops = (
+        Op(index=0, kind="forward", unit="a", stream="compute", kernels=(Kernel("linear", 1000, 0, "float32"),)),
+        Op(index=1, kind="all_gather", unit="b", stream="all_gather", group="dp_shard", nbytes=72),
+    )
+    program = Program(mesh=Mesh(dp_shard=2), ranks=(RankProgram(construction=(), first=(), steady=ops),), assignment=(0, 0))
+    costs = Shares(interference=0.35, collective_interference=0.1, to_waiting=0.1)
+    assert list(simulate_step(program, costs=costs).ranks[0].ends) == [1000 + 8 + 18, 80]
+
+
 @pytest.mark.parametrize(("first", "expected"), [("device", [104, 34]), ("link", [104, 34])])
 def test_of_an_op_that_casts_and_sends_to_the_host_the_cast_alone_is_on_the_device(first: Place, expected: list[int]) -> None:
     """A backward of 100 beside a cast of 4 and a transfer of 26, in either order: both lose 4, and no more."""
@@ -147,6 +178,18 @@ def test_kernels_of_two_streams_take_as_long_side_by_side_as_one_after_another(p
     program = Program(mesh=Mesh(dp_shard=2), ranks=(RankProgram(construction=(), first=(), steady=ops),), assignment=(0, 0))
     costs = Shares(interference=0.0, collective_interference=0.0)
     assert list(simulate_step(program, costs=costs).ranks[0].ends) == expected
+
+
+def test_kernels_of_three_streams_have_a_third_of_the_device_each_while_all_three_run() -> None:
+    """Copies of 20 and of 30 beside a backward of 100: all is done once, after 60 and 80 and, as one after another, after 150."""
+    copies = [
+        Op(index=index, kind="copy", unit="b", stream=stream, kernels=(Kernel("copy", flops, 0, "float32"),))
+        for index, stream, flops in ((1, "all_gather_copy_in", 20), (2, "reduce_scatter", 30))
+    ]
+    backward = Op(index=0, kind="backward", unit="a", stream="compute", kernels=(Kernel("linear", 100, 0, "float32"),))
+    ranks = (RankProgram(construction=(), first=(), steady=(backward, *copies)),)
+    program = Program(mesh=Mesh(dp_shard=2), ranks=ranks, assignment=(0, 0))
+    assert list(simulate_step(program, costs=Shares(interference=0.0, collective_interference=0.0)).ranks[0].ends) == [150, 60, 80]
 
 
 def test_what_is_lost_is_a_share_of_the_time_with_it() -> None:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 
 from tests.scenarios import scenario_texts
 from zsim import scenario, time_report
+from zsim.beside import Lost
 from zsim.costs import Costs
 from zsim.engine import simulate
 from zsim.execution import EAGER, Execution
@@ -41,8 +42,8 @@ class Toy:
     execution: Execution = EAGER
     late: Mapping[int, int] = field(default_factory=dict)
 
-    def lost(self, kernels: tuple[Kernel, ...], kind: str, nbytes: int, ranks: tuple[int, ...]) -> float:
-        return self.share
+    def lost(self, kernels: tuple[Kernel, ...], kind: str, nbytes: int, ranks: tuple[int, ...]) -> Lost:
+        return Lost(self.share, self.share)
 
     @property
     def collective_interference(self) -> float:
