@@ -14,7 +14,7 @@ from math import hypot, log
 from pathlib import Path
 from statistics import mean, median
 
-from zsim import measurements, memory_room, scenario
+from zsim import measurements, nearly_full, scenario
 from zsim.bands import parts
 from zsim.costs import Costs
 from zsim.errors import ZsimError
@@ -23,7 +23,7 @@ from zsim.measurements.nccl_errors import size_of
 from zsim.measurements.nccl_rows import predict as predict_collective
 from zsim.measurements.nccl_rows import question
 from zsim.measurements.nccl_text import is_shared
-from zsim.memory_room import Room
+from zsim.nearly_full import Caution
 from zsim.plan import plan
 from zsim.slowdown import simulate_step
 
@@ -172,8 +172,8 @@ def predict(step: Step) -> Predicted | Skipped:
         return Skipped(source=step.source, line=step.line, reason=str(error))
     low, high = (edge(one.factors[side] * one.seconds for one in (main, *others)) for side, edge in enumerate((min, max)))
     wider, longer = step.widened, step.widened
-    for room in main.room:
-        wider, longer = hypot(wider, room.wider), hypot(longer, room.longer)
+    for caution in main.cautions:
+        wider, longer = hypot(wider, caution.wider), hypot(longer, caution.longer)
     return Predicted(
         source=step.source,
         line=step.line,
@@ -183,7 +183,7 @@ def predict(step: Step) -> Predicted | Skipped:
         predicted=main.seconds,
         measured=step.seconds,
         band=(low / main.seconds / (1 + wider), high / main.seconds * (1 + longer)),
-        assumed=(*step.assumed, *(room.words for room in main.room)),
+        assumed=(*step.assumed, *(caution.words for caution in main.cautions)),
         fields=step.fields,
         per=step.tokens,
     )
@@ -195,7 +195,7 @@ class _Simulated:
 
     seconds: float
     factors: tuple[float, float]
-    room: tuple[Room, ...]
+    cautions: tuple[Caution, ...]
 
 
 def _simulated(text: str, where: str, *, shared: bool) -> _Simulated:
@@ -205,14 +205,14 @@ def _simulated(text: str, where: str, *, shared: bool) -> _Simulated:
     timeline = simulate_step(program, costs=costs)
     found = parts(program, timeline, costs=costs)
     factors = found.on_shared_network(*congestion.BAND) if shared else found.factors
-    return _Simulated(seconds=timeline.step_time_ns / 1e9, factors=factors, room=memory_room.cautions(program, asked))
+    return _Simulated(seconds=timeline.step_time_ns / 1e9, factors=factors, cautions=nearly_full.cautions(program, asked))
 
 
 def cautions(step: Step) -> tuple[str, ...]:
     """What is to be known of a step's prediction before it is made, or why there is none."""
     try:
         asked = scenario.parse(step.scenario.encode(), where=f"{step.source} line {step.line}")
-        return tuple(room.words for room in memory_room.cautions(plan(asked, device=asked.cluster.kind), asked))
+        return tuple(caution.words for caution in nearly_full.cautions(plan(asked, device=asked.cluster.kind), asked))
     except ZsimError as error:
         return (" ".join(f"not predicted: {error}".split()),)
 

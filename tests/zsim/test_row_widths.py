@@ -10,7 +10,7 @@ import pytest
 
 from tests.zsim.test_measurements import FMS, FOUNDRY, MEGATRON, NANOTRON, TITAN, table
 from tests.zsim.test_row_checks import read, step
-from zsim import accuracy, bands, memory_room, scenario
+from zsim import accuracy, bands, nearly_full, scenario
 from zsim.accuracy import Predicted
 from zsim.costs import Costs
 from zsim.plan import plan
@@ -184,8 +184,8 @@ precision = { parameters = "bf16" }
 """
     asked = scenario.parse(text.encode(), where="x.toml")
     program = plan(asked, device="cuda")
-    (needed,) = {memory_room.needed(rank) for rank in program.ranks}
-    words = {share: [one.words for one in memory_room.found(program, int(needed / share))] for share in (0.89, 0.91, 1.01)}
+    (needed,) = {nearly_full.needed(rank) for rank in program.ranks}
+    words = {share: [one.words for one in nearly_full.found(program, int(needed / share))] for share in (0.89, 0.91, 1.01)}
     assert words[0.89] == []
     assert words[0.91] == ["near out of memory: 91 % of the device are allocated at once"]
     assert words[1.01][0].startswith("as mapped it cannot fit")

@@ -28,7 +28,7 @@ from zsim.strategies.flat_passes import MicroBatch, Order, Units
 from zsim.strategies.flat_sharded import EARLIER_STEP, FlatShardedStep
 from zsim.strategies.flat_views import viewed
 from zsim.strategies.passes import ORIGINAL
-from zsim.strategies.sharded_gradients import Gradients
+from zsim.strategies.sharded_gradients import UnshardedGradients
 from zsim.traced import TracedModel
 from zsim.training import DTYPE_NBYTES, Optimizer, Training
 
@@ -218,7 +218,7 @@ def _new_step(training: Training, *, mesh: Mesh, options: Options, hollow: froze
     return FlatShardedStep(
         training=training,
         mesh=mesh,
-        gradients=Gradients(
+        gradients=UnshardedGradients(
             of_views=True,
             nbytes={p.fqn: p.numel * element for p in viewed(training.model).parameters},
             after_sums=accumulated_after_sums(training),

@@ -22,7 +22,7 @@ from zsim.strategies.building import accumulated_after_sums, rank_program, units
 from zsim.strategies.hook_calls import RECORD, HookCalls, watched
 from zsim.strategies.sharded import ShardedStep
 from zsim.strategies.sharded_construction import DerivedMesh, construction
-from zsim.strategies.sharded_gradients import Gradients
+from zsim.strategies.sharded_gradients import UnshardedGradients
 from zsim.strategies.sharded_groups import Group, local_numels, sharded_groups
 from zsim.strategies.sharded_optimizer import memory_of, step_shards
 from zsim.training import DTYPE_NBYTES, NOTHING, InnerCall, LoweredModule, Optimizer, Training
@@ -154,7 +154,7 @@ def _passes(
 ) -> ShardedStep:
     """The forward and backward passes of one step, the same in every step."""
     element = DTYPE_NBYTES[training.precision.parameters]
-    gradients = Gradients(
+    gradients = UnshardedGradients(
         nbytes={p.fqn: p.numel * element for p in training.model.parameters}, after_sums=accumulated_after_sums(training)
     )
     model = training.model

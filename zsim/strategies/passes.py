@@ -13,7 +13,7 @@ from zsim.mesh import Mesh
 from zsim.model import ROOT, is_model_input
 from zsim.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind, OpKind
 from zsim.strategies.building import Step, accumulate_kernel, recomputed_in_turn
-from zsim.strategies.sharded_gradients import Gradients
+from zsim.strategies.sharded_gradients import UnshardedGradients
 from zsim.traced import TracedModel
 from zsim.training import DTYPE_NBYTES, NOTHING, InnerCall, LoweredModule, TapeEvent, Training, storage_events
 
@@ -32,7 +32,7 @@ class Passes(Step):
 
     training: Training
     mesh: Mesh
-    gradients: Gradients
+    gradients: UnshardedGradients
     reads: dict[str, tuple[str, ...]]
     """By module: the groups whose parameters it reads."""
     block_reads: dict[str, tuple[str, ...]] = field(default_factory=dict)

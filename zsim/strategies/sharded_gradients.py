@@ -12,7 +12,7 @@ from zsim.training import LoweredModule, ParameterGradient, TapeEvent
 
 
 @dataclass(slots=True, kw_only=True)
-class Gradients:
+class UnshardedGradients:
     """The unsharded gradients of one rank, "<fqn>.unsharded_gradient" each; `nbytes` of each whole parameter, by fqn."""
 
     nbytes: dict[str, int]

@@ -25,7 +25,7 @@ NOT_AS_MAPPED = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class Caution:
     """A caution, and by how much it widens a band on both sides, and on the upper side alone."""
 
     words: str
@@ -33,23 +33,25 @@ class Room:
     longer: float
 
 
-def cautions(program: Program, asked: Scenario) -> tuple[Room, ...]:
+def cautions(program: Program, asked: Scenario) -> tuple[Caution, ...]:
     """What to know of a step whose device is nearly full, or has less than it needs: no allocator could make that fit."""
     return tuple(found(program, asked.cluster.device.memory))
 
 
-def found(program: Program, memory: int) -> Iterator[Room]:
+def found(program: Program, memory: int) -> Iterator[Caution]:
     """`cautions` of a device with so many bytes."""
     most, held = max(map(needed, program.ranks)), max(map(most_held, program.ranks))
     if most > memory:
         words = f"as mapped it cannot fit: {format_bytes(most)} are allocated at once on {format_bytes(memory)}"
-        yield Room(words=words, wider=NOT_AS_MAPPED, longer=NOT_AS_MAPPED)
+        yield Caution(words=words, wider=NOT_AS_MAPPED, longer=NOT_AS_MAPPED)
         return
     if most >= PEAK * memory:
-        yield Room(words=f"near out of memory: {100 * most / memory:.0f} % of the device are allocated at once", wider=0.0, longer=LONGER)
+        words = f"near out of memory: {100 * most / memory:.0f} % of the device are allocated at once"
+        yield Caution(words=words, wider=0.0, longer=LONGER)
     if held >= STATES * memory:
         share = f"{100 * held / memory:.0f} % of the device's memory"
-        yield Room(words=f"parameters, gradients and optimizer states fill {share}: such steps run longer", wider=0.0, longer=LONGER)
+        words = f"parameters, gradients and optimizer states fill {share}: such steps run longer"
+        yield Caution(words=words, wider=0.0, longer=LONGER)
 
 
 def needed(rank: RankProgram) -> int:
