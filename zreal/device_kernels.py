@@ -202,6 +202,9 @@ LOSSES_IN_PLACE = frozenset({"mse_loss", "smooth_l1_loss", "soft_margin_loss", "
 LOSSES_BESIDE = frozenset({"mse_loss", "smooth_l1_loss", "huber_loss"})
 """Losses that make those of all elements once more, or at all, while they add them up (on CUDA; those of a CPU are not seen)."""
 FOLDS = frozenset({"col2im", "im2col"})
+BAGS = frozenset({"_embedding_bag", "_embedding_bag_forward_only"})
+BAG_DEFAULTS = (False, 0, False, None, False, -1)
+"""Of an embedding bag's arguments behind its weights, indices and offsets: its mode is a sum, and no index is padding."""
 
 
 def _each_loss_nbytes(arguments: tuple[Any, ...]) -> int:
@@ -214,9 +217,9 @@ def _each_loss_nbytes(arguments: tuple[Any, ...]) -> int:
 def result_nbytes(operator: str, arguments: tuple[Any, ...], place: int, tensor: Tensor, *, device: Device) -> int:
     """Bytes that the result at `place` of an operator holds: its storage's but for those that real ones have of another size.
 
-    Statistics of a layer norm are float32 on CUDA. Where an embedding bag notes whose each index is, a CPU makes room for one more, but for
-    sums in two bytes, which it does without. Some losses make room for each element's and then one number of it, and folding begins
-    with room for what it reads (aten/src/ATen/native/Loss.cpp, BinaryOps.cpp, Col2Im.cpp, Im2Col.cpp and theirs for CUDA).
+    Statistics of a layer norm are float32 on CUDA, and what an embedding bag notes `_bag_numel` says. Some losses make room for each
+    element's and then one number of it, and folding begins with room for what it reads (aten/src/ATen/native/Loss.cpp, BinaryOps.cpp,
+    Col2Im.cpp, Im2Col.cpp and theirs for CUDA).
     """
     nbytes = tensor.untyped_storage().nbytes()
     if operator in LOSSES_IN_PLACE:
@@ -225,10 +228,28 @@ def result_nbytes(operator: str, arguments: tuple[Any, ...], place: int, tensor:
         return max(nbytes, arguments[0].numel() * arguments[0].element_size())
     if operator == "native_layer_norm" and place > 0 and device == "cuda":
         return 4 * tensor.numel()
-    if operator.startswith("_embedding_bag") and place == 1 and nbytes and device == "cpu":
-        sums = (*arguments[4:5], 0)[0] == 0
-        return 0 if sums and arguments[0].element_size() == 2 else nbytes + tensor.element_size()
+    if operator in BAGS and place > 0:
+        return _bag_numel(operator, arguments, place, tensor, device=device) * tensor.element_size()
     return nbytes
+
+
+def _bag_numel(operator: str, arguments: tuple[Any, ...], place: int, tensor: Tensor, *, device: Device) -> int:
+    """Elements of what an embedding bag notes: whose each index is, how many each bag has, and which are the largest.
+
+    With `include_last_offset` there is one offset more than bags. On a CPU sums whose weights lie close, of up to four bytes and with no
+    padding left out, do without the first, which otherwise has room for one more (aten/src/ATen/native/EmbeddingBag.cpp, `is_fast_path`);
+    on CUDA only a maximum has the last (EmbeddingBag.cu).
+    """
+    given: list[Any] = [*arguments, *BAG_DEFAULTS[len(arguments) - 3 :]]
+    weight, indices, offsets, _, mode, _, factors, _, padding = given
+    if place == 1:
+        close = factors is None or factors.stride(0) == 1
+        is_fast = mode == 0 and close and padding < 0 and weight.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        on_cpu = 0 if is_fast else int(indices.numel()) + 1
+        return on_cpu if device == "cpu" else int(indices.numel())
+    if place == 2 or (device == "cpu" and mode == 0 and operator.endswith("forward_only")):
+        return int(offsets.numel())
+    return 0 if device == "cuda" and mode != 2 else tensor.numel()
 
 
 def scratch(operator: str, arguments: tuple[Any, ...], *, device: Device) -> tuple[int, ...]:

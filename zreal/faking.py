@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from zreal import torch_private
 from zreal.boundaries import cast_floats, tensors_in
@@ -64,6 +65,7 @@ class Faked:
 
 def fake(model: nn.Module, inputs: Inputs, *, units: Units, dtype: Dtype | None, casts_input: bool) -> Faked:
     """`model` and its inputs without memory. To be called in fake mode; UntraceableError for what cannot be traced."""
+    _require_shapes(model)
     taken = _dtype(model, dtype)
     wanted = DTYPES[taken]
     found = _find_units(model, units)
@@ -86,6 +88,7 @@ def fake(model: nn.Module, inputs: Inputs, *, units: Units, dtype: Dtype | None,
     )
 
 
+RUN_ONCE = "make the module beforehand, run it on a batch so that its lazy parameters get their shapes, and give it itself"
 BEFOREHAND = 'make the module beforehand, as under torch.device("meta"), and give it itself'
 
 
@@ -107,10 +110,19 @@ def made(make: Any) -> nn.Module:
     return model
 
 
+def _require_shapes(model: nn.Module) -> None:
+    """UntraceableError for a lazy module that has not run."""
+    for fqn, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise refuse(fqn, "a shape", "none yet: its module is lazy and has not run", RUN_ONCE)
+
+
 def _other_way(error: Exception, wrap: str) -> str:
     """What to do about a function that did not make its module without memory; `wrap` is for one that asks for arguments."""
     if isinstance(error, TypeError):
         return wrap
+    if "Uninitialized" in str(error):  # of a lazy module, whose first batch gives it its shapes
+        return RUN_ONCE
     if "Couldn't swap" in str(error):  # torch does not change the dtype of a fake parameter
         return f"leave the cast (.to, .bfloat16 and the like) out of it and give dtype=, or {BEFOREHAND}"
     return BEFOREHAND

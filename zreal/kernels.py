@@ -5,6 +5,7 @@ Views cost nothing and are no kernels. Operators without a formula count no FLOP
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -48,6 +49,14 @@ def base_name(name: str) -> str:
     namespace, _, rest = name.partition("::")
     base = rest.partition(".")[0]
     return base if namespace == "aten" else f"{namespace}.{base}"
+
+
+def written(func: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Iterator[torch.Tensor]:
+    """The tensors that an operator changes in place."""
+    if func._schema.is_mutable:
+        for place, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                yield from tensors([arguments[place] if place < len(arguments) else options.get(argument.name)])
 
 
 def kernel(func: Any, arguments: tuple[Any, ...], options: dict[str, Any], result: Any) -> Kernel | None:
@@ -112,6 +121,9 @@ def _flops(func: Any, name: str, arguments: tuple[Any, ...], options: dict[str, 
     if name == f"{_CPU_ATTENTION}_backward":
         gradient, query, key, value = (tensor.shape for tensor in arguments[:4])
         return int(sdpa_backward_flop_count(gradient, query, key, value)) // _halves(name, arguments, options)
+    if name == "_grouped_mm":  # a row or a column of what has no groups of its own meets one group of the other
+        first, second = (tensor.shape for tensor in arguments[:2])
+        return 2 * math.prod(first if len(second) == 3 else first[-2:]) * second[-1]
     formula = _formula(func.name())
     return int(formula(*arguments, **options, out_val=result)) // _halves(name, arguments, options) if formula else 0
 

@@ -65,8 +65,9 @@ class ParameterGradients:
         if fqn:
             self.made[fqn].append(self._log.number(gradients[place]))
 
-    def _accumulate(self, fqn: str, gradient: Tensor) -> None:
-        self._before[fqn] = self._log.number(gradient)
+    def _accumulate(self, fqn: str, gradient: Tensor | None) -> None:
+        if gradient is not None:  # as a Function may return
+            self._before[fqn] = self._log.number(gradient)
 
     def _keep(self, fqn: str, parameter: Tensor) -> None:
         self._log.entries.append((self._log.place, Accumulated(fqn)))

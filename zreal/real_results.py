@@ -15,8 +15,12 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-Rule = Callable[[tuple[Any, ...]], "tuple[int, ...] | None"]
-"""From an operator's arguments to the strides of its first result; None: as new tensors lie."""
+from zsim.training import Device
+
+Lie = tuple[int, ...] | torch.memory_format
+"""How a tensor lies: its strides, or the format that they follow from."""
+Rule = Callable[[tuple[Any, ...]], "Lie | None"]
+"""From an operator's arguments to how its first result lies; None: as new tensors do."""
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 STATISTICS = frozenset({"native_batch_norm", "native_layer_norm", "native_group_norm"})
 """Norms, whose statistics are of their weights' dtype; fake tensors have them in the input's."""
@@ -34,13 +38,13 @@ def _like(place: int) -> Rule:
 def _channels_of(place: int) -> Rule:
     """Channels come last where they do in the argument at `place`, as its `suggest_memory_format` has it; else as new."""
 
-    def strides(arguments: tuple[Any, ...]) -> tuple[int, ...] | None:
+    def lies(arguments: tuple[Any, ...]) -> torch.memory_format | None:
         tensor = arguments[place]
         last = CHANNELS_LAST.get(tensor.dim())
         keeps = last is not None and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=last)
-        return torch.empty_like(tensor, memory_format=last).stride() if keeps else None
+        return last if keeps else None
 
-    return strides
+    return lies
 
 
 def _element_by_element(arguments: tuple[Any, ...]) -> tuple[int, ...]:
@@ -51,6 +55,11 @@ def _element_by_element(arguments: tuple[Any, ...]) -> tuple[int, ...]:
     given = [argument for argument in arguments if isinstance(argument, Tensor)]
     alike = [torch.empty_strided(tensor.shape, tensor.stride(), dtype=torch.float32, device=tensor.device) for tensor in given]
     return (torch.add if len(alike) < 3 else torch.addcmul)(*alike, *[0] * (2 - len(alike))).stride()
+
+
+def _power(arguments: tuple[Any, ...]) -> tuple[int, ...] | None:
+    """As element by element, but that of a number as new."""
+    return _element_by_element(arguments) if isinstance(arguments[0], Tensor) else None
 
 
 def _in_order(*places: int) -> Rule:
@@ -64,6 +73,7 @@ RULES: Mapping[str, Rule] = {
     "binary_cross_entropy": _like(0),
     "binary_cross_entropy_backward": _like(1),
     "channel_shuffle": _channels_of(0),
+    "complex": _element_by_element,
     "elu_backward": _element_by_element,
     "glu_backward": _as_new,
     "hardsigmoid_backward": _element_by_element,
@@ -82,25 +92,64 @@ RULES: Mapping[str, Rule] = {
     "native_batch_norm_backward": _channels_of(1),
     "native_group_norm_backward": _channels_of(1),
     "native_layer_norm_backward": _as_new,
+    "polar": _element_by_element,
+    "pow": _power,
     "reflection_pad2d_backward": _channels_of(1),
+    "reflection_pad3d": _channels_of(0),
+    "reflection_pad3d_backward": _channels_of(1),
+    "replication_pad2d_backward": _channels_of(1),
+    "replication_pad3d": _channels_of(0),
+    "replication_pad3d_backward": _channels_of(1),
     "roll": _channels_of(0),
+    "rrelu_with_noise_backward": _in_order(1, 0),
     "rsub": _in_order(1, 0),
     "smooth_l1_loss": _element_by_element,
     "smooth_l1_loss_backward": _as_new,
+    "soft_margin_loss_backward": _like(2),
     "softplus_backward": _element_by_element,
     "threshold_backward": _in_order(1, 0),
     "xlogy": _element_by_element,
 }
 
 
-def as_real(operator: OpOverload, arguments: tuple[Any, ...], result: Any) -> Any:
-    """The `result` of an operator on fake tensors as the real one is."""
+def call(operator: OpOverload, arguments: tuple[Any, ...], options: Mapping[str, Any], *, device: Device) -> Any:
+    """What an operator makes of fake tensors, as the real one does on `device`."""
+    if operator is torch.ops.aten._grouped_mm.default:
+        return _grouped_products(*arguments, **options)
+    return as_real(operator, arguments, operator(*arguments, **options), device=device)
+
+
+ALIGNED = 16
+"""Bytes of which rows of grouped products have a multiple, and so must those of their factors."""
+
+
+def _grouped_products(
+    first: Tensor, second: Tensor, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    """As torch makes room for products of groups, in any dtype; its own function for fake tensors takes bfloat16 alone.
+
+    RuntimeError as of the real one (aten/src/ATen/native/GroupedMMUtils.h).
+    """
+    for factor in (first, second):
+        if max(factor.stride()[-2:]) * factor.element_size() % ALIGNED:
+            raise RuntimeError(f"strides should be multiple of {ALIGNED} bytes")
+    rows, columns, dtype = first.shape[-2], second.shape[-1], out_dtype or first.dtype
+    apart = ALIGNED // dtype.itemsize
+    padded = -(-columns // apart) * apart
+    alike = first.dim() == second.dim()
+    groups = first.shape[:-2] if alike and offs is None else offs.shape if alike and offs is not None else ()
+    strides = (rows * padded, padded, 1) if groups else (padded, 1)
+    return torch.empty_strided((*groups, rows, columns), strides, dtype=dtype, device=first.device)
+
+
+def as_real(operator: OpOverload, arguments: tuple[Any, ...], result: Any, *, device: Device) -> Any:
+    """The `result` of an operator on fake tensors as the real one on `device` is."""
     name = operator._schema.name.partition("::")[2]
-    rule = RULES.get(name) or (_element_by_element if _joins(operator, arguments) else None)
+    rule = None if operator._schema.is_mutable else RULES.get(name, _element_by_element if _joins(operator, arguments) else None)
     first = result[0] if isinstance(result, tuple | list) else result
     if rule is not None and isinstance(first, Tensor) and first.dim() > 1 and first.numel():
         dtype = arguments[1].dtype if name == "native_group_norm_backward" else first.dtype
-        laid = _laid(first, rule(arguments), dtype)
+        laid = _laid(first, rule(_promoted(arguments, first.dtype, of=name) if device == "cpu" else arguments), dtype)
         result = (laid, *result[1:]) if isinstance(result, tuple | list) else laid
     if name in STATISTICS:
         result = _with_statistics(arguments, result)
@@ -109,14 +158,26 @@ def as_real(operator: OpOverload, arguments: tuple[Any, ...], result: Any) -> An
 
 def _joins(operator: OpOverload, arguments: tuple[Any, ...]) -> bool:
     """Whether it makes a new tensor, element by element, of several that do not all lie as new ones."""
-    if torch.Tag.pointwise not in operator.tags or operator._schema.is_mutable:
+    if torch.Tag.pointwise not in operator.tags:
         return False
     given = [argument for argument in arguments if isinstance(argument, Tensor)]
     return len(given) > 1 and not all(tensor.is_contiguous() for tensor in given)
 
 
-def _laid(tensor: Tensor, strides: tuple[int, ...] | None, dtype: torch.dtype) -> Tensor:
-    found = strides or torch.empty_like(tensor, memory_format=torch.contiguous_format).stride()
+def _promoted(arguments: tuple[Any, ...], result: torch.dtype, *, of: str) -> tuple[Any, ...]:
+    """`arguments` as a CPU's kernel has them: those of another dtype than it works in are cast first, which gives expanded ones room."""
+    if of == "where":
+        return (arguments[0], *_promoted(arguments[1:], result, of=""))
+    given = [argument for argument in arguments if isinstance(argument, Tensor)]
+    if len({tensor.dtype for tensor in given}) < 2 and (not given or given[0].dtype.is_floating_point):
+        return arguments
+    dtype = result if result.is_floating_point or len(given) != 2 else torch.result_type(*given)
+    return tuple(torch.empty_like(each, dtype=dtype) if isinstance(each, Tensor) and each.dtype != dtype else each for each in arguments)
+
+
+def _laid(tensor: Tensor, lies: Lie | None, dtype: torch.dtype) -> Tensor:
+    given = torch.contiguous_format if lies is None else lies
+    found = given if isinstance(given, tuple) else torch.empty_like(tensor, memory_format=given).stride()
     if found == tensor.stride() and dtype == tensor.dtype:
         return tensor
     return torch.empty_strided(tensor.shape, found, dtype=dtype, device=tensor.device)

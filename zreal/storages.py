@@ -16,10 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from zreal import device_kernels, torch_private
 from zreal.changed_views import note_views
-from zreal.kernels import base_name, kernel, tensors
+from zreal.kernels import base_name, kernel, tensors, written
 from zreal.known_values import KnownValues
 from zreal.one_dtype import require_one_dtype
-from zreal.real_results import as_real
+from zreal.real_results import call
 from zreal.untraceable import UntraceableError
 from zsim.ops import Kernel
 from zsim.training import Accumulated, Device
@@ -93,6 +93,8 @@ class StorageLog(TorchDispatchMode):
         self.reads: dict[Place, dict[str, None]] = {}
         self.last_read: dict[int, int] = {}
         """By storage: how many entries there were when an operator last read it."""
+        self.writes: dict[str, str] = {}
+        """The parameters that the step changes in place, each with the operator that does it first."""
         self.place = START
         self.sums_due = 0
         self._known = KnownValues()
@@ -137,6 +139,9 @@ class StorageLog(TorchDispatchMode):
         name, options = func.name(), kwargs or {}
         if name.startswith("prim::"):
             return func(*args, **options)
+        for tensor in written(func, args, options):
+            if (fqn := self._parameters.get(self._numbers.get(id(tensor.untyped_storage()), 0))) is not None:
+                self.writes.setdefault(fqn, base_name(name))
         for tensor in tensors((*args, *options.values())):
             number = self._numbers.get(id(tensor.untyped_storage()), 0)
             self.last_read[number] = len(self.entries)
@@ -146,11 +151,10 @@ class StorageLog(TorchDispatchMode):
             return number
         require_one_dtype(base_name(name), tensors(args))
         try:
-            result = func(*args, **options)
+            result = call(func, args, options, device=self._device)
         except Exception as error:
             raise refusal(name, error) from error
         _require_storages(name, result)
-        result = as_real(func, args, result)
         self._known.follow(func, args, options, result)
         note_views((*args, *options.values()), result)
         self._note(func, args, options, result)

@@ -135,12 +135,15 @@ def _both(seen: Callable[..., _Seen], asked: Checkpointing = NO_CHECKPOINTING) -
     """The model with fully_shard's hooks, and what is otherwise without them, with FSDP1's views and on inputs that nobody casts."""
     hooked = seen()
     model, boundaries = hooked.model(), hooked.run.boundaries
+    found, last = list[Otherwise](), model.lowered
     manners: list[Autograd] = ["plain"] if boundaries.casts or boundaries.keeps_apart or hooked.run.asks_dtypes else []
-    if most_runs(model) > 1 and not (model.nested or model.frozen or model.not_in_loss or model.autocast != "none"):  # FSDP1 is refused
+    if hooked.run.writes:
+        fails = _sentence(next(f"{fqn}, which {operator} changes in place" for fqn, operator in hooked.run.writes.items()))
+        found.append(Otherwise(autograd="views", checkpointing=asked, lowered=(), fails=fails))
+    elif most_runs(model) > 1 and not (model.nested or model.frozen or model.not_in_loss or model.autocast != "none"):  # FSDP1 is refused
         manners.append("views")
     if hooked.run.cast_inputs or hooked.run.asks_dtypes:
         manners.append("bare")
-    found, last = list[Otherwise](), model.lowered
     for autograd in manners:
         lowered, fails = tuple[LoweredModule, ...](), ""
         if hooked.run.asks_dtypes and autograd != "bare":
@@ -151,11 +154,16 @@ def _both(seen: Callable[..., _Seen], asked: Checkpointing = NO_CHECKPOINTING) -
         except UntraceableError as error:
             if autograd == "views" and last:  # else hooks alone make it run, as with casts that a unit needs
                 raise
-            fails = "".join(c if c.isprintable() else " " for c in str(error))[:MAX_SENTENCE]
+            fails = _sentence(str(error))
         if lowered != last or (autograd == "bare" and not lowered):
             found.append(Otherwise(autograd=autograd, checkpointing=asked, lowered=lowered, fails=fails))
         last = lowered
     return model, found
+
+
+def _sentence(text: str) -> str:
+    """In one line, as long as a file may have it."""
+    return "".join(c if c.isprintable() else " " for c in text)[:MAX_SENTENCE]
 
 
 def _require_known(asked: Checkpointing, model: TracedModel) -> frozenset[str]:

@@ -39,6 +39,8 @@ class WatchedStep:
     cast_inputs: list[int]
     asks_dtypes: bool
     """Whether the module was told another dtype of a parameter since its unit is sharded."""
+    writes: dict[str, str]
+    """The parameters that it changes in place, and by what."""
 
 
 def steady(
@@ -111,6 +113,7 @@ def _run(
         loss=numbers,
         cast_inputs=cast_inputs,
         asks_dtypes=dtypes.asked,
+        writes=log.writes,
     )
 
 
@@ -192,5 +195,6 @@ def _require_nothing_left(left: Mapping[int, Born]) -> None:
             operator,
             "memory that is free again after backward",
             f"{format_bytes(sum(born.nbytes for born in left.values()))} that the module keeps anew in every step",
-            "do not store outputs in the module",
+            "do not store outputs in the module; torch.nn.utils.weight_norm and spectral_norm do, for which "
+            "torch.nn.utils.parametrizations has others that do not",
         )

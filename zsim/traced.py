@@ -138,6 +138,14 @@ class TracedModel(ModelSpec):
         """The lowered modules where autograd has that of units; TracedModelError where the module does not run so."""
         found = {one.autograd: one for one in self.otherwise if one.checkpointing == checkpointing}
         form = next((found[one] for one in FORMS[autograd] if one in found), None)
+        if form is not None and not form.lowered and form.autograd == "views":
+            raise TracedModelError(
+                where=self.name,
+                expected="a module that changes none of its parameters in forward: FSDP1 makes them views of a flat one, and torch "
+                "lets nobody change those in place",
+                found=form.fails,
+                remedy="use fsdp2, hsdp or ddp, or change it between steps",
+            )
         if form is not None and not form.lowered:
             given = f"; trace it with casts_input=False if the model's inputs come in {self.dtype}" if form.autograd == "bare" else ""
             raise TracedModelError(

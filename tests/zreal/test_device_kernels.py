@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.zreal.test_tracing import records
 from zreal import batching, modules
-from zreal.device_kernels import KernelChoices
+from zreal.device_kernels import KernelChoices, result_nbytes
 from zreal.tracing import trace
 from zsim.checkpointing import Checkpointing
 from zsim.lowering import lower
@@ -185,3 +186,29 @@ def test_rows_of_a_mask_are_padded_to_16_for_memory_efficient_attention(length: 
     pads = [nbytes for name, nbytes in made if "constant_pad_nd" in name]
     assert any("_scaled_dot_product_efficient_attention" in name for name, _ in made)
     assert pads == ([4 * 20 * 32] if length == 20 else [])
+
+
+@pytest.mark.parametrize("operator", ["_embedding_bag", "_embedding_bag_forward_only"])
+@pytest.mark.parametrize("mode", [0, 1, 2])
+def test_what_an_embedding_bag_notes_has_the_bytes_that_it_has_really(operator: str, mode: int) -> None:
+    """In sums, means and maxima: of each dtype, with padding left out or not, and with factors that lie close or not."""
+    options = itertools.product((torch.float32, torch.bfloat16, torch.float16, torch.float64), (-1, 0), (False, True), (0, 1, 2))
+    for dtype, padding, last, factors in options:
+        weight, indices, offsets = torch.ones(20, 8, dtype=dtype), torch.arange(12), torch.tensor([0, 3, 12])
+        given = torch.ones(12 * factors, dtype=dtype)[::factors] if factors and not mode else None
+        arguments = (weight, indices, offsets, False, mode, False, given, last, padding)
+        real = [result.untyped_storage().nbytes() for result in getattr(torch.ops.aten, operator)(*arguments)]
+        fakes = FakeTensorMode()
+        others = tuple(fakes.from_tensor(one) if isinstance(one, Tensor) else one for one in arguments)
+        with fakes:
+            found = getattr(torch.ops.aten, operator)(*others)
+        assert [result_nbytes(operator, others, place, one, device="cpu") for place, one in enumerate(found)] == real
+
+
+def test_on_cuda_it_notes_whose_each_index_is_in_any_mode() -> None:
+    """From EmbeddingBag.cu; nothing of it is measured on a GPU."""
+    results = [torch.empty(0, dtype=torch.int64)] * 4
+    for mode in range(3):
+        arguments = (torch.ones(20, 8), torch.arange(12), torch.tensor([0, 3, 12]), False, mode, False, None, True)
+        found = [result_nbytes("_embedding_bag", arguments, place, results[place], device="cuda") for place in (1, 2)]
+        assert found == [8 * 12, 8 * 3]

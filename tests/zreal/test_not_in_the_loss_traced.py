@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -160,6 +161,37 @@ def test_a_file_says_so_and_keeps_it() -> None:
 def test_strategies_that_need_every_gradient_refuse_it_by_name(strategy: str, says: str, tmp_path: Path) -> None:
     with pytest.raises(ZsimError, match=f"model.traced: .*{says}"):
         differences(lambda: Aside(KINDS["never read"]), inputs, strategy, tmp_path, ranks=2)
+
+
+class Nothing(torch.autograd.Function):
+    """Passes on, and gives no gradient back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> None:
+        return None
+
+
+class Scaled(nn.Module):
+    """Layers, and a scale of the root's between them that a Function gives no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x + Nothing.apply(self.scale))
+        return x.float().pow(2).mean()
+
+
+@pytest.mark.parametrize("strategy", [FSDP2, KEPT, HSDP])
+def test_one_whose_gradient_is_none_is_one_of_them(strategy: str, tmp_path: Path) -> None:
+    assert differences(Scaled, inputs, strategy, tmp_path, ranks=ranks(strategy), accumulation=2) == {}
 
 
 class Empty(nn.Module):

@@ -14,12 +14,17 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
+from tests.quick import one_in
 from tests.zreal.test_user_modules_traced import DDP, FSDP2, differences
 from zreal.real_results import RULES, as_real
 
 WIDTH = 8
-SHAPES = {3: (2, 6, WIDTH), 4: (2, 6, 4, WIDTH)}
-ORDERS = {3: ((0, 1, 2), (0, 2, 1), (2, 1, 0)), 4: ((0, 1, 2, 3), (0, 1, 3, 2), (0, 2, 3, 1))}
+SHAPES = {3: (2, 6, WIDTH), 4: (2, 6, 4, WIDTH), 5: (2, 6, 4, 5, WIDTH)}
+ORDERS = {
+    3: ((0, 1, 2), (0, 2, 1), (2, 1, 0)),
+    4: ((0, 1, 2, 3), (0, 1, 3, 2), (0, 2, 3, 1)),
+    5: ((0, 1, 2, 3, 4), (0, 1, 2, 4, 3), (0, 2, 3, 4, 1)),
+}
 """Of the dimensions in memory, the slowest first: as new, transposed, and for images channels last."""
 EXPANDED: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda t: t[..., :1].expand(t.shape),
@@ -55,6 +60,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "batch_norm": normed,
     "group_norm": lambda x: functional.group_norm(x, 2, ones(6, like=x), ones(6, like=x)),
     "pow": lambda x: x.pow(3),
+    "pow, number first": lambda x: 2.0**x,
     "clamp": lambda x: x.clamp(0, 1),
     "where": lambda x: torch.where(x > 0, x, 0.0),
     "maximum": lambda x: torch.maximum(x, x * 0.5),
@@ -102,6 +108,10 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "addcdiv": lambda x: torch.addcdiv(x, x.exp(), x.exp()),
     "clamp, tensors": lambda x: torch.clamp(x, x * 0.5, x * 2),
     "where, tensors": lambda x: torch.where(x > 0, x, x.exp()),
+    "polar": lambda x: torch.polar(x, x.exp()).abs(),
+    "complex": lambda x: torch.complex(x, x.exp()).abs(),
+    "rrelu": functional.rrelu,
+    "soft_margin_loss": lambda x: functional.soft_margin_loss(x, x.detach().sign(), reduction="none"),
     "l1_loss": lambda x: functional.l1_loss(x, x.exp(), reduction="none"),
     "cosine_similarity": lambda x: functional.cosine_similarity(x, x.exp(), dim=-1),
     "kl_div": lambda x: functional.kl_div(x.log(), x.detach(), reduction="none"),
@@ -119,9 +129,16 @@ OF_FOUR: dict[str, Callable[[Tensor], Tensor]] = {
     "adaptive_avg_pool2d": lambda x: functional.adaptive_avg_pool2d(x, 2),
     "interpolate, bilinear": lambda x: functional.interpolate(x, scale_factor=2, mode="bilinear"),
     "pad, reflect": lambda x: functional.pad(x, (1, 1, 1, 1), mode="reflect"),
+    "pad, replicate": lambda x: functional.pad(x, (1, 1, 1, 1), mode="replicate"),
     "pixel_shuffle": lambda x: functional.pixel_shuffle(x[:, :4], 2),
     "channel_shuffle": lambda x: functional.channel_shuffle(x, 2),
     "attention": lambda x: functional.scaled_dot_product_attention(x, x * 2, x * 3),
+}
+OF_FIVE: dict[str, Callable[[Tensor], Tensor]] = {
+    "pad, reflect": lambda x: functional.pad(x, (1, 1, 1, 1, 1, 1), mode="reflect"),
+    "pad, replicate": lambda x: functional.pad(x, (1, 1, 1, 1, 1, 1), mode="replicate"),
+    "max_pool3d": lambda x: functional.max_pool3d(x, 2),
+    "interpolate, trilinear": lambda x: functional.interpolate(x, scale_factor=2, mode="trilinear"),
 }
 NORMS: dict[str, Callable[[Tensor], Tensor]] = {
     "batch_norm": normed,
@@ -130,8 +147,10 @@ NORMS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 CASES = [
     *((3, name, run) for name, run in {**FUNCTIONS, **OF_THREE}.items()),
-    *((4, name, run) for name, run in {**FUNCTIONS, **OF_FOUR}.items()),
+    *((4, name, run) for name, run in OF_FOUR.items()),
+    *((5, name, run) for name, run in OF_FIVE.items()),
 ]
+MORE = [(4, name, run) for name, run in FUNCTIONS.items()]
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
@@ -147,6 +166,27 @@ class Calls(TorchDispatchMode):
             given = tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), (args, kwargs or {}))
             self.found.append((func, *given))
         return func(*args, **(kwargs or {}))
+
+
+class AsGiven(TorchDispatchMode):
+    """Inside, every call is kept with what it was given and with its result, as they lie."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view and not func._schema.is_mutable:
+            self.found.append((func, args, kwargs or {}, result))
+        return result
+
+
+def as_given(run: Callable[[], Tensor]) -> list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]]:
+    """What `run` calls."""
+    with AsGiven() as seen:
+        run()
+    return seen.found
 
 
 def calls(run: Callable[[Tensor], Tensor], x: Tensor) -> list[Call]:
@@ -195,7 +235,7 @@ def differing(found: list[Call]) -> tuple[int, list[Any]]:
             args, kwargs = tree_map_only(Tensor, mode.from_tensor, (args, kwargs))
             try:
                 with mode:
-                    fake = described(as_real(func, args, func(*args, **kwargs)))
+                    fake = described(as_real(func, args, func(*args, **kwargs), device="cpu"))
             except ValueError:
                 assert name == "native_group_norm_backward"  # whose gradient autograd has made contiguous before
                 continue
@@ -206,22 +246,64 @@ def differing(found: list[Call]) -> tuple[int, list[Any]]:
     return made, wrong
 
 
-@pytest.mark.parametrize(("dims", "name", "run"), CASES, ids=lambda value: str(value) if isinstance(value, int | str) else "")
+def named(value: Any) -> str:
+    return str(value) if isinstance(value, int | str) else ""
+
+
+@pytest.mark.parametrize(("dims", "name", "run"), [*CASES, *one_in(4, MORE)], ids=named)
 def test_every_result_lies_as_the_real_one_does(dims: int, name: str, run: Callable[[Tensor], Tensor]) -> None:
     made, wrong = differing(calls(run, torch.rand(SHAPES[dims])))
     assert made
     assert wrong == []
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+NOT_OF_TWO_BYTES = {"polar", "complex"}
+
+
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name not in NOT_OF_TWO_BYTES])
 def test_every_result_of_two_bytes_lies_as_the_real_one_does(name: str) -> None:
     made, wrong = differing(calls(FUNCTIONS[name], torch.rand(SHAPES[3]).to(torch.bfloat16)))
     assert made
     assert wrong == []
 
 
+OF_TWO: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    **{name: getattr(torch, name) for name in ("mul", "add", "sub", "div", "pow", "maximum", "fmod", "eq", "rsub", "xlogy", "logical_and")},
+    "where": lambda a, b: torch.where(a > 0, a, b),
+    "addcmul": lambda a, b: torch.addcmul(a, b, b),
+    "clamp": lambda a, b: torch.clamp(a, b, b),
+    "masked_fill": lambda a, b: a.masked_fill(b > 0, 0),
+}
+DTYPES = (torch.float32, torch.bfloat16, torch.bool, torch.int64, torch.float64)
+
+
+UNKNOWN = {("sub", torch.bool), ("rsub", torch.bool)}
+
+
+@pytest.mark.parametrize(("name", "first"), [one for one in product(OF_TWO, DTYPES) if one not in UNKNOWN])
+def test_results_of_mixed_dtypes_lie_as_real_ones_do(name: str, first: torch.dtype) -> None:
+    """A CPU casts one of another dtype before it goes through the elements, and an expanded one gets room by that."""
+    orders, wrong, made = (0, 1, 3, 4), [], 0
+    for second, one, other in product(DTYPES, orders, orders):
+        given = [ordered(torch.rand(SHAPES[3]).to(dtype), order) for dtype, order in ((first, one), (second, other))]
+        try:
+            seen = as_given(lambda given=given: OF_TWO[name](*given))
+        except (RuntimeError, NotImplementedError):  # no such operator of these dtypes
+            continue
+        for func, args, kwargs, result in seen:
+            mode = FakeTensorMode()
+            fakes, options = tree_map_only(Tensor, mode.from_tensor, (args, kwargs))
+            with mode:
+                fake = as_real(func, fakes, func(*fakes, **options), device="cpu")
+            made += 1
+            if described(fake) != described(result):
+                wrong.append((func, second, one, other))
+    assert made
+    assert wrong == []
+
+
 def test_each_rule_is_held_to_real_results() -> None:
-    held = {func._schema.name.partition("::")[2] for dims, _, run in CASES for func, *_ in calls(run, torch.rand(SHAPES[dims]))}
+    held = {func._schema.name.partition("::")[2] for dims, _, run in (*CASES, *MORE) for func, *_ in calls(run, torch.rand(SHAPES[dims]))}
     assert set(RULES) - held == set()
 
 

@@ -244,6 +244,19 @@ def test_a_backward_that_leaves_the_order_of_units_is_refused() -> None:
         boundaries.gradient_arrives(1, torch.ones(1))
 
 
+@pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning", "ignore:.*the whole model is one unit")
+def test_a_lazy_module_is_traced_once_it_has_run_and_refused_before() -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.Linear(8, 4))
+
+    for given in (make, make()):
+        with pytest.raises(UntraceableError, match=r"run it on a batch so that its lazy parameters get their shapes, and give it itself$"):
+            trace(given, X, loss=torch.sum)
+    module = make()
+    module(*X)
+    assert trace(module, X, loss=torch.sum).num_parameters == 8 * 8 + 8 + 2 * 8 + 8 * 4 + 4
+
+
 @pytest.mark.filterwarnings("ignore:.*the whole model is one unit")
 def test_a_cast_in_the_function_is_taken_or_refused_with_what_to_do() -> None:
     """torch swaps fake parameters where nothing else refers to them, and what does is up to what ran before."""
