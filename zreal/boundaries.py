@@ -88,8 +88,8 @@ class Boundaries:
 
     A unit in a unit cuts that one's stretch in two. `constant` are the last stretches of units whose output needs no gradient, as
     nothing up to them is trained, or goes no way into the loss: they have no backward. `autograd`: what it has of units. Hooks make a
-    difference if they have cast something (`casts`), or make sums of gradients of their own (`keeps_apart`). `views`: what units read in
-    later runs.
+    difference if they have cast something (`casts`), or make sums of gradients of their own (`keeps_apart`), or where backward `goes_on`
+    from a unit whose end no hook sees. `views`: what units read in later runs.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Boundaries:
         self._dtype = dtype if self._hooked else None
         self._views = views
         self._since = [0]
-        self.casts = self.keeps_apart = False
+        self.casts = self.keeps_apart = self.goes_on = False
 
     @contextmanager
     def hooks(self) -> Iterator[None]:
@@ -133,6 +133,11 @@ class Boundaries:
     def is_running(self, fqn: str) -> bool:
         """Whether forward is inside the unit; of backward, where units run again to be recomputed, nobody asks."""
         return self.log.place.backward or any(self.visits[place].unit == fqn for place in self._open)
+
+    @property
+    def differs(self) -> bool:
+        """Whether there may be something else without hooks."""
+        return self.casts or self.keeps_apart or self.goes_on
 
     def leave_autocast(self) -> None:
         """Forward is over, and autocast about to drop what it has cached: that has a place of its own."""
@@ -153,9 +158,11 @@ class Boundaries:
         self._idle = set(range(len(self.visits))) - worked
         self.log.place = Place(backward=True, stretch=len(self.visits) - 1)
         made = [*self._made(loss)]
-        self._pass_by({stretch for stretch, _, _ in made})
+        reached = {stretch for stretch, _, _ in made}
+        self._pass_by(reached)
         if self._hooked:
             self._unhook_detached(loss)
+            self.goes_on = any(v.begins and not v.needs_gradient and place > min(reached) for place, v in enumerate(self.visits))
             self.keeps_apart = _keeps_apart(loss)
         else:
             self._follow(made)

@@ -136,7 +136,7 @@ def _both(seen: Callable[..., _Seen], asked: Checkpointing = NO_CHECKPOINTING) -
     hooked = seen()
     model, boundaries = hooked.model(), hooked.run.boundaries
     found, last = list[Otherwise](), model.lowered
-    manners: list[Autograd] = ["plain"] if boundaries.casts or boundaries.keeps_apart or hooked.run.asks_dtypes else []
+    manners: list[Autograd] = ["plain"] if boundaries.differs or hooked.run.asks_dtypes else []
     if hooked.run.writes:
         fails = _sentence(next(f"{fqn}, which {operator} changes in place" for fqn, operator in hooked.run.writes.items()))
         found.append(Otherwise(autograd="views", checkpointing=asked, lowered=(), fails=fails))

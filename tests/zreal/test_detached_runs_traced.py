@@ -12,9 +12,15 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tests.quick import one_in
+from tests.zreal.test_event_order import in_order, of_program
 from tests.zreal.test_user_modules_traced import DDP, FSDP2, HSDP, KEPT, differences
+from tests.zreal.traced_subject import Subject
+from tests.zreal.user_modules import Case
+from zreal import torch_private
 from zreal.tracing import trace
 from zreal.untraceable import UntraceableError
+from zsim.scenario import parse
+from zsim.traced_file import save
 
 WIDTH = 16
 UNITS = [f"layers.{place}" for place in range(4)]
@@ -179,3 +185,54 @@ def test_a_unit_that_detaches_its_input_is_reduced_when_backward_is_over(places:
     """No gradient comes to the hook on its inputs, at which fully_shard would do it before."""
     ranks = 4 if strategy == HSDP else 2
     assert differences(lambda: Local(places, how), inputs, strategy, tmp_path, ranks=ranks, accumulation=2) == {}
+
+
+class Aside(Local):
+    """Each layer's output enters the loss beside a residual that goes on without a gradient, so that the root works between the units."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, losses = self.embedding(x).detach(), []
+        for layer in self.layers:
+            y = layer(x)
+            losses.append(self.head(y * y.sin()).pow(2).mean())
+            x = (x + y).detach()
+        return torch.stack(losses).sum()
+
+
+@pytest.mark.parametrize("strategy", [FSDP2, HSDP])
+def test_the_root_works_on_between_units_whose_end_no_hook_sees(strategy: str, tmp_path: Path) -> None:
+    assert differences(lambda: Aside("0123", "alone"), inputs, strategy, tmp_path, ranks=4 if strategy == HSDP else 2) == {}
+
+
+class Beside(nn.Module):
+    """As `Aside`, with nothing that the loss does not depend on: FSDP1 ends a unit when autograd comes to the split of its views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Detaching(True, adds=False) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        losses = []
+        for layer in self.layers:
+            y = layer(x)
+            losses.append((y * y.sin()).pow(2).mean())
+            x = (x + y).detach()
+        return torch.stack(losses).sum()
+
+
+@pytest.mark.parametrize("strategy", [FSDP2, KEPT, DDP, FSDP1, f"{FSDP1}, use_orig_params = true", f'{FSDP1}, backward_prefetch = "post"'])
+def test_and_every_allocation_and_free_comes_in_torchs_order(strategy: str, tmp_path: Path) -> None:
+    save(trace(Beside, inputs(), units=UNITS, sums_in_place=False, name="beside"), tmp_path / "traced.json")
+    text = f"""
+model = {{ traced = "traced.json" }}
+batch = {{ micro_batch = 6 }}
+cluster = {{ preset = "cpu-gloo", ranks = 2 }}
+strategy = {{ {strategy} }}
+"""
+    case = parse(text.encode(), where="order.toml", folder=tmp_path)
+    with torch_private.fake_group(rank=0, world_size=2):
+        real = Subject(Case(Beside, "", inputs, num_units=0, more=tuple(UNITS)), case, log=True)
+        for _ in range(3):
+            real.step()
+        assert real.meter.events is not None
+        assert of_program(case) == in_order(nbytes for _, nbytes in real.meter.events)
