@@ -303,6 +303,18 @@ def test_percentiles_are_the_same_wherever_they_stand_and_rows_that_the_preset_a
     assert all("by the preset alone, whose source is: openxla/xla" in line for line in groups)
 
 
+def test_what_two_files_hold_alike_is_counted_once_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text(nccl_text(slower(1.0)))
+    logs, out = [str(tmp_path / name) for name in ("a.txt", "a.txt", "b.txt")], tmp_path / "mine.toml"
+    assert cli.main(["calibrate", "--from", *logs, "--cluster", "dgx-h100", "--out", str(out), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["collectives"]["fitted"]["n"] == len(SIZES)
+    same = "holds the same as a.txt: counted once"
+    assert found["skipped"] == [{"source": name, "line": 1, "reason": same} for name in ("a.txt", "b.txt")]
+    assert out.read_text().startswith(f"# calibrated on {len(SIZES)} collectives of a.txt\n")
+
+
 def test_rows_that_others_predict_when_they_are_left_out_name_no_preset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number, times in enumerate((1.0, 1.2)):
         (tmp_path / f"{number}.txt").write_text(nccl_text(slower(times)))
