@@ -151,7 +151,7 @@ def inferred(text: str, ranks: int) -> None:
 
 
 def whole(said: dict[str, str], name: str) -> int:
-    """The whole number in the column `name`, also as 8.0 or 1.073741824e+09, as programs write a column with a gap; RefusedError for none."""
+    """The whole number in the column `name`, also as 8.0 or 1.07e+09, as programs write a column with a gap; RefusedError for none."""
     text = said.get(name, "").strip()
     try:
         found = number(text, name)
