@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from zsim import measurements
 from zsim.collectives.nccl import estimate
-from zsim.measurements import congestion, nccl_text
+from zsim.measurements import congestion, nccl_ports, nccl_text
 from zsim.measurements.nccl_checks import Rows, Skipped
 from zsim.measurements.nccl_errors import TARGETS, Errors, score, table
 from zsim.measurements.nccl_files import read, read_csv
@@ -130,7 +130,7 @@ REPORTED = {
 )
 def test_what_people_write_about_a_network_is_read(words: str, per_node: int, fabric: str, gb_s: float | None) -> None:
     assert nccl_text.fabric(words) == fabric
-    assert nccl_text.node_gb_s(words, per_node=per_node) == gb_s
+    assert nccl_ports.node_gb_s(words, per_node=per_node) == gb_s
 
 
 def test_a_rate_that_no_slot_carries_is_the_whole_node_s() -> None:

@@ -13,7 +13,7 @@ from zsim.collectives.nccl import Communicator, algorithms, estimate
 from zsim.collectives.nccl_curves import CURVES, TORCH_US, CurveProvenance, Curves
 from zsim.collectives.nccl_search import PCIE_GB_S, Rails, between_nodes, in_node
 from zsim.hardware import Fabric
-from zsim.measurements import congestion, nccl_links, nccl_text
+from zsim.measurements import congestion, nccl_links, nccl_ports, nccl_text
 from zsim.measurements.nccl_words import UnmodelledError, told
 
 PCIE_RING_GB_S = 20.0
@@ -188,12 +188,15 @@ def _rates(row: NcclRow, part: nccl_text.Part, per_node: int, assumed: list[str]
     most = PCIE_GB_S[part.generation] / 0.96
     is_efa = nccl_text.fabric(row.inter_node) == "efa"
     usual = (nccl_text.EFA_NODE_GB_S if is_efa else nccl_text.DEFAULT_NODE_GB_S)[part.generation]
-    node = nccl_text.node_gb_s(row.inter_node, per_node=per_node, most=most)
-    if node is None:
+    found = nccl_ports.taken(row.inter_node, per_node=per_node, most=most)
+    if found is None:
         node = usual * (per_node / 8 if per_node > 8 else 1)
         assumed.append(f"{node:g} GB/s of network per node")
         return [node]
-    other = nccl_text.other_node_gb_s(row.inter_node, per_node=per_node, most=most)
+    node, other = found.gb_s, found.other
+    assumed += found.assumed
+    if found.instead is not None:
+        return [node, found.instead]
     if other is None or (is_efa and node == usual):
         return [node]
     said = f"{8 * min(node, other):g} Gbit/s"
