@@ -127,6 +127,9 @@ def mapped(row: NcclRow) -> Mapped:
     words = f"{row.tool} {row.intra_node}"
     ran = told(row.notes, words, num_ranks=row.n_ranks, num_nodes=row.n_nodes, nbytes=row.size_bytes)
     assumed = [*row.assumed, *(f"notes {unread!r} change nothing: they are not understood" for unread in ran.unread)]
+    through_torch = nccl_text.through_torch(row.tool) or (ran.through_torch and not row.tool.strip())
+    if ran.through_torch and not through_torch:
+        assumed.append(f"{row.tool.strip()[:40]} as the tool: notes contradict it, for they say torch")
     if per_node > 1:
         part = _joined(row, part, per_node, in_domain=domain > 0 and part.generation == "blackwell", assumed=assumed)
     inside = _inside(part, per_node, assumed)
@@ -149,7 +152,7 @@ def mapped(row: NcclRow) -> Mapped:
         raise UnmodelledError(f"{ran.algorithm} for {row.collective} on {part.name}, {row.n_ranks} ranks on {nodes} nodes: no model of it")
     return Mapped(
         communicator=communicator,
-        through_torch=nccl_text.through_torch(row.tool),
+        through_torch=through_torch,
         shared=nccl_text.is_shared(row.inter_node),
         assumed=tuple(assumed),
         otherwise=tuple(replace(communicator, bus_gb_s=other) for other in others),
