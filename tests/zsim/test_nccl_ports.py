@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import process_time
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from zsim.measurements import nccl_ports
@@ -109,7 +109,15 @@ def test_more_than_a_slot_carries_for_each_gpu_is_the_nodes() -> None:
     assert found == nccl_ports.Taken(gb_s=400, assumed=("3200 Gbit/s as a node's, for no GPU has a slot for them",))
 
 
-@given(words=st.lists(st.sampled_from([*"1248x(),/", "per", "GPU", "NIC", "NDR200", "HDR", "400", "Gb/s", "network", "each", "one", " "])))
+PARTS = (*"01248x:(),/", "per", "GPU", "NIC", "NDR200", "HDR", "400", "Gb/s", "network", "each", "one", " ")
+
+
+@given(words=st.lists(st.sampled_from(PARTS), max_size=12))
+@example(words=["400 Gb/s per 0 GPU"])
+@example(words=["HDR 0 Gb/s"])
+@example(words=["0 GPUs per NIC, NDR400"])
+@example(words=["8x NDR200 0 Gb/s"])
+@example(words=["1 NIC per 0 GPU, NDR400"])
 def test_no_words_make_it_raise_or_find_less_than_nothing(words: list[str]) -> None:
     for text in ("".join(words), " ".join(words)):
         found = nccl_ports.taken(text, per_node=8)

@@ -212,7 +212,7 @@ def _single(text: str) -> Said | None:
     one = _ONE.search(text)
     if one is None:
         return None
-    whose, among = _whose(text[one.start() :]) if not one[5] else (_owner(one[5]), int(one[4] or 1))
+    whose, among = _whose(text[one.start() :]) if not one[5] else (_owner(one[5]), _at_least_one(one[4]))
     return Said(gb_s=_gb_s(*one.groups()[:3]) / among, whose=whose)
 
 
@@ -221,16 +221,20 @@ def _shared(text: str, said: Said) -> Said:
     if said.count or said.whose not in ("", "nic"):
         return replace(said, whose="gpu" if said.whose == "nic" else said.whose)
     if shared := _SHARED.search(text):
-        return replace(said, gb_s=said.gb_s / int(shared[1] or shared[2]), whose="gpu")
+        return replace(said, gb_s=said.gb_s / _at_least_one(shared[1] or shared[2]), whose="gpu")
     if (ports := _PORTS_OF.search(text)) and (whose := _owner(ports[3])) != "nic":
-        return replace(said, gb_s=said.gb_s * int(ports[1]) / int(ports[2] or 1), whose=whose, count=int(ports[1]))
+        return replace(said, gb_s=said.gb_s * int(ports[1]) / _at_least_one(ports[2]), whose=whose, count=int(ports[1]))
     return replace(said, whose="gpu" if said.whose == "nic" else "")
 
 
 def _whose(behind: str) -> tuple[str, int]:
     """Whose ports the words behind them say they are, "" for nobody's, and how many of those have them together."""
     found = _WHOSE.match(behind)
-    return (_owner(found[5]), max(1, int(found[4] or 1))) if found else ("", 1)
+    return (_owner(found[5]), _at_least_one(found[4])) if found else ("", 1)
+
+
+def _at_least_one(count: str | None) -> int:
+    return max(1, int(count or 1))
 
 
 def _owner(word: str) -> str:
@@ -239,7 +243,7 @@ def _owner(word: str) -> str:
 
 
 def _differ(one: float, other: float) -> bool:
-    return abs(one / other - 1) > AGREE
+    return abs(one - other) > AGREE * other
 
 
 def _gb_s(number: str, prefix: str, unit: str) -> float:
