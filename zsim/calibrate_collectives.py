@@ -4,6 +4,10 @@ Each curve, one collective on rings of a node, in its switch or over its network
 systems of one generation differ by, so few rows move it little. Errors count by their logarithm, and outliers count less (soft L1).
 Each system of each file is left out in turn, and predicted by what the others and the published curve say; for rows that the published
 curve was itself fitted on that is less than unseen (`zsim.measurements.nccl_left_out` has those). It needs scipy.
+
+What NCCL chooses by itself in a node with a switch is fitted on the switch's curve and goes by it alone from then on. The simulator
+otherwise takes the faster of switch and ring, so the published ring, which no row of the machine speaks of, would hold a slower machine's
+times to its own; rows of a ring that was forced have their own curve, and say nothing of NCCL's choice.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from math import exp, log
 from typing import Any
 
 from zsim.calibrate import solver
+from zsim.collectives.nccl import algorithms
 from zsim.collectives.nccl_curves import CURVES, Curves
 from zsim.collectives.nccl_measured import as_it_is, with_curve
 from zsim.hardware import ClusterSpec, MeasuredCurve, Nccl
@@ -31,6 +36,8 @@ STEP = 0.01
 """Of a constant, for the slope of a prediction."""
 NARROWEST = 0.05
 """Of a curve's band: what a system is from one day to the next."""
+ALONE = ", by which alone NCCL's own choice in a node goes, without the published ring"
+"""Of the curve of a switch, where its file says what it was fitted to."""
 Key = tuple[str, str]
 
 
@@ -102,10 +109,11 @@ def fit(rows: Sequence[NcclRow], node: Nccl, *, source: str) -> FittedCurves:
             for place in places:
                 if groups[place] == group:
                     before[place] = "" if apart else others.source
-                    left_out[place] = exp(_error(rows[place], with_curve(CURVES, others, node))) - 1
+                    left_out[place] = exp(_error(rows[place], with_curve(CURVES, others, node) if apart else CURVES)) - 1
         far = sorted(abs(left_out[place]) for place in places)
         band = min(0.9, max(NARROWEST, far[min(len(far) - 1, int(0.95 * len(far)))]))
-        found.append(replace(curve, band=band, provenance="calibrated", source=f"{len(places)} rows of {source}; before: {curve.source}"))
+        words = f"{len(places)} rows of {source}{ALONE if key[0] == 'nvls' else ''}; before: {curve.source}"
+        found.append(replace(curve, band=band, provenance="calibrated", source=words))
         curves = with_curve(curves, found[-1], node)
     for place, row in enumerate(rows):
         errors[place] = exp(_error(row, curves)) - 1
@@ -123,10 +131,12 @@ def fit(rows: Sequence[NcclRow], node: Nccl, *, source: str) -> FittedCurves:
 
 def _key(row: NcclRow) -> Key:
     """The curve that the row's time is on."""
-    found = predict(question(row))
-    if mapped(row).communicator.num_nodes > 1:
+    communicator = mapped(row).communicator
+    if communicator.num_nodes > 1:
         return "network", "all_reduce" if row.collective == "all_reduce" else "all_gather"
-    return ("nvls" if found.algorithm == "nvls" else "ring"), "all_gather" if row.collective == "broadcast" else row.collective
+    if communicator.algorithm in (None, "nvls") and "nvls" in algorithms(row.collective, communicator):
+        return "nvls", row.collective
+    return "ring", "all_gather" if row.collective == "broadcast" else row.collective
 
 
 def _error(row: NcclRow, curves: Curves) -> float:

@@ -24,8 +24,8 @@ def calibrated(options: argparse.Namespace) -> int:
         places.require(Path(options.out), option="--out", apart_from=map(Path, options.files), kind="a cluster's file")
     cluster = load_cluster(options.cluster)
     node = cluster.nccl
-    names = ", ".join(dict.fromkeys(Path(name).name for name in options.files))
     found = calibration_files.read(list(map(Path, options.files)), scenarios=Path(options.scenarios) if options.scenarios else None)
+    names = ", ".join(found.names)
     curves: FittedCurves | None = None
     with progress("calibration"):
         if found.collectives and node:

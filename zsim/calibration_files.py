@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 
 from zsim import measurements, saved, scenario
@@ -33,22 +34,31 @@ class Material:
     collectives: list[NcclRow] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     simulated: list[str] = field(default_factory=list)
+    names: tuple[str, ...] = ()
+    """Of the files, each content once."""
 
 
 def read(files: Sequence[Path], *, scenarios: Path | None) -> Material:
     """Everything in `files`, of which a table of products is skipped with its count.
 
-    CalibrationError for another file without a single usable row, where products are all there is, and for a Run without a folder of
-    scenarios.
+    A file that holds what another does, or is it, is counted once and named. CalibrationError for any other without a single usable row,
+    where products are all there is, and for a Run without a folder of scenarios.
     """
     found = Material()
+    used: dict[bytes, str] = {}
     for path in files:
+        held = sha256(content(path)).digest()
+        if held in used:
+            found.skipped.append(Skipped(source=path.name, line=1, reason=f"holds the same as {used[held]}: counted once"))
+            continue
+        used[held] = path.name
         before, skipped = _count(found), len(found.skipped)
         of_products = _read(path, scenarios, found)
         if before == _count(found) and not of_products:
             raise _nothing(path, found.skipped[skipped:])
     if not _count(found):
         raise _nothing(files[-1], found.skipped)
+    found.names = tuple(dict.fromkeys(used.values()))
     return found
 
 

@@ -14,9 +14,11 @@ from tests.zsim.test_measurements import FOUNDRY, table
 from zsim import bands, calibrate, cli, cluster_file, cluster_reader, measurements, saved
 from zsim.calibrate import CalibrationError
 from zsim.collectives.nccl_curves import CURVES
+from zsim.collectives.nccl_measured import curves_of
 from zsim.costs import Costs
 from zsim.devices import load_device
 from zsim.hardware import load_cluster
+from zsim.measurements.nccl_rows import predict, question
 from zsim.model_groups import model_of
 from zsim.run import RunOptions
 from zsim.scenario import load, parse
@@ -301,6 +303,73 @@ def test_percentiles_are_the_same_wherever_they_stand_and_rows_that_the_preset_a
     groups = [line for line in out.read_text().splitlines() if line.startswith("#   ring ")]
     assert len(groups) == 3
     assert all("by the preset alone, whose source is: openxla/xla" in line for line in groups)
+
+
+def all_reduces(path: Path, times: dict[int, float], **more: str) -> Path:
+    common = {"collective": "all_reduce", "gpu": "H100", "n_ranks": "8", "n_nodes": "1"} | more
+    return table(path, *(common | {"size_bytes": str(size), "time_us": repr(us)} for size, us in times.items()))
+
+
+def on_a_curve(floor: float, bus_gb_s: float, added: float) -> dict[int, float]:
+    """µs of all-reduces of 8 from 4 KiB to 8 GiB: `floor`, the wire at `bus_gb_s`, and up to `added`, half of it at 8 MiB."""
+    sizes = [1 << power for power in range(12, 34)]
+    return {size: floor + size * 1.75 / (1000 * bus_gb_s) + added * size / (size + 2**23) for size in sizes}
+
+
+@pytest.mark.parametrize(
+    "curve", [(30, 360, 0), (60, 360, 0), (18, 370, 65), (40, 470, 60), (40, 420, 60), (100, 470, 60), (15, 300, 0), (30, 200, 100)]
+)
+def test_all_reduces_that_are_slower_than_the_published_ring_are_fitted_as_they_are(
+    curve: tuple[float, float, float], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The published ring of a node takes 30 µs and more: beside a switch that has been measured it holds no time to its own."""
+    times, out = on_a_curve(*curve), tmp_path / "mine.toml"
+    path = all_reduces(tmp_path / "a.csv", times)
+    assert cli.main(["calibrate", "--from", str(path), "--cluster", "dgx-h100", "--out", str(out), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (fitted,) = found["collectives"]["curves"]
+    assert (fitted["scope"], fitted["collective"]) == ("nvls", "all_reduce")
+    assert found["collectives"]["fitted"]["max"] < 0.02
+    cluster = cluster_reader.parse(out.read_bytes(), where="mine.toml")
+    words = "22 rows of a.csv, by which alone NCCL's own choice in a node goes, without the published ring; before: 8 H200"
+    assert cluster.curves[0].source.startswith(words)
+    for row in measurements.rows(path):
+        assert isinstance(row, measurements.NcclRow)
+        assert predict(question(row), curves=curves_of(cluster)).microseconds == pytest.approx(row.microseconds, rel=0.02)
+
+
+def test_a_preset_predicts_what_is_left_out_as_it_does_by_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the ring that it chooses where that is faster, as of few ranks and small messages."""
+    path = all_reduces(tmp_path / "a.csv", {1 << power: 40.0 for power in range(12, 20)}, n_ranks="6")
+    assert cli.main(["calibrate", "--from", str(path), "--cluster", "dgx-h100", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["collectives"]
+    rows = [row for row in measurements.rows(path) if isinstance(row, measurements.NcclRow)]
+    assert [row["left_out"] for row in found["rows"]] == pytest.approx([predict(question(row)).microseconds / 40 - 1 for row in rows])
+    assert {predict(question(row)).algorithm for row in rows} == {"ring"}
+    assert [one["scope"] for one in found["curves"]] == ["nvls"]
+
+
+def test_a_ring_that_was_forced_has_its_own_curve_and_says_nothing_of_the_choice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forced = all_reduces(tmp_path / "ring.csv", on_a_curve(35, 330, 60), notes="NCCL_ALGO=Ring")
+    chosen = all_reduces(tmp_path / "own.csv", on_a_curve(90, 440, 60))
+    assert cli.main(["calibrate", "--from", str(forced), str(chosen), "--cluster", "dgx-h100", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["collectives"]
+    assert [one["scope"] for one in found["curves"]] == ["nvls", "ring"]
+    assert found["fitted"]["max"] < 0.02
+
+
+def test_what_two_files_hold_alike_is_counted_once_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text(nccl_text(slower(1.0)))
+    logs, out = [str(tmp_path / name) for name in ("a.txt", "a.txt", "b.txt")], tmp_path / "mine.toml"
+    assert cli.main(["calibrate", "--from", *logs, "--cluster", "dgx-h100", "--out", str(out), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["collectives"]["fitted"]["n"] == len(SIZES)
+    same = "holds the same as a.txt: counted once"
+    assert found["skipped"] == [{"source": name, "line": 1, "reason": same} for name in ("a.txt", "b.txt")]
+    assert out.read_text().startswith(f"# calibrated on {len(SIZES)} collectives of a.txt\n")
 
 
 def test_rows_that_others_predict_when_they_are_left_out_name_no_preset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.zsim.test_nccl_rows import GIB, LOG, published
-from zsim.measurements import nccl_text
+from zsim.measurements import nccl_ports
 from zsim.measurements.nccl_files import read_csv
 from zsim.measurements.nccl_logs import read_text
 from zsim.measurements.nccl_rows import NcclRow, Prediction, mapped, predict
@@ -190,7 +190,7 @@ def test_a_network_that_may_be_each_gpu_s_or_the_node_s_says_so_and_its_band_cov
     ],
 )
 def test_a_network_whose_words_say_whose_it_is_has_nothing_assumed(inter: str, gb_s: float) -> None:
-    assert nccl_text.node_gb_s(inter, per_node=8) == gb_s
+    assert nccl_ports.node_gb_s(inter, per_node=8) == gb_s
     found = mapped(row(ranks=32, nodes=4, inter=inter))
     assert (found.assumed, found.otherwise) == ((), ())
 

@@ -33,7 +33,7 @@ def with_second(line: str) -> str:
         (ROWS[1].replace("2147483648", "2,147,483,648"), "expected a size in bytes where its line begins, found '2,147,483,648'"),
         ("2G 536870912 float sum", "expected a size in bytes where its line begins, found '2G'"),
         (ROWS[1][:50], "fewer fields than the table has"),
-        (ROWS[1].replace(" 5990.00", " node0: NCCL WARN foo 5990.00", 1), "time missing or no number"),
+        (ROWS[1].replace(" 5990.00", " node0: NCCL WARN foo 5990.00", 1), "time: expected a number of at least 0, found 'node0:'"),
         (" 5990.00 358.51 358.51 0 5990.00 358.51 358.51 0", "expected a size in bytes where its line begins, found '5990.00'"),
     ],
 )
@@ -198,3 +198,18 @@ def test_the_environment_in_json_counts_as_variables_of_a_log_do() -> None:
     forced = read_json(json.dumps({**report(), "env": ["PATH=/usr/bin", "NCCL_ALGO=Tree"]}), source="a.json")
     assert "NCCL_ALGO=Tree: no model of it" in forced.reasons
     assert read_json(json.dumps({**report(), "env": ["NCCL_DEBUG=INFO"]}), source="a.json").rows
+
+
+@pytest.mark.parametrize("summary", [{"count": 3, "okay": False}, {"count": 3}, {"okay": False}])
+def test_json_that_has_failed_without_a_row_to_blame_is_refused_whole_as_text_is(summary: dict[str, object]) -> None:
+    run = report() | {"out_of_bounds": summary}
+    assert read_json(json.dumps(run), source="run.json").reasons == {"wrong results: out of bounds values": 2}
+
+
+def test_json_without_values_out_of_bounds_is_kept_and_rows_that_are_to_blame_are_refused_alone() -> None:
+    assert len(read_json(json.dumps(report() | {"out_of_bounds": {"count": 0, "okay": True}}), source="run.json").rows) == 1
+    failed = report() | {"out_of_bounds": {"count": 3, "okay": False}}
+    (good, _) = results = failed["results"]  # type: ignore[misc]
+    results[1] = {**good, "out_of_place": {**good["out_of_place"], "nwrong": 3}}  # type: ignore[index]
+    found = read_json(json.dumps(failed), source="run.json")
+    assert (len(found.rows), found.reasons) == (1, {"wrong results": 1})

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from zsim import measurements
 from zsim.collectives.nccl import estimate
-from zsim.measurements import congestion, nccl_text
+from zsim.measurements import congestion, nccl_ports, nccl_text
 from zsim.measurements.nccl_checks import Rows, Skipped
 from zsim.measurements.nccl_errors import TARGETS, Errors, score, table
 from zsim.measurements.nccl_files import read, read_csv
@@ -130,7 +130,7 @@ REPORTED = {
 )
 def test_what_people_write_about_a_network_is_read(words: str, per_node: int, fabric: str, gb_s: float | None) -> None:
     assert nccl_text.fabric(words) == fabric
-    assert nccl_text.node_gb_s(words, per_node=per_node) == gb_s
+    assert nccl_ports.node_gb_s(words, per_node=per_node) == gb_s
 
 
 def test_a_rate_that_no_slot_carries_is_the_whole_node_s() -> None:
@@ -210,6 +210,39 @@ def test_a_row_that_cannot_be_used_is_skipped_by_name_and_the_others_are_kept(ro
     assert [one.line for one in found.rows] == [2, 4]
     assert found.skipped == (Skipped(source="rows.csv", line=3, reason=reason),)
     assert found.reasons == {reason: 1}
+
+
+@pytest.mark.parametrize(
+    ("said", "microseconds"),
+    [
+        ("8203.90000000000011", 8203.9),
+        ("8.2039000000000000012e+03", 8203.9),
+        ("8203.900000000000090949470177292824", 8203.9),
+        (repr(8203.9 * 1.0000001), 8203.9 * 1.0000001),
+        ("8203.", 8203.0),
+    ],
+)
+def test_a_number_is_read_with_all_digits_that_a_program_writes(said: str, microseconds: float) -> None:
+    bus = repr(GIB / microseconds / 1000 * 1.75)
+    (row,) = read_csv(f"{HEADER}all_reduce,A100,8.0,1,1.073741824e+09,{said},{bus}\n", source="rows.csv").rows
+    assert (row.microseconds, row.n_ranks, row.size_bytes) == (microseconds, 8, GIB)
+    run = json.dumps(report()).replace("3000.0", repr(3000 * (1 + 2**-50))).replace("357.91", "357.91394133333333")
+    assert read_json(run, source="run.json").rows[0].microseconds == 3000 * (1 + 2**-50)
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("fast", "time_us: expected a number of at least 0, found 'fast'"),
+        ("-5", "time_us: expected a number of at least 0, found '-5'"),
+        ("inf", "time_us: expected a number of at least 0, found 'inf'"),
+        ("8_203.9", "time_us: expected a number of at least 0, found '8_203.9'"),
+        ('"8,203.9"', "time_us: expected a number of at least 0, found '8,203.9'"),
+        ("8" * 41, "time_us: expected a number, found 41 characters"),
+    ],
+)
+def test_what_is_no_number_is_named_with_what_was_found(said: str, reason: str) -> None:
+    assert read_csv(f"{HEADER}all_reduce,A100,8,1,1073741824,{said},\n", source="rows.csv").reasons == {reason: 1}
 
 
 FULL = "collective,gpu,n_ranks,n_nodes,size_bytes,time_us_oop,algbw_gb_s_oop,busbw_gb_s_oop,time_us_ip,algbw_gb_s_ip,busbw_gb_s_ip\n"

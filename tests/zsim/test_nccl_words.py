@@ -123,10 +123,27 @@ def test_fewer_nics_than_gpus_are_named_and_widen_the_band_between_nodes(value: 
         "8 GPUs on 1 node, 8 GPUs per node",
         "torch 2.9.1; median of 5 runs; size=256MB; p95=461.54",
         "default",
+        *("bf16", "dtype=half", "fp32, p50 of 20 runs", "float", "p50 over 100 iterations"),
     ],
 )
 def test_what_changes_nothing_of_a_node_is_understood(notes: str) -> None:
     assert alone(predict(row(notes))) == alone(predict(row("")))
+
+
+@pytest.mark.parametrize("notes", ["via torch.distributed", "bf16 via PyTorch.", "torch"])
+def test_notes_say_that_torch_called_nccl_where_the_tool_does_not_say(notes: str) -> None:
+    """Which takes longer, and as long as where the tool says so."""
+    found = predict(row(notes, tool=""))
+    assert found == predict(row("", tool="torch.distributed")) == predict(row(notes, tool="torch.distributed"))
+    assert found.microseconds > predict(row("", tool="")).microseconds
+    against = predict(row(notes))
+    assert against.microseconds == predict(row("")).microseconds
+    assert against.assumed == ("nccl-tests as the tool: notes contradict it, for they say torch",)
+
+
+@pytest.mark.parametrize("notes", ["p99 of 20 runs", "torchrun crashed", "half of the nodes"])
+def test_words_that_only_look_like_those_of_known_columns_widen_the_band(notes: str) -> None:
+    assert predict(row(notes)).assumed == (f"notes {notes!r} change nothing: they are not understood",)
 
 
 def test_published_notes_are_all_understood() -> None:

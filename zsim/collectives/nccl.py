@@ -106,6 +106,8 @@ def estimate(op: str, nbytes: int, communicator: Communicator, curves: Curves = 
     """What nccl-tests would show for `op`; KeyError for an unknown collective, ZsimError for an algorithm that cannot run it there."""
     among = algorithms(op, communicator)
     known = [one for one in among if communicator.algorithm in (None, one)]
+    if communicator.algorithm is None and _has_own_switch(communicator, curves) and "nvls" in known:
+        known = ["nvls"]
     if not known:
         raise ZsimError(
             where=f"{op} of {communicator.num_ranks} ranks on {communicator.num_nodes} nodes of {communicator.generation}",
@@ -127,6 +129,11 @@ def algorithms(op: str, communicator: Communicator) -> tuple[Algorithm, ...]:
     if op in ("all_gather", "reduce_scatter") and communicator.per_node == 1 and communicator.num_nodes > 1:
         found.append("pat")
     return tuple(found)
+
+
+def _has_own_switch(communicator: Communicator, curves: Curves) -> bool:
+    """Whether `curves` were measured on such a node's own switch; in a domain of more ranks the switch has another curve."""
+    return communicator.num_nodes == 1 and communicator.num_ranks <= 8 and communicator.generation in curves.own_switch
 
 
 def _by(algorithm: Algorithm, op: str, nbytes: int, communicator: Communicator, curves: Curves) -> Estimate:

@@ -274,6 +274,9 @@ class Curves:
     large_domain: Curve
     ring_share_lost: Mapping[Generation, float]
     crossings: Mapping[tuple[Fabric, bool], Crossing]
+    own_switch: frozenset[Generation] = frozenset()
+    """Generations whose curve of the switch is a machine's own, measured of what NCCL chose there by itself. Its choice goes by that curve
+    alone: the ring beside it is that of other machines, which would hold every prediction to no more than theirs take."""
 
     def crossing(self, fabric: Fabric, op: str, generation: Generation) -> tuple[Crossing, Band, CurveProvenance]:
         """The network's constants for `op`, how far off they may be, and where they come from."""

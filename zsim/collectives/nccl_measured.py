@@ -25,7 +25,7 @@ def _curves(measured: tuple[MeasuredCurve, ...], node: Nccl) -> Curves:
 
 
 def with_curve(curves: Curves, one: MeasuredCurve, node: Nccl) -> Curves:
-    """`curves` with `one` for the generation and the network of `node`."""
+    """`curves` with `one` for the generation and the network of `node`; with one of its switch NCCL's own choice goes by that alone."""
     band = Band(large=one.band, middle=one.band, small=one.band)
     provenance = PROVENANCES.get(one.provenance, "assumed")
     if one.scope == "network":
@@ -49,7 +49,7 @@ def with_curve(curves: Curves, one: MeasuredCurve, node: Nccl) -> Curves:
         source=one.source,
     )
     if one.scope == "nvls":
-        return replace(curves, nvls={**curves.nvls, node.generation: curve})
+        return replace(curves, nvls={**curves.nvls, node.generation: curve}, own_switch=curves.own_switch | {node.generation})
     return replace(curves, rings={**curves.rings, (node.generation, one.collective): curve})
 
 

@@ -14,13 +14,13 @@ from functools import cache
 
 from zsim.collectives.nccl_search import PCIE_GB_S
 from zsim.hardware import Fabric, clusters, load_cluster
-from zsim.measurements import congestion, nccl_text
+from zsim.measurements import congestion, nccl_ports, nccl_text
 from zsim.measurements.checks import Assumed
 from zsim.measurements.gpus import Part, is_sized, part_of
 from zsim.measurements.table import Record, RowError
 
 NODE = 8
-_SAYS_WHOSE = re.compile(r"/(?!s\b)|\bper\b|\d\s*[x×*]|[x×*]\s*\d|node|gpu|nic|host|server|instance", re.IGNORECASE)
+_SAYS_WHOSE = re.compile(r"/(?!s\b)|\bper\b|\d\s*[x×*]|[x×*]\s*\d|node|gpu|nic|host|server|instance|[ -]rail\b", re.IGNORECASE)
 """Words that say whose a rate is: a node's or a NIC's. The slash of "Gb/s" does not, nor does a cable's name."""
 RATES_AGREE = 0.1
 AS_SOLD = 0.96
@@ -145,7 +145,7 @@ def _networks_of(record: Record, part: Part, words: str, nodes: int, assumed: As
     outside = ", ".join(text for text in re.split(r"[;,]", words) if not re.search("NVLINK|NVSWITCH|PCIE", text.upper()))
     column = record.text("inter_node_gbps_per_node", "")
     fabrics = _fabrics(outside)
-    rates = (record.positive("inter_node_gbps_per_node") / 8,) if column else _rates(outside, part)
+    rates = (record.positive("inter_node_gbps_per_node") / 8,) if column else _rates(outside, part, assumed if nodes > 1 else Assumed())
     if nodes == 1:
         return [_one_node(part, fabrics[0], rates[0] if rates else None)]
     if not rates:
@@ -174,7 +174,7 @@ def _fabrics(outside: str) -> tuple[Fabric, ...]:
     return (nccl_text.fabric(outside),)
 
 
-def _rates(outside: str, part: Part) -> tuple[float, ...]:
+def _rates(outside: str, part: Part, assumed: Assumed) -> tuple[float, ...]:
     """GB/s of a node that the words may mean, the likeliest first; none where they say none.
 
     A rate that is nobody's is that of each GPU's NIC if its slot carries it, of Ethernet that of the node's only one.
@@ -182,14 +182,18 @@ def _rates(outside: str, part: Part) -> tuple[float, ...]:
     said = _rate(outside, part)
     if said is None:
         return ()
-    bare = nccl_text.node_gb_s(outside, per_node=1, most=0.0)
+    for words in said.assumed:
+        assumed.add(words, widens=ANOTHER_FABRIC)
+    if said.instead is not None:
+        return (said.gb_s, said.instead)
+    bare = nccl_ports.node_gb_s(outside, per_node=1, most=0.0)
     if _SAYS_WHOSE.search(outside) or bare is None:
-        return (said,)
+        return (said.gb_s,)
     most = _most(part)
     if bare > 2 * most:
-        return (said,)
+        return (said.gb_s,)
     each = NODE * min(bare, most)
-    return (bare, each) if nccl_text.is_ethernet(outside) or said == bare else (each, bare)
+    return (bare, each) if nccl_text.is_ethernet(outside) or said.gb_s == bare else (each, bare)
 
 
 def _one_node(part: Part, fabric: Fabric, rate: float | None) -> Network:
@@ -230,8 +234,8 @@ def _sold(gb_s: float) -> float:
     return gb_s / AS_SOLD
 
 
-def _rate(outside: str, part: Part) -> float | None:
-    return nccl_text.node_gb_s(outside, per_node=NODE, most=_most(part))
+def _rate(outside: str, part: Part) -> nccl_ports.Taken | None:
+    return nccl_ports.taken(outside, per_node=NODE, most=_most(part))
 
 
 def _most(part: Part) -> float:

@@ -10,12 +10,14 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from math import isfinite
 
 from zsim.collectives.nccl_curves import LARGE
 from zsim.measurements.nccl_names import collectives_of
 from zsim.measurements.nccl_rows import NcclRow, UnknownGpuError, mapped
 from zsim.measurements.nccl_units import another_unit, whole_message
 from zsim.measurements.nccl_words import UnmodelledError
+from zsim.measurements.table import plain_number
 
 FACTORS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
@@ -32,6 +34,12 @@ message."""
 LEAST_GB_S = 1.0
 """Of a bandwidth that a time is taken from: with two digits behind the point a smaller one says too little."""
 MOST_BYTES = 1 << 44
+MOST_WHOLE = 1e15
+"""Of a number that is whole: a double holds more to the unit, but nothing that is counted here is as many."""
+UNSAID = ("", "nan")
+"""How a field is left empty, by people and by programs."""
+LONGEST = 40
+"""Characters of a number: programs write up to 25 of a double, and exact decimals some more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,15 +151,31 @@ def inferred(text: str, ranks: int) -> None:
 
 
 def whole(said: dict[str, str], name: str) -> int:
-    """The whole number in the column `name`, also as 8.0, which programs make of a column with a gap; RefusedError for none."""
-    found = re.fullmatch(r"([0-9]{1,15})(?:\.0{0,12})?", said.get(name, ""))
-    if found is None:
+    """The whole number in the column `name`, also as 8.0 or 1.07e+09, as programs write a column with a gap; RefusedError for none."""
+    text = said.get(name, "").strip()
+    try:
+        found = number(text, name)
+    except RefusedError:
+        raise RefusedError(f"{name} missing or no whole number") from None
+    if found != int(found) or found >= MOST_WHOLE or not text[0].isdigit():
         raise RefusedError(f"{name} missing or no whole number")
-    return int(found[1])
+    return int(found)
 
 
 def number(text: str, name: str) -> float:
-    """The number in `text`, which the column `name` holds; RefusedError for none."""
-    if not re.fullmatch(r"[0-9]{1,15}(?:\.[0-9]{1,12})?(?:e[+-]?[0-9]{1,2})?", text.strip(), re.IGNORECASE):
+    """The number in `text`, which the column `name` holds, with as many digits as a program writes; RefusedError for none.
+
+    A comma is refused here: of a time that nothing else holds to account, 1,234 could be either of two a thousandfold apart.
+    """
+    said = text.strip()
+    if said.lower() in UNSAID:
         raise RefusedError(f"{name} missing or no number")
-    return float(text)
+    if len(said) > LONGEST:
+        raise RefusedError(f"{name}: expected a number, found {len(said):,} characters")
+    try:
+        found = plain_number(said)
+    except ValueError:
+        found = -1.0
+    if not isfinite(found) or found < 0:
+        raise RefusedError(f"{name}: expected a number of at least 0, found {said!r}")
+    return found

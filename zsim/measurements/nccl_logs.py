@@ -196,16 +196,16 @@ def read_json(text: str, *, source: str, collective: str = "", inter_node: str =
     variables = in_log(" ".join(str(one) for one in environment[:MOST_VARIABLES])) if isinstance(environment, list) else ""
     ranks = [place if type(rank := one.get("rank")) is not int else rank for place, one in enumerate(devices)]
     problem = header.mistimed or nccl_headers.split(str(one.get("group", 0)) for one in devices) or header.incomplete(ranks)
-    if problem := problem or _mixed(str(one.get("device_info", "")) for one in devices):
+    problem = problem or _mixed(str(one.get("device_info", "")) for one in devices)
+    if problem := problem or _out_of_bounds(whole.get("out_of_bounds"), results):
         return Rows(rows=(), skipped=(Skipped(source=source, line=1, reason=problem, count=max(1, len(results))),))
 
     def make(result: Any) -> Callable[[], NcclRow]:
         def row() -> NcclRow:
             if not isinstance(result, dict) or not isinstance(result.get("out_of_place"), dict):
                 raise RefusedError("no out-of-place time")
-            for run in (result["out_of_place"], result.get("in_place")):
-                if isinstance(run, dict) and isinstance(wrong := run.get("nwrong"), int | float) and wrong > 0:
-                    raise RefusedError(nccl_tables.WRONG)
+            if _is_wrong(result):
+                raise RefusedError(nccl_tables.WRONG)
             timed, name = result["out_of_place"], str(result.get("experiment_name") or "")
             if "time" not in timed and "cpu_time" in timed:
                 raise RefusedError(nccl_headers.OF_HOST)
@@ -242,3 +242,18 @@ def read_json(text: str, *, source: str, collective: str = "", inter_node: str =
         return row
 
     return collect(((place, make(result)) for place, result in enumerate(results, start=1)), source)
+
+
+def _is_wrong(result: Any) -> bool:
+    """Whether any value that a row came to is wrong, out of place or in place."""
+    runs = (result.get("out_of_place"), result.get("in_place")) if isinstance(result, dict) else ()
+    return any(isinstance(run, dict) and isinstance(wrong := run.get("nwrong"), int | float) and wrong > 0 for run in runs)
+
+
+def _out_of_bounds(summary: Any, results: list[Any]) -> str:
+    """Why a whole run is refused that says values are out of bounds and has no row to blame, as its text is; "" for all others."""
+    if not isinstance(summary, dict) or any(map(_is_wrong, results)):
+        return ""
+    count = summary.get("count")
+    failed = summary.get("okay") is False or (isinstance(count, int | float) and count > 0)
+    return f"{nccl_tables.WRONG}: out of bounds values" if failed else ""

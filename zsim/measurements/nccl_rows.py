@@ -13,7 +13,7 @@ from zsim.collectives.nccl import Communicator, algorithms, estimate
 from zsim.collectives.nccl_curves import CURVES, TORCH_US, CurveProvenance, Curves
 from zsim.collectives.nccl_search import PCIE_GB_S, Rails, between_nodes, in_node
 from zsim.hardware import Fabric
-from zsim.measurements import congestion, nccl_links, nccl_text
+from zsim.measurements import congestion, nccl_links, nccl_ports, nccl_text
 from zsim.measurements.nccl_words import UnmodelledError, told
 
 PCIE_RING_GB_S = 20.0
@@ -127,6 +127,9 @@ def mapped(row: NcclRow) -> Mapped:
     words = f"{row.tool} {row.intra_node}"
     ran = told(row.notes, words, num_ranks=row.n_ranks, num_nodes=row.n_nodes, nbytes=row.size_bytes)
     assumed = [*row.assumed, *(f"notes {unread!r} change nothing: they are not understood" for unread in ran.unread)]
+    through_torch = nccl_text.through_torch(row.tool) or (ran.through_torch and not row.tool.strip())
+    if ran.through_torch and not through_torch:
+        assumed.append(f"{row.tool.strip()[:40]} as the tool: notes contradict it, for they say torch")
     if per_node > 1:
         part = _joined(row, part, per_node, in_domain=domain > 0 and part.generation == "blackwell", assumed=assumed)
     inside = _inside(part, per_node, assumed)
@@ -149,7 +152,7 @@ def mapped(row: NcclRow) -> Mapped:
         raise UnmodelledError(f"{ran.algorithm} for {row.collective} on {part.name}, {row.n_ranks} ranks on {nodes} nodes: no model of it")
     return Mapped(
         communicator=communicator,
-        through_torch=nccl_text.through_torch(row.tool),
+        through_torch=through_torch,
         shared=nccl_text.is_shared(row.inter_node),
         assumed=tuple(assumed),
         otherwise=tuple(replace(communicator, bus_gb_s=other) for other in others),
@@ -188,12 +191,15 @@ def _rates(row: NcclRow, part: nccl_text.Part, per_node: int, assumed: list[str]
     most = PCIE_GB_S[part.generation] / 0.96
     is_efa = nccl_text.fabric(row.inter_node) == "efa"
     usual = (nccl_text.EFA_NODE_GB_S if is_efa else nccl_text.DEFAULT_NODE_GB_S)[part.generation]
-    node = nccl_text.node_gb_s(row.inter_node, per_node=per_node, most=most)
-    if node is None:
+    found = nccl_ports.taken(row.inter_node, per_node=per_node, most=most)
+    if found is None:
         node = usual * (per_node / 8 if per_node > 8 else 1)
         assumed.append(f"{node:g} GB/s of network per node")
         return [node]
-    other = nccl_text.other_node_gb_s(row.inter_node, per_node=per_node, most=most)
+    node, other = found.gb_s, found.other
+    assumed += found.assumed
+    if found.instead is not None:
+        return [node, found.instead]
     if other is None or (is_efa and node == usual):
         return [node]
     said = f"{8 * min(node, other):g} Gbit/s"

@@ -32,8 +32,6 @@ PCIE_PARTS: tuple[str, ...] = ("L40S", "L40", "L4", "A10G", "A10", "A40", "RTX 4
 """GPUs without NVLink to more than one peer; their rings go over PCIe."""
 NVLINK_DOMAIN = 72
 """GPUs that NVLink joins in GB200 and GB300 NVL72."""
-CABLES: dict[str, float] = {"EDR": 12.5, "HDR": 25.0, "NDR": 50.0, "XDR": 100.0}
-"""GB/s of an InfiniBand port by its name."""
 EFA_NODE_GB_S: dict[Generation, float] = {"volta": 12.5, "ampere": 50.0, "hopper": 400.0, "blackwell": 400.0}
 """p3dn, p4d and p4de, p5 and p5en, p6-b200."""
 DEFAULT_NODE_GB_S: dict[Generation, float] = {"volta": 50.0, "ampere": 100.0, "hopper": 400.0, "blackwell": 400.0}
@@ -42,15 +40,6 @@ _NVLS_OFF = (
     r"NVLS(?:_ENABLE)?\s*=\s*0|NVLS\W+(?:evidently\s+|is\s+)?(?:off|disabled)|SHARP off"
     r"|without NVLS|no NVLS|NCCL_ALGO\s*=\s*Ring"
 )
-_CABLE = (
-    r"(?:(?<![\w\-])(\d{1,2})\s*x\s*(?:[A-Za-z][A-Za-z0-9\-]*\s+)?|(?<![\w\-])(\d{1,2})\s*|(?<![A-Za-z]))"
-    r"(EDR|HDR|NDR|XDR)(?:\s*\d+)?(?:\s*x\s*(\d{1,2})\b)?"
-)
-"""How many cables, before or behind their name, and the name."""
-_KINDS = r"(?:ethernet|infiniband|ib|roce|rdma|efa|tcp|network|bandwidth)(?:[ ,]+(?:ethernet|rdma|network|bandwidth))*"
-"""Words that may stand between a rate and whose it is."""
-_OWNER = r"(node|GPU|NIC|card|device|host|server|instance|rank|port|HCA|rail)"
-_RATE = r"(?<!\d)(\d{1,9}(?:\.\d{1,9})?)\s*(G|T)(B/s|b/s|bps|bit/s|bE|)(?![A-Za-z])"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,65 +90,6 @@ def is_ethernet(inter: str) -> bool:
     """Whether the words say Ethernet, and not whether it is RoCE or TCP."""
     said = re.search(r"ethernet|gb[eE]\b|\b\d+\s*gige?\b", inter.lower())
     return said is not None and fabric(inter) == "unknown" and "rdma" not in inter.lower()
-
-
-def node_gb_s(inter: str, *, per_node: int, most: float = 50.0) -> float | None:
-    """GB/s of all NICs of a node together; None where the words do not say. `most` is what one GPU's slot can carry: a rate
-    above it that belongs to nothing in particular is the node's.
-
-    "3200 Gbps/node", "8x50 GB/s per node", "4 x 200G", "8xNDR400", "400 Gb/s per GPU" are understood. Bits and bytes by
-    their letter; a bare G is gigabits, as NICs are sold.
-    """
-    said = _said(inter)
-    if said is None:
-        return None
-    of_all = said.whose == "node" or (not said.whose and not said.is_cable and said.gb_s > most)
-    return said.gb_s if of_all else said.gb_s * per_node
-
-
-def other_node_gb_s(inter: str, *, per_node: int, most: float) -> float | None:
-    """What the words may mean of a node as well: a rate or a cable that is nobody's is each GPU's or the only one. None where they say
-    whose it is, and of a rate that no NIC has."""
-    said = _said(inter)
-    if said is None or said.whose or per_node == 1 or said.gb_s > 2 * most:
-        return None
-    taken = node_gb_s(inter, per_node=per_node, most=most)
-    return said.gb_s * per_node if taken == said.gb_s else said.gb_s
-
-
-@dataclass(frozen=True, slots=True)
-class _Said:
-    """GB/s, whose they are as words say it, a "node" or each "gpu", "" for neither, and whether a cable's name stands for them."""
-
-    gb_s: float
-    whose: str
-    is_cable: bool = False
-
-
-def _said(inter: str) -> _Said | None:
-    text = inter.replace("×", "x").replace("*", "x")
-    many = re.search(rf"(?<![\w\-])(\d{{1,4}})\s*x\s*(?:[A-Za-z][A-Za-z0-9\-]*\s+)?{_RATE}", text)
-    if many:
-        return _Said(int(many[1]) * _gb_s(many[2], many[3], many[4]), "node")
-    behind = re.search(rf"{_RATE}\s*x\s*(\d{{1,2}})\b", text)
-    if behind:
-        return _Said(int(behind[4]) * _gb_s(behind[1], behind[2], behind[3]), "node")
-    named = re.search(_CABLE, text, re.IGNORECASE)
-    if named:
-        count = named[1] or named[2] or named[4]
-        rest = re.match(rf"\s*G?\s*(?:{_KINDS})?\s*(?:/|per|each)\s*{_OWNER}", text[named.end() :], re.IGNORECASE)
-        whose = "node" if count else _owner(rest[1] if rest else "")
-        return _Said(int(count or 1) * CABLES[named[3].upper()], whose, is_cable=True)
-    one = re.search(rf"{_RATE}\s*(?:{_KINDS})?\s*(?:/|per|each)?\s*{_OWNER}?", text, re.IGNORECASE)
-    return _Said(_gb_s(one[1], one[2], one[3]), _owner(one[4] or "")) if one else None
-
-
-def _owner(word: str) -> str:
-    return "" if not word else "node" if word.lower() in ("node", "host", "server", "instance") else "gpu"
-
-
-def _gb_s(number: str, prefix: str, unit: str) -> float:
-    return float(number) * (1000 if prefix.upper() == "T" else 1) / (1 if unit == "B/s" else 8)
 
 
 def has_nvls(words: str, nccl_version: str) -> bool:

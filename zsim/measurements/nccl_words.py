@@ -47,13 +47,21 @@ _KNOWN = (
     r"\bNVLS[- ]?Tree\b|NVLS(?: from [\d.]+ ?[KMG]i?B)?|\brings?\b",
     r"\bdefaults?\b(?:\s*[=:])?",
     r"\bsize\s*=\s*\d+\s*[KMG]i?B|\bp\d{1,2}\s*=\s*[\d.]+",
-    r"\blegend says [\w =]+|\bband\b|\b(?:mean|median|best|average)\b(?: of \d+(?: runs?)?)?",
+    r"\blegend says [\w =]+|\bband\b",
+    r"\b(?:mean|median|best|average|p50)\b(?: (?:of|over) \d+(?: (?:runs?|iterations?|iters?|repeats?|trials?))?)?",
+    r"\b(?:(?:dtype|data[ -]?type)\s*[=:]?\s*)?(?:bf16|bfloat16|fp\d{1,2}|float\d{0,2}|u?int\d{1,2})\b",
+    r"\b(?:dtype|data[ -]?type)\s*[=:]?\s*(?:half|double)\b|\b(?:half|single|double)[ -]precision\b",
     r"\btimes? in (?:us|µs|microseconds)\b|\bline\s*=\s*\w+",
     r"\b\d+ ranks? inferred from [\w/]+(?:\s*=\s*[\d.]+)?|\b[\w.]{1,40} says illustrative|provenance unknown",
     r"\b(?:torch|pytorch|cuda|driver|nccl|nccl-tests|python)\s*v?=?\s*\d[\w.+]*",
     r"\b(?:out[- ]of[- ]place|in[- ]place|oop|ip|from (?:a |the )?(?:plot|table|figure|readme)|read off(?: a| the)? plot)\b",
 )
-"""Remarks, and words of the switch and of rings that `nccl_text.has_nvls` reads or this file does."""
+"""Remarks, dtypes, which change nothing of a message whose bytes are known, and words of the switch and of rings that
+`nccl_text.has_nvls` reads or this file does."""
+_TORCH = re.compile(
+    r"\b(?:(?:via|with|through|by|using|from|in|under)\s+)?(?:py)?torch(?:[. ]distributed|[. ]c10d)?(?!\w|\.\w|\s*v?=?\s*\d)", re.IGNORECASE
+)
+"""That torch called NCCL; with a number behind it its version alone."""
 _RANKS, _NODES = r"\b(\d{1,7})\s*(?:gpus?|ranks?|devices?|processes)", r"(?:nodes?|hosts?|servers?)\b"
 _LAID_OUT = re.compile(rf"(?:{_RANKS}\s+)?\b(?:across|over|on|in)\s+(\d{{1,7}})\s*{_NODES}", re.IGNORECASE)
 _PER_NODE = re.compile(rf"{_RANKS}\s*(?:per|a|each|/)\s*{_NODES}", re.IGNORECASE)
@@ -65,11 +73,13 @@ class UnmodelledError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """The algorithm that was forced, None for NCCL's own choice, whether the switch was left out, and what of the words changes nothing."""
+    """The algorithm that was forced, None for NCCL's own choice, whether the switch was left out, what of the words changes nothing, and
+    whether they say that torch called NCCL."""
 
     algorithm: Algorithm | None
     no_switch: bool
     unread: tuple[str, ...]
+    through_torch: bool = False
 
 
 def told(notes: str, tool: str, *, num_ranks: int, num_nodes: int, nbytes: int) -> Told:
@@ -100,8 +110,9 @@ def told(notes: str, tool: str, *, num_ranks: int, num_nodes: int, nbytes: int) 
     rest = nccl_units.without(_PER_NODE.sub(" ", _LAID_OUT.sub(" ", _SET.sub(" ", _apart(notes)))))
     if re.search(r"(?<!nvls )(?<!nvls-)\btrees?\b|\bcollnet", _DENIED.sub(" ", rest), re.IGNORECASE):
         raise UnmodelledError("notes: trees, or CollNet, alone: no model of them")
+    said, rest = rest, _TORCH.sub(" ", rest)
     unread += _remains(rest)
-    return Told(algorithm=algorithm, no_switch=no_switch or _says_ring(rest), unread=tuple(unread))
+    return Told(algorithm=algorithm, no_switch=no_switch or _says_ring(rest), unread=tuple(unread), through_torch=said != rest)
 
 
 def _apart(words: str) -> str:

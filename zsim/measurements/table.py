@@ -149,10 +149,15 @@ class Record:
 
 
 def _number(value: str) -> float:
-    """5762, 5.762e3, and 5,762, whose comma groups thousands; ValueError for a comma that does not, and for what only Python calls one."""
+    """A plain number, and 5,762, whose comma groups thousands; ValueError for a comma that does not."""
+    return plain_number(value.replace(",", "") if _THOUSANDS.fullmatch(value) else value)
+
+
+def plain_number(value: str) -> float:
+    """5762, 5.762e3, 785.50000000000011; ValueError for what is none, and for what only Python calls one."""
     if "_" in value or not value.isascii():
         raise ValueError
-    return float(value.replace(",", "") if _THOUSANDS.fullmatch(value) else value)
+    return float(value)
 
 
 def same(name: str, found: float, expected: float, *, within: float = 0.02) -> None:
