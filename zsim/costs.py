@@ -144,8 +144,8 @@ class Costs:
             self._paths[layout] = self.cluster.path(ranks)
         return self._paths[layout]
 
-    def usage(self, ranks: tuple[int, ...]) -> dict[str, Fraction]:
-        """What a collective over `ranks` at full speed takes of each member's links, by their kind."""
+    def usage(self, ranks: tuple[int, ...]) -> dict[int, dict[str, Fraction]]:
+        """By rank: what a collective over `ranks` at full speed takes of its links, by their kind."""
         return self.cluster.usage(ranks)
 
     def bytes_sent(self, kind: str, nbytes: int, *, group_size: int, rank: int = 0, root: int = 0) -> int:

@@ -308,7 +308,7 @@ activation_checkpointing = { mode = "full" }
 
 
 def test_links_that_hide_all_and_gain_nothing_do_not_stand_for_faster_ones_that_gain() -> None:
-    """Under DDP twice as fast links leave 0.1 % exposed, and all-reduces beside more kernels take most of that back; eight times gain 3 %."""
+    """Under DDP twice as fast links leave 0.1 % exposed, of which kernels beside all-reduces take most back; eight times gain 3 %."""
     text = """
 model.preset = "llama-3.2-1b"
 batch = { micro_batch = 1, sequence_length = 2048 }
@@ -355,7 +355,8 @@ def test_what_leaves_the_ends_as_they_are_is_no_proposal_to_make_them_shorter() 
     asked = scenario.load(SCENARIOS / "published/zero3-llama-3-70b-1024.toml")
     found = hiding(asked)
     assert (found.now.hides, found.now.hides_all) == (True, False)
-    wrapped = scenario.parse((SCENARIOS / "published/zero3-llama-3-70b-1024.toml").read_bytes() + b"\n[wrapping]\nevery = 2\n", where="2.toml")
+    text = (SCENARIOS / "published/zero3-llama-3-70b-1024.toml").read_text() + "\n[wrapping]\nevery = 2\n"
+    wrapped = scenario.parse(text.encode(), where="joined.toml")
     ns, exposed, inside = timed(wrapped)
     assert ns < 0.995 * found.now.ns_per_token
     assert abs(exposed - inside - found.now.at_ends) < 0.0005
