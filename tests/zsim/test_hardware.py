@@ -11,7 +11,7 @@ from fractions import Fraction
 
 import networkx
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from zsim import scenario
@@ -206,6 +206,10 @@ def by_counting(cluster: ClusterSpec, groups: Sequence[tuple[int, ...]]) -> dict
     st.integers(1, 14),
     st.sampled_from(["dp_replicate", "dp_shard", "world", "dp_shard:2", "dp_replicate:2"]),
 )
+@example("p4d", 9, 3, "dp_replicate:3")  # groups that begin alike in their nodes, and whose neighbours' groups do not
+@example("pcie-box", 6, 5, "dp_replicate:2")
+@example("pcie-box", 11, 3, "dp_shard")  # the last node has one rank, which has its NIC alone
+@example("pcie-box", 6, 6, "dp_shard")
 def test_a_ring_is_as_wide_as_its_part_of_the_nics_that_groups_of_its_axis_send_over(
     name: str, replicate: int, shard: int, axis: str
 ) -> None:
