@@ -90,6 +90,10 @@ class Change:
         """The exposed share between the step's ends."""
         return max(0.0, self.exposed - self.at_ends)
 
+    def gains(self, now: Change) -> bool:
+        """Whether the step is shorter than it is `now`, by something worth speaking of."""
+        return self.ns_per_token <= now.ns_per_token * (1 - NOTHING)
+
     @property
     def memory_words(self) -> str:
         """What there is to say of its memory: nothing where it fits."""
@@ -132,8 +136,8 @@ class _Aim:
     ends: bool
 
     def gains(self, change: Change) -> bool:
-        """Whether the step is shorter by something worth speaking of."""
-        return change.ns_per_token <= self.now.ns_per_token * (1 - NOTHING)
+        """Whether the step is shorter by it."""
+        return change.gains(self.now)
 
     def is_met(self, change: Change) -> bool:
         """Whether nothing is left to hide of what is asked for."""

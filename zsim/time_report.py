@@ -155,7 +155,8 @@ def _proposals(helps: Hiding) -> Iterator[str]:
     yield f"{asked} {tokens}:"
     for change in helps.changes:
         memory = f"; {change.memory_words}" if change.memory_words else ""
-        yield f"    {change.words:<48} {_verdict(change, now)}, {change.ns_per_token:,.0f} ns for each token{memory}"
+        idle = "" if change.gains(now) else ", which gains nothing"
+        yield f"    {change.words:<48} {_verdict(change, now)}, {change.ns_per_token:,.0f} ns for each token{idle}{memory}"
     if helps.useless:
         yield f"    nothing is gained by {' or '.join(helps.useless)}"
     if helps.elsewhere:

@@ -329,6 +329,8 @@ optimizer = { name = "adamw", implementation = "fused" }
     assert [(change.ns_per_token, change.exposed) for change in links] == [times[hides], times[gains]]
     assert all(change.memory for change in links)
     assert "faster links" not in found.useless
+    lines = list(time_report.lines(time_report.why(asked, plan(asked, device="cuda")), found, slower_ns=0))
+    assert [line.endswith("for each token, which gains nothing") for line in lines if line.startswith("    links")] == [True, False]
 
 
 def test_a_breakeven_batch_that_gains_nothing_does_not_stand_for_a_larger_one_that_gains() -> None:
