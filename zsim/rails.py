@@ -32,7 +32,8 @@ def nics_of_ring(ranks: tuple[int, ...], *, num_ranks: int, per_node: int, nics:
     found: dict[int, Fraction] = {}
     for (node, nic), members in Counter((rank // per_node, rank % per_node * nics // per_node) for rank in ranks).items():
         first, last = (node * per_node + -(-each * per_node // nics) for each in (nic, nic + 1))
-        found[node] = found.get(node, Fraction(0)) + Fraction(members, sum(map(sends, range(first, min(last, num_ranks)))))
+        senders = max(members, sum(map(sends, range(first, min(last, num_ranks)))))  # ranks beyond the last one are asked about too
+        found[node] = found.get(node, Fraction(0)) + Fraction(members, senders)
     return found
 
 
