@@ -99,13 +99,13 @@ class SharedLinks:
         self.clock.after(ceil(flow.left / speed) if speed != 1 else ceil(flow.left), finish)
 
 
-def contended(groups: Sequence[tuple[Sequence[int], Mapping[str, Fraction]]]) -> list[Usage]:
-    """For groups of ranks and what each takes of its members' links: what those use that can contend, nothing for the others.
+def contended(groups: Sequence[Mapping[int, Mapping[str, Fraction]]]) -> list[Usage]:
+    """For groups, by member what each takes of its links: what those use that can contend, nothing for the others.
 
     Groups contend when all that use some member's link, at full speed, need more of it than there is.
     """
     usages: list[dict[Hashable, Fraction]] = [
-        {(rank, link): part for link, part in parts.items() for rank in ranks} for ranks, parts in groups
+        {(rank, link): part for rank, parts in members.items() for link, part in parts.items()} for members in groups
     ]
     users: dict[Hashable, list[int]] = {}
     for index, usage in enumerate(usages):

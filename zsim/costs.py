@@ -12,7 +12,7 @@ from math import ceil, log2
 
 from zsim import compute
 from zsim.beside import Lost, Taken, lost, taken
-from zsim.collectives import ALGORITHMS, communicator, estimated, nccl
+from zsim.collectives import ALGORITHMS, communicator, nccl, nccl_measured
 from zsim.execution import EAGER, Execution
 from zsim.hardware import ClusterSpec, Layout, Path
 from zsim.ops import ACCUMULATE, COLLECTIVES, MASK_SCORES, MOVE_GRADIENT, SCALE_SCORES, Kernel, Op
@@ -90,8 +90,8 @@ class Costs:
         """What the collective takes of the device; on a library that is not NCCL, as many channels as an H100's ring."""
         cluster, channels, switch = self.cluster, UNKNOWN_CHANNELS, False
         if cluster.collectives == "nccl" and cluster.nccl is not None:
-            group = communicator(cluster, cluster.path(ranks))
-            algorithm = estimated(kind, nbytes, cluster=cluster, ranks=ranks).algorithm
+            group = communicator(cluster, self._path(self._layout(ranks), ranks))
+            algorithm = nccl.estimate(kind, nbytes, group, nccl_measured.curves_of(cluster)).algorithm
             channels, switch = nccl.channels(group, algorithm), algorithm in ("nvls", "nvls_tree")
         ns = self.collective_ns(kind, nbytes, ranks)
         return taken(kind, nbytes, ranks=len(ranks), ns=ns, channels=channels, in_the_switch=switch, device=cluster.device)
@@ -144,8 +144,8 @@ class Costs:
             self._paths[layout] = self.cluster.path(ranks)
         return self._paths[layout]
 
-    def usage(self, ranks: tuple[int, ...]) -> dict[str, Fraction]:
-        """What a collective over `ranks` at full speed takes of each member's links, by their kind."""
+    def usage(self, ranks: tuple[int, ...]) -> dict[int, dict[str, Fraction]]:
+        """By rank: what a collective over `ranks` at full speed takes of its links, by their kind."""
         return self.cluster.usage(ranks)
 
     def bytes_sent(self, kind: str, nbytes: int, *, group_size: int, rank: int = 0, root: int = 0) -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 import simpy
 
@@ -51,7 +52,9 @@ class Prepared:
         self.courses = [Course(rank.steady, launch_queue=costs.launch_queue) for rank in program.ranks]
         self.alone = [_alone(course, costs) for course in self.courses]
         everyone = tuple(range(program.mesh.world_size))
-        self.stand_ins = everyone if all_ranks else stand_ins(program, duration_ns=costs.collective_ns)
+        self.stand_ins = everyone if all_ranks else stand_ins(
+            program, duration_ns=costs.collective_ns, usage=costs.usage if contention else None
+        )
         self.groups: dict[_Key, tuple[int, ...]] = {}
         """The ranks of each communicator, those that are not simulated as well."""
         self.communicators: dict[int, dict[str, _Key]] = {}
@@ -66,7 +69,11 @@ class Prepared:
                 self.groups.setdefault(own[name], group)
         self.usages: list[Usage] = [{}] * len(self.groups)
         if contention and len(self.groups) > 1:
-            self.usages = contended([(present, costs.usage(group)) for (_, present), group in self.groups.items()])
+            self.usages = contended([self._usage(group) for group in self.groups.values()])
+
+    def _usage(self, group: tuple[int, ...]) -> dict[int, Mapping[str, Fraction]]:
+        """By simulated rank what collectives over `group` take of its links: as much as of those of the members for which it stands."""
+        return {self.stand_ins[rank]: parts for rank, parts in self.costs.usage(group).items()}
 
     def simulate(self, delays: Sequence[Delays] = ()) -> Timeline:
         """The times of the steady step with `delays`, those of each rank program, or nothing. DeadlockError as `simulate`."""

@@ -1,24 +1,27 @@
 """Folding: ranks that are alike do the same at the same time, so one stands for all, and meets those that stand for its partners.
 
 Ranks are alike when they run the same program, when collectives over their groups take equally long (a group inside a node is
-not like one that crosses nodes), and when those groups join ranks that are alike in turn.
+not like one that crosses nodes) and as much of their links, and when those groups join ranks that are alike in turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from fractions import Fraction
 
 from zsim.ops import COLLECTIVES
 from zsim.program import Program
 
 Group = tuple[int, ...]
 Durations = Callable[[str, int, Group], int]
+Usages = Callable[[Group], Mapping[int, Mapping[str, Fraction]]]
 
 
-def stand_ins(program: Program, *, duration_ns: Durations) -> tuple[int, ...]:
+def stand_ins(program: Program, *, duration_ns: Durations, usage: Usages | None = None) -> tuple[int, ...]:
     """By rank: the first rank that is like it. `duration_ns(kind, nbytes, group)` tells groups apart.
 
-    Classes of ranks, at first by program, are split by the durations and the classes of their groups until no split is left.
+    Classes of ranks, at first by program, are split by the durations and the classes of their groups until no split is left. Where several
+    groups may contend, `usage` of a group tells its members apart, by what it takes of their links.
     """
     sizes: dict[str, set[tuple[str, int]]] = {}
     for ops in program.ranks:
@@ -32,12 +35,24 @@ def stand_ins(program: Program, *, duration_ns: Durations) -> tuple[int, ...]:
         for group in groups[axis]
     }
     classes, count = list(program.assignment), 0
+    if usage is not None and len(groups) > 1:
+        classes = _numbered(zip(classes, *(_used(members, usage) for members in groups.values()), strict=True))
     while len(set(classes)) > count:
         count = len(set(classes))
         met = [_met(members, classes, [costs[axis, group] for group in members]) for axis, members in groups.items()]
         classes = _numbered(zip(classes, *met, strict=True))
     first: dict[int, int] = {}
     return tuple(first.setdefault(own, rank) for rank, own in enumerate(classes))
+
+
+def _used(members: tuple[Group, ...], usage: Usages) -> list[int]:
+    """By rank: a number for what its group takes of its links."""
+    found: dict[int, Mapping[str, Fraction]] = {}
+    nothing: dict[str, Fraction] = {}
+    for group in members:
+        found |= usage(group) or dict.fromkeys(group, nothing)
+    marks = {id(parts): tuple(sorted(parts.items())) for parts in found.values()}  # which are few: members of a node have one in common
+    return _numbered(marks[id(found[rank])] for rank in range(len(found)))
 
 
 def _met(members: tuple[Group, ...], classes: list[int], costs: list[tuple[int, ...]]) -> list[int]:

@@ -16,6 +16,7 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Literal
 
+from zsim import rails
 from zsim.devices import Device, Figure, Provenance, figures_of, load_device, values
 from zsim.errors import ScenarioError
 
@@ -147,68 +148,88 @@ class ClusterSpec:
     def layout(self, ranks: tuple[int, ...]) -> Layout:
         """What tells `ranks` apart for `path`: of evenly spaced ones the like that begin in the first node, of others they themselves.
 
-        A group inside one node is alike wherever it begins; a slow rail makes every node its own.
+        A group inside one node is alike wherever it begins; a slow rail makes every node its own. Where ranks share NICs, so does a last
+        node that is not full, and groups are alike that lie so to their neighbours.
         """
-        stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
-        even = range(ranks[0], ranks[0] + stride * len(ranks), stride) if stride > 0 else range(0)
-        if tuple(even) != ranks:
+        group = rails.even(ranks)
+        if not group:
             return ranks
         if self.slow_rails:
-            return even
-        begin = 0 if self.node_of(ranks[0]) == self.node_of(ranks[-1]) else ranks[0] % self.devices_per_node
-        return range(begin, begin + stride * len(ranks), stride)
+            return group
+        size, begin = self.devices_per_node, 0
+        if self.node_of(ranks[0]) != self.node_of(ranks[-1]):
+            own_nics = self.nics_per_node >= size
+            if not own_nics and self.num_ranks % size and self.node_of(ranks[-1]) == self.node_of(self.num_ranks - 1):
+                return group
+            begin = ranks[0] % (size if own_nics else rails.period(group, per_node=size))
+        return range(begin, begin + group.step * len(ranks), group.step)
 
     def path(self, ranks: tuple[int, ...]) -> Path:
         """The ring over `ranks` in their order, all members of a node next to one another.
 
-        In a node each rank has the fabric for itself. A ring that leaves the node runs as one channel per NIC, rail by
-        rail; its members bring their own share of the node's NICs, since the node's other ranks form like groups that
-        use theirs at the same time. Channels get equal parts of a message, so the slowest rail holds all of them up.
+        In a node each rank has the fabric for itself. A ring that leaves the node runs over the NICs of its members, of which the ranks
+        that send over one at the same time have equal parts (`zsim.rails`). The node with the least of them is the narrowest place.
+        Channels get equal parts of a message, so the slowest rail of a node holds all of its rails up.
         """
-        per_node: dict[int, int] = {}
-        for rank in ranks:
-            per_node[self.node_of(rank)] = per_node.get(self.node_of(rank), 0) + 1
+        per_node = Counter(map(self.node_of, ranks))
         inside = 2 * self.links.fabric.latency
         if len(per_node) <= 1:
             width = self.links.fabric.bandwidth
             return Path(alpha_ns=inside, bytes_per_s=width, num_ranks=len(ranks), num_nodes=len(per_node), fullest=len(ranks))
         outside = 2 * (2 * self.links.pcie.latency + self.links.rail.latency)
-        hops = len(ranks)
+        hops, fullest = len(ranks), max(per_node.values())
         alpha = -(-((hops - len(per_node)) * inside + len(per_node) * outside) // hops)
-        nic = min(self.links.pcie.bandwidth, self.links.rail.bandwidth, *self._slow(ranks))
-        rails = min(per_node.values()) * nic * self.nics_per_node // self.devices_per_node
-        widest = min(rails, self.links.fabric.bandwidth) if max(per_node.values()) > 1 else rails
-        return Path(alpha_ns=alpha, bytes_per_s=widest, num_ranks=hops, num_nodes=len(per_node), fullest=max(per_node.values()))
+        slowest = self._slowest(ranks)
+        narrowest = int(min(nics * slowest[node] for node, nics in self._nics(ranks).items()))
+        widest = min(narrowest, self.links.fabric.bandwidth) if fullest > 1 else narrowest
+        return Path(alpha_ns=alpha, bytes_per_s=widest, num_ranks=hops, num_nodes=len(per_node), fullest=fullest)
 
-    def usage(self, ranks: tuple[int, ...]) -> dict[str, Fraction]:
-        """What a ring over `ranks` at full speed takes of each member's `fabric` link, and of its part of the `rail`s.
+    def usage(self, ranks: tuple[int, ...]) -> dict[int, dict[str, Fraction]]:
+        """By rank: what a ring over `ranks` at full speed takes of its `fabric` link, and of what it has of the `rail`s as in `path`.
 
-        The other ranks of a node bring their own parts, as in `path`; one rank alone uses nothing.
+        The ring is as wide in every node, so that a node with more members than another takes less of the rails of each. One rank alone
+        uses nothing, and one that is alone in its node no fabric.
         """
         if len(ranks) < 2:
             return {}
-        path = self.path(ranks)
-        per_node = Counter(self.node_of(rank) for rank in ranks)
-        found = {}
-        if max(per_node.values()) > 1:
-            found["fabric"] = Fraction(path.bytes_per_s, self.links.fabric.bandwidth)
-        if path.num_nodes > 1:
-            nic = min(self.links.pcie.bandwidth, self.links.rail.bandwidth)
-            part = Fraction(nic * self.nics_per_node, self.devices_per_node)
-            found["rail"] = min(Fraction(1), path.bytes_per_s / (part * min(per_node.values())))
+        path, per_node = self.path(ranks), Counter(map(self.node_of, ranks))
+        fabric = Fraction(path.bytes_per_s, self.links.fabric.bandwidth)
+        inside = {"fabric": fabric}
+        if path.num_nodes <= 1:
+            return dict.fromkeys(ranks, inside)
+        nodes = {
+            node: (inside if per_node[node] > 1 else {}) | {"rail": path.bytes_per_s / (nics * self._nic)}
+            for node, nics in self._nics(ranks).items()
+        }
+        found = {rank: nodes[self.node_of(rank)] for rank in ranks}
+        for rank in ranks if self.slow_rails else ():
+            rail = found[rank]["rail"] * self._nic / self._slowest((rank,))[self.node_of(rank)]
+            found[rank] = found[rank] | {"rail": min(Fraction(1), rail)}
         return found
+
+    @property
+    def _nic(self) -> int:
+        """Bytes/s of a NIC."""
+        return min(self.links.pcie.bandwidth, self.links.rail.bandwidth)
+
+    def _nics(self, ranks: tuple[int, ...]) -> dict[int, Fraction]:
+        """By node: how many NICs a ring over `ranks` that leaves it has there."""
+        return rails.nics_of_ring(ranks, num_ranks=self.num_ranks, per_node=self.devices_per_node, nics=self.nics_per_node)
 
     def nics_of(self, rank: int) -> range:
         """The NICs of its node that are next to `rank`'s device: its even part of them, or the one that it shares."""
         first = rank % self.devices_per_node * self.nics_per_node // self.devices_per_node
         return range(first, first + max(1, self.nics_per_node // self.devices_per_node))
 
-    def _slow(self, ranks: tuple[int, ...]) -> list[int]:
-        """Bytes/s of the slow rails that a ring over `ranks` uses."""
-        if not self.slow_rails:
-            return []
-        used = {(self.node_of(rank), nic) for rank in ranks for nic in self.nics_of(rank)}
-        return [slow.bandwidth for slow in self.slow_rails if (slow.node, slow.nic) in used]
+    def _slowest(self, ranks: tuple[int, ...]) -> dict[int, int]:
+        """By node: bytes/s of the slowest NIC that a ring over `ranks` uses there."""
+        found = dict.fromkeys(map(self.node_of, ranks), self._nic)
+        if self.slow_rails:
+            slow = {(one.node, one.nic): one.bandwidth for one in self.slow_rails}
+            for rank in ranks:
+                node = self.node_of(rank)
+                found[node] = min(found[node], *(slow.get((node, nic), found[node]) for nic in self.nics_of(rank)))
+        return found
 
     def graph(self) -> networkx.Graph:
         """The cluster; nodes have `kind` (gpu, switch, pcie, nic, rail, host), edges `bandwidth` and `latency_ns`."""

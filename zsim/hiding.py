@@ -6,11 +6,15 @@ token, so that a larger batch is not taken for a slower step, and whether what i
 
 What is exposed at the ends, before the first of forward and after the last of a backward, has no compute beside it. No lookahead and no
 micro-batch hides that, and it does not count against them; other units and faster links make it shorter, and are tried for that where
-nothing else is left.
+nothing else is left. Then what does not make the ends shorter is no proposal, whatever else it gains.
+
+What hides everything and gains nothing, as what it hides comes back in kernels that its collectives slow down, does not end the
+search: of that kind the smallest that gains is proposed as well.
 
 The breakeven micro-batch is the smallest that hides the rest, to a sequence: doubled until it is hidden, then bisected. That takes
 the exposed share to fall as the batch grows; of the one proposed and the one below it, which does not hide, both were simulated. Where
-that one does not fit the device, or none hides, the largest multiple that fits is proposed too.
+that one does not fit the device, or none hides, the largest multiple that fits is proposed too, and where it gains nothing a multiple
+that does.
 """
 
 from __future__ import annotations
@@ -38,7 +42,9 @@ from zsim.work import MANY_TIMES
 HIDDEN = 0.01
 """Communication counts as hidden when less than this share of the step is exposed, besides the step's ends."""
 NOTHING = 0.005
-"""A gain of less is none, and what gains nothing is not proposed."""
+"""A gain of less is none, and a kind of change that gains nothing is not proposed."""
+SHORTER = 0.001
+"""The ends are shorter when their share is less by this, the last digit that a report shows of it."""
 LOOKAHEADS = (1, 2, 3, 4)
 EAGER = {
     "forward_prefetch": (True, "forward_prefetch = true"),
@@ -84,6 +90,10 @@ class Change:
         """The exposed share between the step's ends."""
         return max(0.0, self.exposed - self.at_ends)
 
+    def gains(self, now: Change) -> bool:
+        """Whether the step is shorter than it is `now`, by something worth speaking of."""
+        return self.ns_per_token <= now.ns_per_token * (1 - NOTHING)
+
     @property
     def memory_words(self) -> str:
         """What there is to say of its memory: nothing where it fits."""
@@ -97,12 +107,14 @@ class Change:
 class Hiding:
     """The scenario as it is, and of each kind of change the smallest that hides the communication, or the best where none does.
 
-    `useless` names the kinds of which none that was tried gains anything.
+    Where the smallest that hides gains nothing and a larger one does, both are there. `useless` names the kinds of which none that was
+    tried gains anything, `elsewhere` those that gain something where it is the ends that are to be shorter, and leave these as they are.
     """
 
     now: Change
     changes: tuple[Change, ...]
     useless: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()
     untried: str = ""
     """Why no change was tried, where simulating that often would take minutes."""
 
@@ -116,49 +128,63 @@ class _Tried:
     program: Program
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Aim:
+    """What a change is to do to the scenario as it is: to hide its communication, that at its `ends` too if asked, or only there."""
+
+    now: Change
+    ends: bool
+
+    def gains(self, change: Change) -> bool:
+        """Whether the step is shorter by it."""
+        return change.gains(self.now)
+
+    def is_met(self, change: Change) -> bool:
+        """Whether nothing is left to hide of what is asked for."""
+        return change.hides_all if self.ends else change.hides
+
+    def helps(self, change: Change) -> bool:
+        """Whether it does what is asked: where only the ends are left, these are shorter."""
+        return not self.now.hides or change.at_ends <= self.now.at_ends - SHORTER
+
+    def only_hides(self, change: Change) -> bool:
+        """Whether it hides all that is asked and gains nothing by it, but loses nothing either."""
+        no_longer = change.ns_per_token <= self.now.ns_per_token
+        return self.is_met(change) and self.helps(change) and no_longer and not self.gains(change)
+
+
 def hiding(scenario: Scenario) -> Hiding:
     """What would hide the scenario's communication, or shorten it at the ends where only that is left; nothing where all is hidden."""
     now = _simulated("as it is", scenario).change
     untried = "" if now.hides_all else scenario.work.problem(part=MANY_TIMES)
     if now.hides_all or untried:
         return Hiding(now=now, changes=(), untried=untried)
-    gaining: list[Change] = []
+    proposed: list[Change] = []
     useless: list[str] = []
+    elsewhere: list[str] = []
     for kind in ENDS if now.hides else KINDS:
-        tried = list(_of_kind(kind, scenario, now))
-        useful = [change for change in tried if change.ns_per_token <= now.ns_per_token * (1 - NOTHING)]
-        gaining += useful
-        useless += [kind] if tried and not useful else []
-    return Hiding(now=now, changes=tuple(gaining), useless=tuple(useless))
+        aim = _Aim(now=now, ends=now.hides or kind in (UNITS, APART))  # units move what is exposed to the ends
+        tried = _batches(scenario, aim) if kind == BATCH else _smallest(KINDS[kind](scenario), aim)
+        if any(aim.gains(one.change) and aim.helps(one.change) for one in tried):
+            proposed += [_with_memory(one).change for one in tried]
+        elif tried:
+            (elsewhere if any(aim.gains(one.change) for one in tried) else useless).append(kind)
+    return Hiding(now=now, changes=tuple(proposed), useless=tuple(useless), elsewhere=tuple(elsewhere))
 
 
-def _of_kind(kind: str, scenario: Scenario, now: Change) -> Iterator[Change]:
-    """What there is to propose of one kind: for the largest micro-batch, what fits before it."""
-    if kind == BATCH:
-        yield from _batches(scenario, now)
-    elif tried := _smallest(KINDS[kind](scenario), ends=now.hides or kind in (UNITS, APART)):  # units move what is exposed to the ends
-        yield _with_memory(tried)
-
-
-def _batches(scenario: Scenario, now: Change) -> Iterator[Change]:
+def _batches(scenario: Scenario, aim: _Aim) -> list[_Tried]:
     """The breakeven micro-batch, and where it is too large, or there is none, the largest multiple that fits and gains something."""
-    tried = _breakeven(scenario)
-    if tried is None:
-        return
-    breakeven = _with_memory(tried)
-    if breakeven.hides and breakeven.memory != "OOM":
-        yield breakeven
-        return
-    size = scenario.batch.micro_batch
+    tried = [_with_memory(one) for one in _breakeven(scenario, aim)]
+    if not tried or (tried[0].change.hides and tried[0].change.memory != "OOM"):
+        return tried
+    size, most = scenario.batch.micro_batch, tried[0].scenario.batch.micro_batch
     for times in reversed(BATCHES):
-        smaller = _tried(*_with_batch(scenario, size * times)) if size * times < tried.scenario.batch.micro_batch else None
-        if smaller is None or smaller.change.ns_per_token > now.ns_per_token * (1 - NOTHING):
-            continue
-        fitting = _with_memory(smaller)
-        if fitting.memory != "OOM":
-            yield fitting
-            break
-    yield breakeven
+        smaller = _tried(*_with_batch(scenario, size * times)) if size * times < most else None
+        if smaller is not None and aim.gains(smaller.change):
+            fitting = _with_memory(smaller)
+            if fitting.change.memory != "OOM":
+                return [fitting, *tried]
+    return tried
 
 
 def _simulated(words: str, scenario: Scenario) -> _Tried:
@@ -181,30 +207,48 @@ def _tried(words: str, scenario: Scenario) -> _Tried | None:
         return None
 
 
-def _with_memory(tried: _Tried) -> Change:
+def _with_memory(tried: _Tried) -> _Tried:
+    """With what is known of its memory, which is looked at once."""
+    if tried.change.memory:
+        return tried
     scenario = tried.scenario
     found = answer(tried.program, scenario.cluster, expandable_segments=scenario.expandable_segments, besides=belongings(scenario))
     expected = found.pressure.expected if found.pressure else None
-    return replace(
+    change = replace(
         tried.change,
         memory=found.verdict,
         needed_bytes=found.needed.nbytes,
         capacity_bytes=found.capacity.nbytes,
         released=expected.words if expected else "",
     )
+    return replace(tried, change=change)
 
 
-def _smallest(candidates: Iterable[tuple[str, Scenario]], *, ends: bool = False) -> _Tried | None:
-    """The first that hides, its `ends` too if asked, else the first that is as good as any: more that gains nothing is not asked for."""
+def _smallest(candidates: Iterable[tuple[str, Scenario]], aim: _Aim) -> list[_Tried]:
+    """The first that hides and gains, else the first that gains as much as any: more that gains nothing is not asked for.
+
+    Before it the first that hides, if that one gains nothing. Where none does what is asked, what comes nearest; none if none can be tried.
+    """
     seen: list[_Tried] = []
     for words, scenario in candidates:
         tried = _tried(words, scenario)
         if tried is not None:
             seen.append(tried)
-            if tried.change.hides_all if ends else tried.change.hides:
-                return tried
+            if aim.is_met(tried.change) and aim.helps(tried.change) and aim.gains(tried.change):
+                break
+    gaining = [tried for tried in seen if aim.gains(tried.change)]
+    useful = [tried for tried in gaining if aim.helps(tried.change)]
+    if not useful:
+        return _as_good_as_any(gaining or seen)
+    hiding_only = next((tried for tried in seen if aim.only_hides(tried.change)), None)
+    chosen = useful[-1:] if aim.is_met(useful[-1].change) else _as_good_as_any(useful)
+    return [hiding_only, *chosen] if hiding_only else chosen
+
+
+def _as_good_as_any(seen: list[_Tried]) -> list[_Tried]:
+    """The first that takes no longer than any worth speaking of, alone."""
     best = min((tried.change.ns_per_token for tried in seen), default=0.0)
-    return next((tried for tried in seen if tried.change.ns_per_token <= best * (1 + NOTHING)), None)
+    return [tried for tried in seen if tried.change.ns_per_token <= best * (1 + NOTHING)][:1]
 
 
 def _lookaheads(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
@@ -249,14 +293,15 @@ def _wrapped(scenario: Scenario, asked: wrapping.Wrapping, words: str) -> Iterat
         yield words, replace(scenario, wrapping=asked, model=wrapped(scenario.strategy, model, asked))
 
 
-def _breakeven(scenario: Scenario) -> _Tried | None:
-    """The smallest micro-batch that hides, or the best of its multiples."""
+def _breakeven(scenario: Scenario, aim: _Aim) -> list[_Tried]:
+    """The smallest micro-batch that hides, or the best of its multiples; where that one gains nothing, after it a multiple that does."""
     if scenario.model.family == wrapping.TRACED:
-        return None
+        return []
     now = scenario.batch.micro_batch
-    found = _smallest(_batch_sizes(scenario))
-    if found is None or not found.change.hides:
-        return found
+    multiples = _smallest(_batch_sizes(scenario), aim)
+    if not multiples or not multiples[0].change.hides:
+        return multiples
+    found = multiples[0]
     high = found.scenario.batch.micro_batch
     low = max(size for size in (now, *(now * times for times in BATCHES)) if size < high)
     while high - low > 1:
@@ -266,7 +311,9 @@ def _breakeven(scenario: Scenario) -> _Tried | None:
             found, high = tried, middle
         else:
             low = middle
-    return found
+    if aim.gains(found.change):
+        return [found]
+    return [found, *(tried for tried in multiples if aim.gains(tried.change))]
 
 
 def _batch_sizes(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:

@@ -77,6 +77,7 @@ def as_object(scenario: Scenario, program: Program) -> dict[str, Any]:
         "as_it_is": _change(helps.now),
         "what_would_hide_it": [_change(change) for change in helps.changes],
         "gains_nothing": list(helps.useless),
+        "gains_elsewhere": list(helps.elsewhere),
         "untried": helps.untried,
     }
 
@@ -154,9 +155,12 @@ def _proposals(helps: Hiding) -> Iterator[str]:
     yield f"{asked} {tokens}:"
     for change in helps.changes:
         memory = f"; {change.memory_words}" if change.memory_words else ""
-        yield f"    {change.words:<48} {_verdict(change, now)}, {change.ns_per_token:,.0f} ns for each token{memory}"
+        idle = "" if change.gains(now) else ", which gains nothing"
+        yield f"    {change.words:<48} {_verdict(change, now)}, {change.ns_per_token:,.0f} ns for each token{idle}{memory}"
     if helps.useless:
         yield f"    nothing is gained by {' or '.join(helps.useless)}"
+    if helps.elsewhere:
+        yield f"    {' and '.join(helps.elsewhere)} make the step shorter, but not its ends"
 
 
 def _verdict(change: Change, now: Change) -> str:

@@ -21,8 +21,8 @@ class Durations(Protocol):
         """How long a collective of `nbytes` (full message) over `ranks` runs alone."""
         ...
 
-    def usage(self, ranks: tuple[int, ...]) -> Mapping[str, Fraction]:
-        """What a collective over `ranks` at full speed takes of each member's links, by their kind."""
+    def usage(self, ranks: tuple[int, ...]) -> Mapping[int, Mapping[str, Fraction]]:
+        """By rank: what a collective over `ranks` at full speed takes of its links, by their kind."""
         ...
 
     def issue_ns(self, op: Op) -> int:

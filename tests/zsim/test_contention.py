@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction as Part
 from itertools import count
 
@@ -13,10 +13,11 @@ import pytest
 from zsim.contention import SharedLinks, contended
 from zsim.costs import Costs
 from zsim.engine import simulate
-from zsim.hardware import load_cluster
+from zsim.hardware import SlowRail, load_cluster
 from zsim.mesh import Mesh
 from zsim.ops import Kernel, Op
 from zsim.program import Program, RankProgram
+from zsim.sharing import speeds
 
 ALL = {"link": Part(1)}
 
@@ -80,13 +81,13 @@ def test_remainders_are_kept_exactly_and_only_an_end_is_rounded_up() -> None:
 
 def test_groups_that_need_more_of_a_member_s_link_than_there_is_contend_and_others_do_not() -> None:
     rail, fabric = {"rail": Part(1)}, {"fabric": Part(1)}
-    assert contended([((0,), rail), ((0,), fabric), ((1,), rail)]) == [{}, {}, {}]
-    assert contended([((0,), rail), ((0, 1), rail | fabric), ((2,), rail)]) == [
+    assert contended([{0: rail}, {0: fabric}, {1: rail}]) == [{}, {}, {}]
+    assert contended([{0: rail}, {0: rail | fabric, 1: rail | fabric}, {2: rail}]) == [
         {(0, "rail"): Part(1)},
         {(0, "rail"): Part(1), (0, "fabric"): Part(1), (1, "rail"): Part(1), (1, "fabric"): Part(1)},
         {},
     ]
-    assert contended([((0,), {"rail": Part(1, 2)}), ((0,), {"rail": Part(1, 2)})]) == [{}, {}]
+    assert contended([{0: {"rail": Part(1, 2)}}, {0: {"rail": Part(1, 2)}}]) == [{}, {}]
 
 
 def at_once(*sizes: tuple[str, int]) -> Program:
@@ -115,7 +116,7 @@ def test_two_groups_across_nodes_share_the_rails_of_their_members_until_the_shor
     found = simulate(program, costs=COSTS, all_ranks=all_ranks)
 
     times = found.ranks[0]
-    assert COSTS.usage(tuple(range(16)))["rail"] == COSTS.usage((0, 16))["rail"] == 1
+    assert COSTS.usage(tuple(range(16)))[0]["rail"] == COSTS.usage((0, 16))[0]["rail"] == 1
     assert list(times.starts) == [issue, 2 * issue]
     assert list(times.ends) == [issue + alone + short, 2 * issue + 2 * short]
     assert simulate(program, costs=COSTS, contention=False).ranks[0].ends == [issue + alone, 2 * issue + short]
@@ -123,10 +124,34 @@ def test_two_groups_across_nodes_share_the_rails_of_their_members_until_the_shor
 
 def test_a_group_inside_a_node_and_one_along_the_rails_do_not_contend() -> None:
     costs = Costs(load_cluster("dgx-h100", nodes=4))
-    assert costs.usage(tuple(range(8))) == {"fabric": 1}
-    assert costs.usage((0, 8, 16, 24)) == {"rail": 1}
-    assert costs.usage(tuple(range(16))) == {"fabric": 1, "rail": Part(360, 384)}
+    assert costs.usage(tuple(range(8))) == {rank: {"fabric": 1} for rank in range(8)}
+    assert costs.usage((0, 8, 16, 24)) == {rank: {"rail": 1} for rank in (0, 8, 16, 24)}
+    assert costs.usage(tuple(range(16))) == {rank: {"fabric": 1, "rail": Part(360, 384)} for rank in range(16)}
     assert costs.usage((3,)) == {}
+
+
+def test_a_ring_over_a_whole_node_and_one_rank_more_takes_an_eighth_of_that_node_s_rails() -> None:
+    """As wide as the one NIC of the ninth rank, which has no fabric to use; each of the first node's eight carries an eighth of that."""
+    cluster = load_cluster("dgx-h100", nodes=2, ranks=9)
+    usage = cluster.usage(tuple(range(9)))
+    assert usage == {**{rank: {"fabric": Part(48, 360), "rail": Part(1, 8)} for rank in range(8)}, 8: {"rail": Part(1)}}
+
+
+def test_what_an_uneven_ring_leaves_of_a_rail_others_have() -> None:
+    """HSDP of 2 × 9: the ring over 0 to 8 is held up where 8 shares its NIC with (8, 17); of rank 0's it then takes a sixteenth."""
+    cluster = load_cluster("dgx-h100", nodes=3, ranks=18)
+    mesh = Mesh(dp_replicate=2, dp_shard=9)
+    groups = (tuple(range(9)), *mesh.groups("dp_replicate"))
+    found = dict(zip(groups, speeds(contended([cluster.usage(group) for group in groups])), strict=True))
+    assert found[groups[0]] == found[8, 17] == Part(1, 2)
+    assert found[0, 9] == Part(15, 16)
+
+
+def test_a_slow_rail_is_full_where_its_ring_is_as_wide_as_that_and_the_others_of_its_node_are_not() -> None:
+    """12 of 24 GB/s: eight channels of 12 GB/s each take all of that rail and half of every other."""
+    slow = SlowRail(node=1, nic=3, bandwidth=12 * 10**9)
+    usage = replace(load_cluster("dgx-a100", nodes=2), slow_rails=(slow,)).usage(tuple(range(16)))
+    assert {rank: parts["rail"] for rank, parts in usage.items()} == {rank: 1 if rank == 11 else Part(1, 2) for rank in range(16)}
 
 
 def test_one_communicator_stays_one_queue_though_another_contends_with_it() -> None:

@@ -96,11 +96,14 @@ def test_folded_ranks_take_the_time_of_all_ranks(name):
     assert folded.ranks == {rank: whole.ranks[rank] for rank in folded.ranks}
 
 
-@pytest.mark.parametrize(("nodes", "replicate", "shard"), [(3, 8, 3), (3, 3, 8), (2, 4, 4), (3, 2, 12), (2, 5, 3), (5, 3, 13)])
-def test_folded_ranks_take_the_time_of_all_ranks_when_some_groups_cross_nodes_and_others_do_not(nodes, replicate, shard):
+@pytest.mark.parametrize("preset", ["dgx-h100", "p4d"])
+@pytest.mark.parametrize(
+    ("nodes", "replicate", "shard"), [(3, 8, 3), (3, 3, 8), (2, 4, 4), (3, 2, 12), (2, 5, 3), (5, 3, 13), (3, 2, 9), (4, 5, 6)]
+)
+def test_folded_ranks_take_the_time_of_all_ranks_when_some_groups_cross_nodes_and_others_do_not(preset, nodes, replicate, shard):
     text = (
         'model = { preset = "llama-3-8b", num_layers = 4 }\nbatch = { micro_batch = 1, sequence_length = 512 }\n'
-        f'cluster = {{ preset = "dgx-h100", nodes = {nodes}, ranks = {replicate * shard} }}\n'
+        f'cluster = {{ preset = "{preset}", nodes = {nodes}, ranks = {replicate * shard} }}\n'
         f'strategy = {{ name = "hsdp", dp_replicate = {replicate}, dp_shard = {shard} }}\n'
         'precision = { parameters = "bf16", reduce = "fp32" }\n'
     )

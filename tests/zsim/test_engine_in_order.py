@@ -29,7 +29,7 @@ class Costs:
     def collective_ns(self, kind: str, nbytes: int, ranks: tuple[int, ...]) -> int:
         return nbytes
 
-    def usage(self, ranks: tuple[int, ...]) -> Mapping[str, Fraction]:
+    def usage(self, ranks: tuple[int, ...]) -> Mapping[int, Mapping[str, Fraction]]:
         return {}
 
     def issue_ns(self, op: Op) -> int:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
+from fractions import Fraction
 
 import networkx
 import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
 
 from zsim import scenario
 from zsim.collectives import ALGORITHMS
 from zsim.devices import Figure
 from zsim.errors import ScenarioError
-from zsim.hardware import Path, SlowRail, clusters, load_cluster
+from zsim.hardware import ClusterSpec, Layout, Path, SlowRail, clusters, load_cluster
+from zsim.mesh import Mesh
 from zsim.run import RunOptions
 from zsim.simulator import SimBackend
 
@@ -167,6 +173,56 @@ def test_two_gpus_of_a_p4d_share_a_nic_and_so_do_the_rings_of_like_groups() -> N
     cluster = load_cluster("p4d", nodes=3)
     assert list(cluster.nics_of(2)) == list(cluster.nics_of(3)) == [1]
     assert cluster.path((2, 10, 18)).bytes_per_s == 6 * 10**9
+
+
+def test_a_gpu_whose_neighbour_sends_nothing_has_their_nic_for_itself() -> None:
+    """On p4d two GPUs share 12 GB/s: the ninth rank has no neighbour, of HSDP in threes the neighbour's group stays inside its node."""
+    widths = [load_cluster("p4d", nodes=2, ranks=ranks).path(tuple(range(ranks))).bytes_per_s for ranks in (9, 10, 11, 16)]
+    assert widths == [12 * 10**9, 12 * 10**9, 24 * 10**9, 48 * 10**9]
+    threes = load_cluster("p4d", nodes=2, ranks=12)
+    assert threes.path((6, 7, 8)).bytes_per_s == 12 * 10**9
+    assert threes.path((3, 9)).bytes_per_s == 6 * 10**9
+
+
+def by_counting(cluster: ClusterSpec, groups: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], Fraction]:
+    """Bytes/s of each group's ring, from who sends over which NIC when all of them run at once; groups inside a node send over none."""
+    crossing = [group for group in groups if len({cluster.node_of(rank) for rank in group}) > 1]
+    senders = Counter((cluster.node_of(rank), nic) for group in crossing for rank in group for nic in cluster.nics_of(rank))
+    one = min(cluster.links.rail.bandwidth, cluster.links.pcie.bandwidth)
+    found = {}
+    for group in crossing:
+        nodes = Counter[int]()
+        for rank in group:
+            node = cluster.node_of(rank)
+            nodes[node] += sum((Fraction(one, senders[node, nic]) for nic in cluster.nics_of(rank)), Fraction(0))
+        fabric = [cluster.links.fabric.bandwidth] if len(nodes) < len(group) else []
+        found[group] = min(*nodes.values(), *fabric)
+    return found
+
+
+@given(
+    st.sampled_from(["p4d", "dgx-h100", "p5", "pcie-box"]),
+    st.integers(1, 8),
+    st.integers(1, 14),
+    st.sampled_from(["dp_replicate", "dp_shard", "world", "dp_shard:2", "dp_replicate:2"]),
+)
+@example("p4d", 9, 3, "dp_replicate:3")  # groups that begin alike in their nodes, and whose neighbours' groups do not
+@example("pcie-box", 6, 5, "dp_replicate:2")
+@example("pcie-box", 11, 3, "dp_shard")  # the last node has one rank, which has its NIC alone
+@example("pcie-box", 6, 6, "dp_shard")
+def test_a_ring_is_as_wide_as_its_part_of_the_nics_that_groups_of_its_axis_send_over(
+    name: str, replicate: int, shard: int, axis: str
+) -> None:
+    mesh = Mesh(dp_replicate=replicate, dp_shard=shard)
+    assume(not axis.endswith(":2") or getattr(mesh, axis.removesuffix(":2")) % 2 == 0)
+    cluster = load_cluster(name, nodes=-(-mesh.world_size // 8), ranks=mesh.world_size)
+    found = {group: cluster.path(group) for group in mesh.groups(axis)}
+    expected = by_counting(cluster, mesh.groups(axis))
+    assert {group: path.bytes_per_s for group, path in found.items() if path.num_nodes > 1} == {
+        group: int(width) for group, width in expected.items()
+    }
+    like: dict[Layout, Path] = {}
+    assert all(like.setdefault(cluster.layout(group), path) == path for group, path in found.items())
 
 
 def test_a_slow_rail_holds_up_every_channel_of_the_rings_that_use_it_and_no_other() -> None:

@@ -305,3 +305,65 @@ activation_checkpointing = { mode = "full" }
     assert proposed.at_ends < 0.6 * found.now.at_ends
     again = hiding(apart)
     assert not [words for words in (*[one.words for one in again.changes], *again.useless) if "apart" in words]
+
+
+def test_links_that_hide_all_and_gain_nothing_do_not_stand_for_faster_ones_that_gain() -> None:
+    """Under DDP twice as fast links leave 0.1 % exposed, of which kernels beside all-reduces take most back; eight times gain 3 %."""
+    text = """
+model.preset = "llama-3.2-1b"
+batch = { micro_batch = 1, sequence_length = 2048 }
+cluster = { preset = "dgx-h100", nodes = 2 }
+strategy = { name = "ddp", dp_replicate = 16 }
+precision = { parameters = "bf16", reduce = "fp32" }
+optimizer = { name = "adamw", implementation = "fused" }
+"""
+    asked = scenario.parse(text.encode(), where="ddp.toml")
+    found = hiding(asked)
+    now = found.now.ns_per_token
+    times = {factor: simulated(replace(asked, cluster=faster(asked.cluster, factor))) for factor in FACTORS}
+    hides = next(factor for factor, (ns, share) in times.items() if share < 0.01 and ns <= now)
+    gains = next(factor for factor, (ns, share) in times.items() if share < 0.01 and ns <= 0.995 * now)
+    assert hides < gains
+    links = [change for change in found.changes if change.words.startswith("links")]
+    assert [change.words for change in links] == [f"links {factor:g} times as fast" for factor in (hides, gains)]
+    assert [(change.ns_per_token, change.exposed) for change in links] == [times[hides], times[gains]]
+    assert all(change.memory for change in links)
+    assert "faster links" not in found.useless
+    lines = list(time_report.lines(time_report.why(asked, plan(asked, device="cuda")), found, slower_ns=0))
+    assert [line.endswith("for each token, which gains nothing") for line in lines if line.startswith("    links")] == [True, False]
+
+
+def test_a_breakeven_batch_that_gains_nothing_does_not_stand_for_a_larger_one_that_gains() -> None:
+    """One sequence short of hiding it: one more hides it and gains nothing, twice as many gain 9 %."""
+    text = """
+model.preset = "mpt-350m"
+batch = { micro_batch = 32, sequence_length = 512 }
+cluster = { preset = "dgx-h100", nodes = 2 }
+strategy = { name = "zero3", dp_shard = 16, lookahead = 1 }
+precision = { parameters = "bf16", reduce = "bf16" }
+"""
+    asked = scenario.parse(text.encode(), where="breakeven.toml")
+    size = next(size for size in range(1, 64) if timed(replace(asked, batch=replace(asked.batch, micro_batch=size)))[2] < 0.01)
+    found = hiding(replace(asked, batch=replace(asked.batch, micro_batch=size - 1)))
+    assert not found.now.hides
+    batches = [change for change in found.changes if change.words.startswith("micro_batch")]
+    assert [change.words for change in batches] == [f"micro_batch = {size}", f"micro_batch = {2 * (size - 1)}"]
+    assert [change.ns_per_token <= 0.995 * found.now.ns_per_token for change in batches] == [False, True]
+    assert "a larger micro-batch" not in found.useless
+
+
+def test_what_leaves_the_ends_as_they_are_is_no_proposal_to_make_them_shorter() -> None:
+    """Llama-3 70B on 1,024: two blocks a unit gain 1.2 %, of what lies between the ends and of gathers that are fewer."""
+    asked = scenario.load(SCENARIOS / "published/zero3-llama-3-70b-1024.toml")
+    found = hiding(asked)
+    assert (found.now.hides, found.now.hides_all) == (True, False)
+    text = (SCENARIOS / "published/zero3-llama-3-70b-1024.toml").read_text() + "\n[wrapping]\nevery = 2\n"
+    wrapped = scenario.parse(text.encode(), where="joined.toml")
+    ns, exposed, inside = timed(wrapped)
+    assert ns < 0.995 * found.now.ns_per_token
+    assert abs(exposed - inside - found.now.at_ends) < 0.0005
+    assert found.elsewhere == ("other units",)
+    assert [change.words.split()[0] for change in found.changes] == ["links"]
+    assert all(change.at_ends <= found.now.at_ends - 0.001 for change in found.changes)
+    lines = list(time_report.lines(time_report.why(asked, plan(asked, device="cuda")), found, slower_ns=0))
+    assert lines[-1] == "    other units make the step shorter, but not its ends"

@@ -42,8 +42,8 @@ class Shares:
     def collective_ns(self, kind: str, nbytes: int, ranks: tuple[int, ...]) -> int:
         return nbytes
 
-    def usage(self, ranks: tuple[int, ...]) -> Mapping[str, Fraction]:
-        return {} if self.to_waiting is None else {"link": Fraction(1)}
+    def usage(self, ranks: tuple[int, ...]) -> Mapping[int, Mapping[str, Fraction]]:
+        return {} if self.to_waiting is None else {rank: {"link": Fraction(1)} for rank in ranks}
 
     def lost(self, kernels: tuple[Kernel, ...], kind: str, nbytes: int, ranks: tuple[int, ...]) -> Lost:
         moves = self.interference * (2 if self.twice_beside == nbytes else 1)

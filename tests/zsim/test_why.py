@@ -55,8 +55,8 @@ class Toy:
     def collective_ns(self, kind: str, nbytes: int, ranks: tuple[int, ...]) -> int:
         return nbytes
 
-    def usage(self, ranks: tuple[int, ...]) -> dict[str, Fraction]:
-        return {"link": Fraction(1)}
+    def usage(self, ranks: tuple[int, ...]) -> dict[int, dict[str, Fraction]]:
+        return {rank: {"link": Fraction(1)} for rank in ranks}
 
     def issue_ns(self, op: Op) -> int:
         return self.late.get(op.index, self.issue)
