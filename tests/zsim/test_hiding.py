@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from zsim import scenario, time_report
+from zsim.candidates import FACTORS
 from zsim.costs import Costs
 from zsim.hardware import ClusterSpec, Link, MeasuredCurve, SlowRail, load_cluster
-from zsim.hiding import FACTORS, Change, Hiding, hiding
+from zsim.hiding import Change, Hiding, hiding
 from zsim.plan import plan
 from zsim.scenario import Scenario
 from zsim.slowdown import simulate_step
