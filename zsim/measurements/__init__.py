@@ -1,7 +1,8 @@
 """Published measurements: files in many schemas, each row a training step, a collective or a product, with what was measured of it.
 
 Each schema is a file here that says how a row maps to a scenario, and a line in the table below. The schema is told by the columns, so
-folders and files may be called anything, and rows that nobody has seen of a known schema can be read.
+folders and files may be called anything, and rows that nobody has seen of a known schema can be read; only where columns tell two schemas
+alike does a file's name decide, if it is a published one.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from zsim.measurements import fms_fsdp, llm_foundry, megatron, nanotron, nccl_files, nccl_prefixes, products, torchtitan
+from zsim.measurements import fms_fsdp, headers, llm_foundry, megatron, nanotron, nccl_files, nccl_prefixes, products, torchtitan
+from zsim.measurements.checks import unknown
 from zsim.measurements.nccl_rows import NcclRow
 from zsim.measurements.products import Product
 from zsim.measurements.table import (
@@ -119,12 +121,15 @@ def _rows(path: Path, name: str, collective: str) -> list[Row | Skipped]:
     if nccl_files.is_csv(text) or _is_nccl_tests(text) or path.suffix.lower() == ".json":
         return _collectives(text, name, collective)
     columns, records = table_of(data, where=str(path))
-    schema = source_of(columns)
-    if schema:
-        return list(steps(schema, records, file=name))
+    schemas = sources_of(columns, file=name)
+    if len(schemas) == 1:
+        return list(steps(schemas[0], records, file=name))
     if products.COLUMNS.issubset(columns):
         return list(each(records, name, products.product))
     reason = f"columns of no known source: {', '.join(columns)[:200] or 'the first line is empty'}"
+    if schemas:
+        known = ", ".join(f"{published}.csv" for published, schema in headers.FILES.items() if schema in schemas)
+        reason = f"columns of {' and of '.join(schemas)} alike: which of them ran is told by a file's name, {known}"
     last = records[-1].line if records else 1
     return [Skipped(source=name, line=1, reason=reason + (f" ({len(records)} rows)" if len(records) > 1 else ""), first=1, last=last)]
 
@@ -165,14 +170,28 @@ def _collectives(text: str, name: str, collective: str) -> list[Row | Skipped]:
     return [*found.rows, *skipped]
 
 
-def source_of(columns: tuple[str, ...]) -> str:
-    """The name of the schema that these columns are, "" for none."""
-    return next((name for name, source in SOURCES.items() if source.is_of(frozenset(columns))), "")
+def source_of(columns: tuple[str, ...], *, file: str = "") -> str:
+    """The name of the schema that these columns are, "" for none, or where they are of several alike."""
+    found = sources_of(columns, file=file)
+    return found[0] if len(found) == 1 else ""
+
+
+def sources_of(columns: tuple[str, ...], *, file: str = "") -> tuple[str, ...]:
+    """The names of the schemas that these columns of a `file` are: none, the likeliest, or several that are as likely."""
+    able = [name for name, source in SOURCES.items() if source.is_of(frozenset(columns))]
+    return headers.likeliest(able, columns, file=file)
 
 
 def steps(name: str, records: list[Record], *, file: str) -> Iterator[Step | Skipped]:
-    """Every row of a table as a training step, or why it is skipped."""
-    yield from each(records, file, SOURCES[name].step)
+    """Every row of a table as a training step, or why it is skipped; a row with columns that its source has not says which source it is."""
+
+    def made(record: Record, *, source: str) -> Step:
+        step = SOURCES[name].step(record, source=source)
+        foreign = [column for column in unknown(record) if column not in headers.HEADERS[name]]
+        words = f"a row of {name}, as most of its columns are, though not {', '.join(foreign)[:80]}"
+        return replace(step, assumed=(*step.assumed, words)) if foreign else step
+
+    yield from each(records, file, made)
 
 
 def each(records: list[Record], file: str, make: Callable[..., Made]) -> Iterator[Made | Skipped]:
@@ -206,5 +225,6 @@ __all__ = [
     "readable",
     "rows",
     "source_of",
+    "sources_of",
     "steps",
 ]

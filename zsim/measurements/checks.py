@@ -210,8 +210,13 @@ def whole_to_the_end(name: str, value: str) -> str:
     return f"{name} = {value[:40]!r} whole, though the file ends there without a line end"
 
 
+def unknown(record: Record) -> tuple[str, ...]:
+    """The columns that no mapping has asked for, whether or not the row says something there, but those of what came out of a run."""
+    return tuple(name for name in record.fields if name not in record.asked and not OUTCOMES.fullmatch(name.strip().lower()))
+
+
 def unread(record: Record, assumed: Assumed) -> None:
     """Names what the row says and no mapping has asked for."""
-    for name, value in record.fields.items():
-        if value.strip() and name not in record.asked and not OUTCOMES.fullmatch(name.strip().lower()):
-            assumed.add(f"{name} = {value.strip()[:40]!r} changes nothing: the column is not known", widens=UNREAD)
+    for name in unknown(record):
+        if value := record.fields[name].strip():
+            assumed.add(f"{name} = {value[:40]!r} changes nothing: the column is not known", widens=UNREAD)
