@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -121,7 +121,8 @@ def _rows(path: Path, name: str, collective: str) -> list[Row | Skipped]:
     if nccl_files.is_csv(text) or _is_nccl_tests(text) or path.suffix.lower() == ".json":
         return _collectives(text, name, collective)
     columns, records = table_of(data, where=str(path))
-    schemas = sources_of(columns, file=name)
+    filled = {column for record in records for column, value in record.fields.items() if value.strip()}
+    schemas = sources_of(columns, file=name, filled=filled)
     if len(schemas) == 1:
         return list(steps(schemas[0], records, file=name))
     if products.COLUMNS.issubset(columns):
@@ -176,10 +177,10 @@ def source_of(columns: tuple[str, ...], *, file: str = "") -> str:
     return found[0] if len(found) == 1 else ""
 
 
-def sources_of(columns: tuple[str, ...], *, file: str = "") -> tuple[str, ...]:
-    """The names of the schemas that these columns of a `file` are: none, the likeliest, or several that are as likely."""
+def sources_of(columns: tuple[str, ...], *, file: str = "", filled: Collection[str] = ()) -> tuple[str, ...]:
+    """The names of the schemas that these columns of a `file` are, of which some are `filled`: none, the likeliest, or several alike."""
     able = [name for name, source in SOURCES.items() if source.is_of(frozenset(columns))]
-    return headers.likeliest(able, columns, file=file)
+    return headers.likeliest(able, columns, file=file, filled=filled)
 
 
 def steps(name: str, records: list[Record], *, file: str) -> Iterator[Step | Skipped]:

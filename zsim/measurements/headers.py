@@ -64,12 +64,20 @@ FILES = {
 """The names of their files as they were published, without the suffix."""
 
 
-def likeliest(sources: Iterable[str], columns: Collection[str], *, file: str = "") -> tuple[str, ...]:
-    """Of `sources` the one that knows most of the `columns`: several where they know as much, unless the `file` has the name of one."""
-    known = {name: sum(Fraction(1, _sharers(column)) for column in columns if column in HEADERS[name]) for name in sources}
-    best = tuple(name for name, weight in known.items() if weight == max(known.values()))
+def likeliest(
+    sources: Iterable[str], columns: Collection[str], *, file: str = "", filled: Collection[str] = ()
+) -> tuple[str, ...]:
+    """Of `sources` the one that knows most of the `columns`. Of several that know as much the one that the `file` is named after, else the
+    one that knows most of the columns that are `filled` in any row; all of them where that tells nothing either.
+    """
+    best = _most(tuple(sources), columns)
     named = FILES.get(file.replace("\\", "/").rpartition("/")[2].rpartition(".")[0].lower(), "")
-    return (named,) if named in best else best
+    return (named,) if named in best else _most(best, filled)
+
+
+def _most(sources: tuple[str, ...], columns: Collection[str]) -> tuple[str, ...]:
+    known = {name: sum(Fraction(1, _sharers(column)) for column in columns if column in HEADERS[name]) for name in sources}
+    return tuple(name for name, weight in known.items() if weight == max(known.values()))
 
 
 def _sharers(column: str) -> int:

@@ -1,6 +1,7 @@
 """vTrain's table of iteration times: GPT-like models under Megatron-DeepSpeed on A100.
 
-- Data parallelism alone, gradients reduced once per iteration; the ZeRO stage is not stated, so ddp with a fused Adam.
+- Data parallelism alone, gradients reduced once per iteration; the ZeRO stage is not stated, so ddp with a fused Adam, unless a row states
+  one, by a column or in its framework's name.
 - fp16, explicit attention with its softmax, a vocabulary of 51,200, learned positions, every block recomputed whole (an older torch,
   which does not stop early).
 - Its times are linear in layers and in micro-batches to a hundredth of a millisecond, as sums of profiled kernels are and runs are not: so
@@ -21,6 +22,7 @@ from zsim.measurements.machines import machine
 from zsim.measurements.mapping import ScenarioText, checkpointing, num_parameters, step_of
 from zsim.measurements.precisions import two_bytes
 from zsim.measurements.table import Record, RowError, Step
+from zsim.measurements.zero import stage_said
 
 COLUMNS = frozenset(("d_model", "n_heads", "n_layers", "seq_len", "gpu"))
 ONE_OF = (frozenset(("n_gpus", "dp")), frozenset(("n_microbatches", "iter_time_ms")), frozenset(("micro_batch", "n_microbatches")),)
@@ -40,6 +42,8 @@ VOCABULARY = 51_200
 ISSUE_KERNEL = "58 us"
 MICRO_BATCH_US, TOKEN_US = 2000.0, 6.3
 """Pauses of a micro-batch, and of each token in it."""
+ANOTHER_STAGE = 0.1
+"""How much wider the band is for a stage of ZeRO, of which no row of the table is known to be, so that its pauses may be others."""
 ANOTHER_FRAMEWORK = 0.15
 """How much wider the band is for other software than the table's: as a step's with published constants alone."""
 
@@ -50,13 +54,13 @@ def step(record: Record, *, source: str) -> Step:
     precision = two_bytes(record, default="fp16", reduce="fp16")
     assumed = Assumed(
         [
-            "ddp with a fused Adam, for the ZeRO stage is not stated",
             f"a vocabulary of {VOCABULARY:,}, {precision.compute}, explicit attention",
             f"{ISSUE_KERNEL} of host for each kernel, pauses of {MICRO_BATCH_US:g} us a micro-batch and {TOKEN_US:g} us a token",
             "its fused kernels as compiled ones, products as fast as alone, gradients accumulated by the products that make them",
         ]
     )
     place = machine(record, assumed)
+    strategy = _strategy(record, place.ranks, assumed)
     said(record, "dp", place.ranks, within=0.0)
     batch = micro_batch(record, "micro_batch", total="global_batch_seqs", steps="n_microbatches", ranks=place.ranks, assumed=assumed)
     length = record.size("seq_len")
@@ -75,7 +79,7 @@ def step(record: Record, *, source: str) -> Step:
         model=model,
         batch={"micro_batch": batch, "sequence_length": length, "accumulation": steps},
         cluster=place.table,
-        strategy={"name": "ddp", "dp_replicate": place.ranks, "sync": "last"},
+        strategy=strategy,
         precision={"parameters": precision.compute, "reduce": precision.reduce},
         optimizer={"name": "adamw", "implementation": "fused"},
         activation_checkpointing=again,
@@ -89,6 +93,16 @@ def step(record: Record, *, source: str) -> Step:
         },
     )
     return step_of(record, text, source=source, machine=place, seconds=seconds, names=FIELDS, assumed=assumed)
+
+
+def _strategy(record: Record, ranks: int, assumed: Assumed) -> dict[str, object]:
+    """ddp, or ZeRO where the row states a stage: its first reduces gradients once per iteration as well, of the others each micro-batch."""
+    stage = stage_said(record)
+    if not stage:
+        assumed.add("ddp with a fused Adam" + (", for the ZeRO stage is not stated" if stage is None else ""))
+        return {"name": "ddp", "dp_replicate": ranks, "sync": "last"}
+    assumed.add(f"DeepSpeed's ZeRO {stage} as zero{stage} with a fused Adam", widens=ANOTHER_STAGE)
+    return {"name": f"zero{stage}", "dp_shard": ranks, **({"sync": "last"} if stage == 1 else {})}
 
 
 def _checkpointing(record: Record, assumed: Assumed) -> dict[str, object]:

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from zsim.measurements import congestion
@@ -27,6 +26,7 @@ from zsim.measurements.machines import among_others, machine
 from zsim.measurements.mapping import ScenarioText, checkpointing, num_parameters, sizes, step_of
 from zsim.measurements.precisions import two_bytes
 from zsim.measurements.table import Record, RowError, Step
+from zsim.measurements.zero import stage_said
 
 COLUMNS = frozenset(("seq_len", "zero_stage", "n_layers", "d_model", "n_heads", "gpu"))
 ONE_OF = (frozenset(("n_gpus", "dp")), frozenset(("micro_batch", "grad_accum")),)
@@ -71,7 +71,7 @@ def step(record: Record, *, source: str) -> Step:
         model=model,
         batch={"micro_batch": batch, "sequence_length": length, "accumulation": steps},
         cluster=place.table,
-        strategy=_strategy(record.text("zero_stage", "0"), place.ranks),
+        strategy=_strategy(stage_said(record) or 0, place.ranks),
         precision={"parameters": precision.compute, "reduce": precision.reduce},
         optimizer={"name": "adamw", "implementation": "fused", "clip_norm": 1.0},
         execution={"loss": "composite", **({"accumulation": "fp32"} if precision.reduce == "fp32" else {})},
@@ -103,11 +103,7 @@ def _consistent(record: Record, model: Mapping[str, object], length: int, rate: 
         said(record, name, 100 * flops * rate / PEAK, within=0.1, rounding=0.1)
 
 
-def _strategy(stage: str, num_gpus: int) -> dict[str, object]:
-    found = re.fullmatch(r"(?:zero[-_ ]*)?(?:stage[-_ ]*)?([0-3])(?:\.0)?", stage.strip().lower())
-    number = found[1] if found else "0" if stage.lower() in ("none", "off", "ddp", "no") else ""
-    if number == "0":
+def _strategy(stage: int, num_gpus: int) -> dict[str, object]:
+    if not stage:
         return {"name": "ddp", "dp_replicate": num_gpus, "sync": "last", "gradient_as_bucket_view": True}
-    if number in ("1", "2", "3"):
-        return {"name": f"zero{number}", "dp_shard": num_gpus, **({"sync": "last"} if number == "1" else {})}
-    raise RowError(f"zero_stage: expected 0, 1, 2 or 3, found {stage[:20]!r}")
+    return {"name": f"zero{stage}", "dp_shard": num_gpus, **({"sync": "last"} if stage == 1 else {})}
