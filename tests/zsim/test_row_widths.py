@@ -122,6 +122,33 @@ def test_only_a_network_of_several_nodes_is_shared_with_others(tmp_path: Path) -
     assert wide.band[1] > narrow.band[1] + 0.2
 
 
+MANY = NANOTRON | {"n_gpus": "64", "dp": "64", "nodes": "8", "tokens_per_s_per_gpu": "30000"}
+OTHERS = {
+    True: (
+        *("NVLink 8/node; EFA 3200 Gbps/node (HF AWS p5 cluster)", "AWS p5", "EFA", "shared InfiniBand NDR 3200 Gbps/node"),
+        *("IB 3200 Gbps/node, congested", "", "NVLink 8/node", "3200 Gbps/node"),
+    ),
+    False: (
+        *("NVLink 8/node; dedicated InfiniBand 3200 Gbps/node", "NVLink 8/node; 8x NDR400", "InfiniBand NDR 3200 Gbps/node", "1600 Gbps/node"),
+        *("EFA 3200 Gbps/node, not shared", "RoCE 400 Gb/s per GPU", "IB 3200 Gbps/node without congestion", "100 GbE per node"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("others", "network"), [(others, network) for others, cells in OTHERS.items() for network in cells])
+def test_others_are_on_the_network_that_the_source_published_or_where_words_say_so(tmp_path: Path, others: bool, network: str) -> None:
+    made = step(tmp_path, MANY | {"interconnect": network})
+    assert made.shared is others
+    assert any(words.startswith("others use the network too: 32 %") for words in made.assumed) is others
+
+
+def test_a_row_that_names_no_network_has_the_published_one_of_its_gpus_and_its_band_covers_one_without_others(tmp_path: Path) -> None:
+    alone, unsaid, named = (_predicted(tmp_path, MANY | {"interconnect": said}) for said in ("dedicated NDR400", "", "shared NDR400"))
+    assert unsaid.predicted == pytest.approx(named.predicted, rel=0.01)
+    assert unsaid.predicted * unsaid.band[0] < alone.predicted * alone.band[0] * 1.01
+    assert not step(tmp_path, MANY | {"gpu": "A100-80GB", "tokens_per_s_per_gpu": "12000"}).shared
+
+
 CHECKPOINTED = FOUNDRY | {"activation_checkpointing": "True"}
 NEW, OLD = {"gpu": "h100_80gb"}, {"gpu": "a100_40gb"}
 

@@ -7,6 +7,8 @@ forms, with the source's five training steps in view: of those this is no blind 
 
 from __future__ import annotations
 
+import re
+
 IN_NODE = 1.25
 """How many times as long rings take on one node of it: 940 us where an all-gather of 8 H100 takes 729 elsewhere."""
 LOSS = 0.55
@@ -19,3 +21,21 @@ BAND = (0.3, 3.0)
 def bandwidth_left(num_nodes: int) -> float:
     """The share of a network's bandwidth that a collective over `num_nodes` has in the median."""
     return float(num_nodes**-LOSS)
+
+
+_ALONE = re.compile(
+    r"\b(?:not?|non|never|without|un)[-_ ]*(?:shared|sharing|congest\w*|noisy|noise|contention)|\b(?:dedicated|exclusive\w*|isolated|private)\b"
+)
+_OTHERS = re.compile(r"\bshared\b|\bcongest(?:ed|ion)\b|\bnoisy\b|\bcontention\b|\bwith others\b")
+_THIS_CLUSTER = re.compile(r"\befa\b|\baws\b|\bp5\b|\bhf\b|hugging[-_ ]?face")
+_ANOTHER = re.compile(r"infini|\bib\b|[hnex]dr\d*\b|connectx|\bcx-?\d|quantum|roce|rdma|ether|gbe\b|\btcp\b|socket|slingshot|omni-?path|opa\b")
+
+
+def is_among_others(network: str) -> bool | None:
+    """Whether words of a network say that others use it, or that it is that of this cluster; None where they name none."""
+    lower = network.lower()
+    if _ALONE.search(lower):
+        return False
+    if _OTHERS.search(lower) or _THIS_CLUSTER.search(lower):
+        return True
+    return False if _ANOTHER.search(lower) else None

@@ -90,7 +90,7 @@ def machine(record: Record, assumed: Assumed) -> Machine:
     if part.less:
         assumed.add(part.less, widens=ANOTHER_GPU)
     nodes = _nodes(record, ranks, assumed)
-    words = "; ".join(text for text in (record.text(name, "") for name in ("interconnect", "intra_node", "inter_node")) if text)
+    words = network_words(record)
     joined = re.search(r"NVLINK|NVSWITCH", re.sub(r"\b(NO|WITHOUT|NOT)\s+NV(LINK|SWITCH)", "", words.upper()))
     if part.form == "SXM" and re.search(r"\bPCI-?E?\b", words.upper()) and not joined:
         raise RowError(f"interconnect: expected GPUs joined by NVLink, found {words[:60]!r}")
@@ -102,6 +102,16 @@ def machine(record: Record, assumed: Assumed) -> Machine:
         Machine(part=part, preset=one.preset, nodes=nodes, ranks=ranks, nic_gb_s=one.nic_gb_s, fabric=one.fabric) for one in networks
     )
     return replace(main, otherwise=tuple(others))
+
+
+def network_words(record: Record) -> str:
+    """All that the row says of links, within a node and between nodes."""
+    return "; ".join(text for text in (record.text(name, "") for name in ("interconnect", "intra_node", "inter_node")) if text)
+
+
+def outside_node(words: str) -> str:
+    """Those of the words that are not of links within a node."""
+    return ", ".join(text for text in re.split(r"[;,]", words) if not re.search("NVLINK|NVSWITCH|PCIE", text.upper()))
 
 
 def _ranks(record: Record, assumed: Assumed) -> int:
@@ -142,7 +152,7 @@ def _networks_of(record: Record, part: Part, words: str, nodes: int, assumed: As
     The part's usual preset where the row says nothing or has a single node, which uses no network.
     """
     words = re.sub(r"\bTCP\s*/\s*IP\b", "TCP", words, flags=re.IGNORECASE)  # whose rate it is, its slash does not say
-    outside = ", ".join(text for text in re.split(r"[;,]", words) if not re.search("NVLINK|NVSWITCH|PCIE", text.upper()))
+    outside = outside_node(words)
     column = record.text("inter_node_gbps_per_node", "")
     fabrics = _fabrics(outside)
     rates = (record.positive("inter_node_gbps_per_node") / 8,) if column else _rates(outside, part, assumed if nodes > 1 else Assumed())

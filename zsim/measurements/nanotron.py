@@ -4,15 +4,17 @@
   bf16 with gradients accumulated and kept in fp32 unless the row says otherwise.
 - FlashAttention 2, a fused AdamW; a cross-entropy of single calls, which can be cut along the vocabulary, and each gradient added to its
   float32 sum in a kernel of its own, as its source has them.
-- Others used its network too: of its bandwidth as much is left as its collectives had in the median, and the band is theirs.
+- Others used its network too, EFA of AWS: of its bandwidth as much is left as its collectives had in the median, and the band is theirs. So
+  it is where a row of H100 names no other one; one that names another has it for itself, unless it says that it is shared.
 - Its MFU is (6N + 12·L·d·s) · tokens/s over 989.5 TFLOP/s.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from zsim.measurements import congestion
+from zsim.measurements import congestion, nccl_text
 from zsim.measurements.checks import (
     Assumed,
     accumulation,
@@ -22,7 +24,7 @@ from zsim.measurements.checks import (
     said,
     seconds_of,
 )
-from zsim.measurements.machines import among_others, machine
+from zsim.measurements.machines import NODE, Machine, among_others, machine, network_words, outside_node
 from zsim.measurements.mapping import ScenarioText, checkpointing, num_parameters, sizes, step_of
 from zsim.measurements.precisions import two_bytes
 from zsim.measurements.table import Record, RowError, Step
@@ -44,6 +46,8 @@ FIELDS = (
 )
 SIZES = ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "vocab_size", "tied_embeddings")
 PEAK = 989.5e12
+CLUSTER, NETWORK_GB_S = "H100", 400.0
+"""The GPUs of the source's own cluster, and what the network of one of its nodes carries."""
 
 
 def step(record: Record, *, source: str) -> Step:
@@ -56,9 +60,7 @@ def step(record: Record, *, source: str) -> Step:
     assumed = Assumed(["FlashAttention 2, fused AdamW with clipping", f"gradients reduced in {precision.reduce}, once per step"])
     place = machine(record, assumed)
     if place.nodes > 1:
-        place, assumed.shared = among_others(place), True
-        left = 100 * congestion.bandwidth_left(place.nodes)
-        assumed.add(f"others use the network too: {left:.0f} % of its bandwidth is left, the median")
+        place = _network(record, place, assumed)
     said(record, "dp", place.ranks, within=0.0)
     batch = micro_batch(record, "micro_batch", total="global_batch_seqs", steps="grad_accum", ranks=place.ranks, assumed=assumed)
     length = record.size("seq_len")
@@ -79,6 +81,28 @@ def step(record: Record, *, source: str) -> Step:
     )
     also = sizes(record, *SIZES)
     return step_of(record, text, source=source, machine=place, seconds=seconds, assumed=assumed, names=FIELDS, also=also)
+
+
+def _network(record: Record, place: Machine, assumed: Assumed) -> Machine:
+    """`place` with what others leave of its network where the row names the source's own, says that it is shared, or nothing of it.
+
+    Of the last the band covers a network without others.
+    """
+    words = outside_node(network_words(record))
+    others = congestion.is_among_others(words)
+    named = record.text("inter_node_gbps_per_node", "")
+    rate = record.positive("inter_node_gbps_per_node") / 8 if named else nccl_text.node_gb_s(words, per_node=NODE)
+    if others is None and (place.part.model != CLUSTER or (rate or NETWORK_GB_S) != NETWORK_GB_S):
+        others = False
+    if others is False:
+        assumed.add("no others on the network, which is not that of the source's own rows")
+        return place
+    assumed.shared = True
+    left = 100 * congestion.bandwidth_left(place.nodes)
+    why = "" if others else ", as on the cluster of the source's own rows, for this one names none"
+    assumed.add(f"others use the network too: {left:.0f} % of its bandwidth is left, the median{why}")
+    found = among_others(place)
+    return found if others else replace(found, otherwise=(*found.otherwise, replace(place, otherwise=())))
 
 
 def _sizes(record: Record) -> dict[str, object]:
