@@ -291,3 +291,42 @@ def test_products_of_8_bits_as_people_write_them(tmp_path: Path, dtype: str) -> 
     (made,) = rows(table(tmp_path / "g.csv", PRODUCT | {"dtype": dtype, "gpu": "NVIDIA H100 SXM"}))
     assert isinstance(made, Product)
     assert made.dtype == "float8"
+
+
+REDUCED = [
+    (FMS, "fp16", "float16", "reductions in fp16, as its products"),
+    (FMS, "fp16 mixed", "float16", "reductions in fp16, as its products"),
+    (FMS, "bf16", "bfloat16", "reductions in bf16, as the source has them"),
+    (NANOTRON, "fp16", "float16", "reductions in fp16, as its products"),
+    (NANOTRON, "bf16", "bfloat16", "reductions in bf16, as the source has them"),
+    (NANOTRON, "fp16 + fp32 grad accumulation", "float32", ""),
+    (MEGATRON, "bf16", "bfloat16", "reductions in bf16, as its products"),
+    (MEGATRON, "fp16", "float16", "reductions in fp16, as the source has them"),
+    (MEGATRON, "bf16, fp32 reduce", "float32", ""),
+    (TITAN, "fp16", "float32", "reductions in fp32, as the source has them"),
+]
+
+
+@pytest.mark.parametrize(("row", "precision", "reduce", "words"), REDUCED)
+def test_reductions_that_a_row_does_not_say_are_the_source_s_or_follow_its_products(
+    tmp_path: Path, row: dict[str, str], precision: str, reduce: str, words: str
+) -> None:
+    made = step(tmp_path, row | {"precision": precision})
+    found = read(made).precision
+    assert (found.parameters, found.reduce) == ("float16" if precision.startswith("fp16") else "bfloat16", reduce)
+    said = [one.removesuffix(", for the row does not say") for one in made.assumed if one.startswith("reductions in ")]
+    assert said == [words] * bool(words)
+
+
+def test_fp16_is_less_certain_where_the_source_s_rows_are_in_bf16(tmp_path: Path) -> None:
+    for row in (FMS, NANOTRON, TITAN):
+        narrow, usual = (step(tmp_path, row | {"precision": said}) for said in ("fp16", "bf16"))
+        assert "without its scaler of gradients" in narrow.assumed
+        assert narrow.widened > usual.widened
+    assert "without its scaler of gradients" not in step(tmp_path, MEGATRON | {"precision": "fp16"}).assumed
+
+
+@pytest.mark.parametrize("row", [FMS, NANOTRON, MEGATRON], ids=["fms", "nanotron", "megatron"])
+def test_reductions_in_the_other_dtype_of_two_bytes_are_still_refused(tmp_path: Path, row: dict[str, str]) -> None:
+    words = "precision: expected reductions in bf16 or fp32, found 'bf16, fp16 reduce'"
+    assert reason(tmp_path, row | {"precision": "bf16, fp16 reduce"}) == words

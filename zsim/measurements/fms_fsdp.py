@@ -61,8 +61,10 @@ ATTENTIONS: tuple[tuple[tuple[str, ...], dict[str, str], dict[str, str]], ...] =
 def step(record: Record, *, source: str) -> Step:
     """The training step of one row; RowError for one that cannot be mapped."""
     only_data_parallel(record)
-    precision = two_bytes(record, default="bf16", reduce="bf16")
-    assumed = Assumed([f"{precision.reduce} reductions", "AdamW, not fused, gradients clipped"])
+    assumed = Assumed()
+    precision = two_bytes(record, default="bf16", reduce="bf16", assumed=assumed)
+    assumed.add(f"{precision.reduce} reductions")
+    assumed.add("AdamW, not fused, gradients clipped")
     place = machine(record, assumed)
     batch = micro_batch(record, "micro_batch", total="global_batch_seqs", steps="grad_accum", ranks=place.ranks, assumed=assumed)
     length = record.size("seq_len")

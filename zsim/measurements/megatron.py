@@ -51,14 +51,14 @@ ANOTHER_FRAMEWORK = 0.15
 def step(record: Record, *, source: str) -> Step:
     """The training step of one row; RowError for one that cannot be mapped."""
     only_data_parallel(record)
-    precision = two_bytes(record, default="fp16", reduce="fp16")
     assumed = Assumed(
         [
-            f"a vocabulary of {VOCABULARY:,}, {precision.compute}, explicit attention",
             f"{ISSUE_KERNEL} of host for each kernel, pauses of {MICRO_BATCH_US:g} us a micro-batch and {TOKEN_US:g} us a token",
             "its fused kernels as compiled ones, products as fast as alone, gradients accumulated by the products that make them",
         ]
     )
+    precision = two_bytes(record, default="fp16", reduce="fp16", assumed=assumed)
+    assumed.add(f"a vocabulary of {VOCABULARY:,}, {precision.compute}, explicit attention")
     place = machine(record, assumed)
     strategy = _strategy(record, place.ranks, assumed)
     said(record, "dp", place.ranks, within=0.0)

@@ -56,8 +56,9 @@ def step(record: Record, *, source: str) -> Step:
         raise RowError(f"status: {record.text('status')[:60]}")
     only_data_parallel(record)
     not_doubted(record, "config_consistent")
-    precision = two_bytes(record, default="bf16 + fp32 grad accumulation", reduce="bf16")
-    assumed = Assumed(["FlashAttention 2, fused AdamW with clipping", f"gradients reduced in {precision.reduce}, once per step"])
+    assumed = Assumed(["FlashAttention 2, fused AdamW with clipping"])
+    precision = two_bytes(record, default="bf16 + fp32 grad accumulation", reduce="bf16", assumed=assumed)
+    assumed.add(f"gradients reduced in {precision.reduce}, once per step")
     place = machine(record, assumed)
     if place.nodes > 1:
         place = _network(record, place, assumed)

@@ -10,9 +10,11 @@ import re
 from dataclasses import dataclass, replace
 
 from zsim.measurements import recipes
-from zsim.measurements.checks import DTYPES
+from zsim.measurements.checks import DTYPES, Assumed
 from zsim.measurements.table import Record, RowError
 
+WITHOUT_SCALER = 0.05
+"""How much wider a band is for fp16 in a source whose rows are in bf16: gradients are scaled, and looked at, before the optimizer."""
 WORDS = frozenset(
     (
         *("mixed", "precision", "amp", "autocast", "auto", "compute", "computation", "computed", "training", "dtype", "policy", "torch"),
@@ -77,16 +79,27 @@ def _understood(text: str) -> None:
         raise RowError(f"precision: expected dtypes and whose they are, found {text[:60]!r}, of which {unknown[:40]} is not understood")
 
 
-def two_bytes(record: Record, *, default: str, reduce: str, or_one: bool = False) -> Dtypes:
-    """The row's dtypes where products are in two bytes, `reduce` where it does not say; RowError for other products.
+def two_bytes(record: Record, *, default: str, reduce: str, assumed: Assumed, or_one: bool = False) -> Dtypes:
+    """The row's dtypes where products are in two bytes; RowError for other products.
 
-    Some may be in 8 bits where `or_one`, all others being in the `default` where the row names none.
+    Reductions are in `reduce` where it does not say, but in what products are in where that is the other dtype of two bytes. Some
+    products may be in 8 bits where `or_one`, all others being in the `default` where the row names none.
     """
-    found = dtypes(record.text("precision", default))
+    words = record.text("precision", default)
+    found = dtypes(words)
     if or_one and found.compute == "fp8":
-        found = replace(found, compute=default)
+        found = replace(found, compute=dtypes(default).compute)
     if found.compute not in ("bf16", "fp16") or (found.eight_bits and not or_one):
-        raise RowError(f"precision: expected products in bf16 or fp16, found {record.text('precision')[:60]!r}")
-    if (found.reduce or reduce) not in (found.compute, "fp32"):
-        raise RowError(f"precision: expected reductions in {found.compute} or fp32, found {record.text('precision')[:60]!r}")
-    return replace(found, reduce=found.reduce or reduce)
+        raise RowError(f"precision: expected products in bf16 or fp16, found {words[:60]!r}")
+    if found.reduce not in ("", found.compute, "fp32"):
+        raise RowError(f"precision: expected reductions in {found.compute} or fp32, found {words[:60]!r}")
+    if found.compute == "fp16" != dtypes(default).compute:
+        assumed.add("without its scaler of gradients", widens=WITHOUT_SCALER)
+    if found.reduce:
+        return found
+    follows = reduce not in (found.compute, "fp32")
+    if follows:
+        assumed.add(f"reductions in {found.compute}, as its products, for the row does not say")
+    elif record.text("precision", ""):
+        assumed.add(f"reductions in {reduce}, as the source has them, for the row does not say")
+    return replace(found, reduce=found.compute if follows else reduce)

@@ -92,7 +92,7 @@ def step(record: Record, *, source: str) -> Step:
         assumed.add("one micro-batch a step")
     elif steps > 1 and not record.text("grad_accum", ""):
         assumed.add(f"{steps} micro-batches a step, which the global batch makes")
-    precision = two_bytes(record, default="bf16", reduce="fp32", or_one=True)
+    precision = two_bytes(record, default="bf16", reduce="fp32", assumed=assumed, or_one=True)
     text = ScenarioText(
         description=f"torchtitan, {record.text('model')} on {place.ranks} GPUs",
         model={"preset": name},
