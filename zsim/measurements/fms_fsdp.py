@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from zsim.measurements.attentions import Attention, asked_of, tables
 from zsim.measurements.checks import (
     Assumed,
     accumulation,
@@ -18,9 +19,10 @@ from zsim.measurements.checks import (
     seconds_of,
     utilisation,
 )
-from zsim.measurements.llamas import model_of, table_of
+from zsim.measurements.llamas import is_grouped, model_of, sizes_said, table_of
 from zsim.measurements.machines import NODE, Machine, machine
 from zsim.measurements.mapping import ScenarioText, checkpointing, num_parameters, step_of
+from zsim.measurements.optimizer_words import implementation_of
 from zsim.measurements.precisions import two_bytes
 from zsim.measurements.resharding import of_fsdp1
 from zsim.measurements.shardings import sharding, unsharded
@@ -47,15 +49,6 @@ FIELDS = (
     "vocab_size",
     "reshard_after_forward",
 )
-ATTENTIONS: tuple[tuple[tuple[str, ...], dict[str, str], dict[str, str]], ...] = (
-    (("flash v3", "flash3", "flash-3", "flashattention 3", "flashattention-3", "fa3"), {}, {"attention_kernels": "flash3"}),
-    (("flash", "fa2"), {}, {}),
-    (("math",), {"attention": "math"}, {}),
-    (("efficient", "xformers"), {"attention": "efficient"}, {}),
-    (("eager", "explicit", "naive"), {"attention": "explicit"}, {}),
-    (("sdpa", "scaled_dot"), {}, {}),
-)
-"""Words of a row, and what they change of a scenario's model and execution; the first that fits."""
 
 
 def step(record: Record, *, source: str) -> Step:
@@ -64,15 +57,17 @@ def step(record: Record, *, source: str) -> Step:
     assumed = Assumed()
     precision = two_bytes(record, default="bf16", reduce="bf16", assumed=assumed)
     assumed.add(f"{precision.reduce} reductions")
-    assumed.add("AdamW, not fused, gradients clipped")
+    implementation = implementation_of(record, default="foreach", assumed=assumed)
+    assumed.add(f"AdamW, {'fused' if implementation == 'fused' else 'not fused'}, gradients clipped")
     place = machine(record, assumed)
     batch = micro_batch(record, "micro_batch", total="global_batch_seqs", steps="grad_accum", ranks=place.ranks, assumed=assumed)
     length = record.size("seq_len")
     steps = accumulation(record, "grad_accum", total="global_batch_seqs", at_once=batch * place.ranks) if _accumulates(record) else 1
-    attention, kernels = _attention(record, place)
+    attention = asked_of(record, default=Attention(model="sdpa"), part=place.part, assumed=assumed)
     name = model_of(record.text("model"))
     model = table_of(name, vocabulary=record.size("vocab_size") if record.text("vocab_size", "") else 0)
-    model = model | attention if "preset" in model else {**model, "sizes": {**model["sizes"], **attention}}  # type: ignore[dict-item]
+    model, *or_models = tables(model, attention, grouped=is_grouped(name))
+    sizes_said(record, name)
     seconds = seconds_of(record, "tokens_per_s_per_gpu", tokens=batch * steps * length, ranks=place.ranks, assumed=assumed)
     again = checkpointing(record.text("activation_checkpointing", "none"), assumed)
     _consistent(record, name, length, batch * steps * length / seconds, place, again=bool(again))
@@ -85,32 +80,17 @@ def step(record: Record, *, source: str) -> Step:
         cluster=place.table,
         strategy=_strategy(record, place.ranks, assumed),
         precision={"parameters": precision.compute, "reduce": precision.reduce},
-        optimizer={"name": "adamw", "implementation": _optimizer(record), "clip_norm": 1.0},
+        optimizer={"name": "adamw", "implementation": implementation, "clip_norm": 1.0},
         activation_checkpointing=again,
-        execution=({"compile": True} if is_compiled(record, assumed) else norms(record, assumed)) | kernels,
+        execution=({"compile": True} if is_compiled(record, assumed) else norms(record, assumed)) | attention.execution,
     )
-    return step_of(record, text, source=source, machine=place, seconds=seconds, names=FIELDS, assumed=assumed)
+    return step_of(
+        record, text, source=source, machine=place, seconds=seconds, names=FIELDS, assumed=assumed, or_models=or_models
+    )
 
 
 def _accumulates(record: Record) -> bool:
     return bool(record.text("grad_accum", "") or record.text("global_batch_seqs", ""))
-
-
-def _attention(record: Record, place: Machine) -> tuple[dict[str, str], dict[str, str]]:
-    words = record.text("attention", "SDPA flash v2")
-    for known, model, execution in ATTENTIONS:
-        if any(word in words.lower() for word in known):
-            if execution and place.part.model not in ("H100", "H200"):
-                raise RowError(f"attention: FlashAttention 3 has no kernels for {place.part.words}, found {words[:40]!r}")
-            return model, execution
-    raise RowError(f"attention: expected SDPA flash, math, efficient or explicit, found {words[:40]!r}")
-
-
-def _optimizer(record: Record) -> str:
-    words = record.text("optimizer", "AdamW").lower()
-    if not words.startswith("adamw"):
-        raise RowError(f"optimizer: expected AdamW, found {words[:40]!r}")
-    return "fused" if "fused" in words and "not fused" not in words else "foreach"
 
 
 def _consistent(record: Record, name: str, length: int, rate: float, place: Machine, *, again: bool) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Any
 
-from zsim.measurements.table import RowError
+from zsim.measurements.checks import said
+from zsim.measurements.table import Record, RowError
 from zsim.models import preset, spelled
 
 
@@ -23,3 +25,22 @@ def table_of(name: str, *, vocabulary: int) -> dict[str, object]:
     if not vocabulary or found.sizes.vocabulary == vocabulary:  # type: ignore[union-attr]
         return {"preset": name}
     return {"family": found.family, "sizes": asdict(found.sizes) | {"vocabulary": vocabulary}}
+
+
+def is_grouped(name: str) -> bool:
+    """Whether several heads of the preset `name` share their keys and values."""
+    sizes: Any = preset(name).sizes
+    return sizes.num_kv_heads not in (0, sizes.num_heads)
+
+
+def sizes_said(record: Record, name: str) -> None:
+    """RowError where the row's own sizes, of which the source's rows have none, are not those of the preset `name`."""
+    sizes: Any = preset(name).sizes
+    for column, size in (
+        ("d_model", sizes.hidden_size),
+        ("n_layers", sizes.num_layers),
+        ("n_heads", sizes.num_heads),
+        ("n_kv_heads", sizes.num_kv_heads or sizes.num_heads),
+        ("d_ff", sizes.feed_forward),
+    ):
+        said(record, column, size, within=0.0)

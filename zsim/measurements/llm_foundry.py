@@ -13,22 +13,25 @@ What a row says is taken from it; what it leaves open is decided here and named 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from zsim.measurements.attentions import Attention, attention_of, tables, words_of
 from zsim.measurements.checks import (
     UNREAD,
     UNSAID,
     Assumed,
     accumulation,
+    compiling,
     micro_batch,
     only_data_parallel,
     said,
     seconds_of,
 )
 from zsim.measurements.machines import NODE, Machine, machine
-from zsim.measurements.mapping import ScenarioText, checkpointing, num_parameters, step_of
+from zsim.measurements.mapping import ScenarioText, checkpointing, feed_forward, num_parameters, of_all_heads, step_of
+from zsim.measurements.optimizer_words import implementation_of
 from zsim.measurements.precisions import dtypes
 from zsim.measurements.resharding import of_fsdp1
 from zsim.measurements.shardings import sharding, unsharded
@@ -59,7 +62,7 @@ SIZES = {"d_model": "hidden_size", "n_heads": "num_heads", "n_layers": "num_laye
 STEP_OVERHEAD, MICRO_BATCH_OVERHEAD = "18 ms", "6 ms"
 SMALL_CHANGE = 0.05
 """How much wider a band is for what changes a step a little and no preset or option is of."""
-WIDEST_HEADS = {"triton": 128, "flash2": 256}
+WIDEST_HEADS = {"triton": 128, "flash2": 256, "flash3": 256}
 """Of what kernels there are (flash_attn_triton.py, _flash_attn_forward; flash-attn's README)."""
 MOST_ANOTHER = 0.5
 """By how much parameters that do not add up may differ from those of the sizes; beyond it is another model."""
@@ -78,12 +81,25 @@ def step(record: Record, *, source: str) -> Step:
     length = record.size("seq_len")
     steps = accumulation(record, "grad_accum", total="global_batch_seqs", at_once=batch * place.ranks)
     sequences = batch * steps * place.ranks
-    text = _scenario(record, place, batch, steps, assumed)
+    attention = _attention(record, place, assumed)
+    text = _scenario(record, place, batch, steps, attention, assumed)
+    model, *or_models = tables(dict(text.model), attention)
+    text = replace(text, model=model)
     seconds = seconds_of(record, "tokens_per_s", tokens=batch * steps * length, ranks=place.ranks, assumed=assumed)
     _consistent(record, text.model, sequences=sequences, rate=sequences * length / seconds, ranks=place.ranks, assumed=assumed)
     _as_named(record, text.model["sizes"], assumed)
-    model = {f"model.{name}": str(text.model["sizes"][key]) for name, key in SIZES.items()}
-    return step_of(record, text, source=source, machine=place, seconds=seconds, assumed=assumed, names=FIELDS, also=model)
+    also = {f"model.{name}": str(text.model["sizes"][key]) for name, key in SIZES.items()}
+    return step_of(
+        record,
+        text,
+        source=source,
+        machine=place,
+        seconds=seconds,
+        assumed=assumed,
+        names=FIELDS,
+        also=also,
+        or_models=or_models,
+    )
 
 
 def _counted(record: Record, parameters: int, assumed: Assumed) -> float:
@@ -123,22 +139,25 @@ def _consistent(
         said(record, "hfu_pct", 100 * again * flops / peak, within=0.1, rounding=0.1)
 
 
-def _scenario(record: Record, place: Machine, batch: int, steps: int, assumed: Assumed) -> ScenarioText:
-    kernels, attention = _attention(record, assumed)
-    assumed.add("DecoupledAdamW, not fused, gradients clipped")
+def _scenario(
+    record: Record, place: Machine, batch: int, steps: int, attention: Attention, assumed: Assumed
+) -> ScenarioText:
+    implementation = implementation_of(record, default="foreach", assumed=assumed)
+    assumed.add(f"DecoupledAdamW, {'fused' if implementation == 'fused' else 'not fused'}, gradients clipped")
     assumed.add(f"pauses of {STEP_OVERHEAD} a step and {MICRO_BATCH_OVERHEAD} a micro-batch")
     precision, eight_bits = _precision(record, place, assumed)
     return ScenarioText(
         description=f"llm-foundry, {record.text('model', 'an MPT')}, {record.size('seq_len')} tokens, {place.ranks} × {record.text('gpu')}",
-        model={"family": "gpt", "sizes": _sizes(record, attention, kernels, assumed)},
+        model={"family": "gpt", "sizes": _sizes(record, attention, assumed)},
         batch={"micro_batch": batch, "sequence_length": record.size("seq_len"), "accumulation": steps},
         cluster=place.table,
         strategy=_strategy(record, place.ranks, assumed),
         precision=precision,
-        optimizer={"name": "adamw", "implementation": "foreach", "clip_norm": 1.0},
+        optimizer={"name": "adamw", "implementation": implementation, "clip_norm": 1.0},
         activation_checkpointing=_checkpointing(record, place, assumed),
         execution={
-            **({"attention_kernels": kernels} if kernels else {}),
+            **_compiled(record, assumed),
+            **attention.execution,
             "step_overhead": STEP_OVERHEAD,
             "micro_batch_overhead": MICRO_BATCH_OVERHEAD,
             **({"float8": True} if eight_bits else {}),
@@ -146,31 +165,36 @@ def _scenario(record: Record, place: Machine, batch: int, steps: int, assumed: A
     )
 
 
-def _attention(record: Record, assumed: Assumed) -> tuple[str, str]:
-    """The kernels of a scenario's execution, and its model's attention."""
-    words = record.text("attn_impl", "triton").lower()
-    if "triton" in words:
+def _attention(record: Record, place: Machine, assumed: Assumed) -> Attention:
+    """What the row says, and Triton's, which is usual, where it says nothing."""
+    name, words = words_of(record)
+    if not words:
         assumed.add("Triton attention, causal")
-        return "triton", "sdpa"
-    if re.search(r"flash[\s_-]*(attn|attention)?[\s_-]*v?3|fa3", words):
-        raise RowError(f"attn_impl: expected FlashAttention 2, which llm-foundry's rows have, found {words[:40]!r}")
-    if words.startswith("flash") or re.search(r"\bfa[-_ ]?2\b", words):
-        assumed.add("FlashAttention 2, causal")
-        return "flash2", "sdpa"
-    if re.search(r"sdpa|scaled[-_ ]dot", words):
+        return Attention(model="sdpa", kernels="triton")
+    found = attention_of(name, words, part=place.part, assumed=assumed, explicit="torch")
+    if found.is_torch_s:
         assumed.add("scaled_dot_product_attention as its FlashAttention 2, causal", widens=SMALL_CHANGE)
-        return "flash2", "sdpa"
-    if words.startswith("torch"):
+    elif found.model == "explicit":
         assumed.add("explicit attention, its softmax in the model's dtype", widens=SMALL_CHANGE)
-        return "", "explicit"
-    raise RowError(f"attn_impl: expected triton, flash, sdpa or torch, found {words[:40]!r}")
+    elif found.kernels:
+        assumed.add(f"{'Triton attention' if found.kernels == 'triton' else f'FlashAttention {found.kernels[-1]}'}, causal")
+    return found
 
 
-def _sizes(record: Record, attention: str, kernels: str, assumed: Assumed) -> dict[str, object]:
+def _compiled(record: Record, assumed: Assumed) -> dict[str, bool]:
+    """Composer runs eagerly unless the row says that it compiles, of which the source has no row."""
+    if not compiling(record):
+        return {}
+    assumed.add("compiled, as none of the source's own rows is", widens=UNREAD)
+    return {"compile": True}
+
+
+def _sizes(record: Record, attention: Attention, assumed: Assumed) -> dict[str, object]:
     width, heads = _size(record, "d_model", assumed), _size(record, "n_heads", assumed)
-    widest = WIDEST_HEADS.get(kernels, width)
+    widest = WIDEST_HEADS.get(attention.kernels, width)
     if width > heads * widest:
-        raise RowError(f"n_heads: heads of {width / heads:g} are wider than {widest}, the most that {kernels} attention has")
+        raise RowError(f"n_heads: heads of {width / heads:g} are wider than {widest}, the most that {attention.kernels} attention has")
+    of_all_heads(record, heads, assumed)
     if not record.truth("learned_pos_emb", True):
         assumed.add("learned positions, of which the row's model has none", widens=SMALL_CHANGE)
     times = record.positive("expansion_ratio") if record.text("expansion_ratio", "") else 4
@@ -179,9 +203,9 @@ def _sizes(record: Record, attention: str, kernels: str, assumed: Assumed) -> di
         "hidden_size": width,
         "num_heads": heads,
         "vocabulary": record.size("vocab_size", 50368),
-        "feed_forward": round(times * width),
+        "feed_forward": feed_forward(record, round(times * width), is_said=bool(record.text("expansion_ratio", ""))),
         "tied": record.truth("tied_embeddings", True),
-        "attention": attention,
+        "attention": "sdpa",
     }
 
 

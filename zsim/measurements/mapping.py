@@ -10,7 +10,7 @@ from typing import Any
 
 from zsim.devices import load_device
 from zsim.errors import ZsimError
-from zsim.measurements.checks import Assumed, unread, unsaid, whole_field
+from zsim.measurements.checks import UNREAD, Assumed, said, unread, unsaid, whole_field
 from zsim.measurements.machines import Machine
 from zsim.measurements.table import Record, RowError, Step
 from zsim.models import FAMILIES, build, load_preset
@@ -90,10 +90,12 @@ def step_of(
     assumed: Assumed,
     names: Iterable[str],
     also: Mapping[str, str] = MappingProxyType({}),
+    or_models: Iterable[Mapping[str, Any]] = (),
 ) -> Step:
     """The measured step; RowError for a time that no such device can have taken.
 
-    `names` are the fields that tell rows apart, and `also` what is read out of several of them.
+    `names` are the fields that tell rows apart, and `also` what is read out of several of them. `or_models` are model tables that the
+    row's words may mean as well.
     """
     length = text.batch["sequence_length"]
     tokens = text.batch["micro_batch"] * text.batch.get("accumulation", 1) * length
@@ -114,13 +116,33 @@ def step_of(
         assumed=tuple(assumed.words),
         widened=assumed.widened,
         shared=assumed.shared,
-        otherwise=tuple(str(replace(text, cluster=other.table)) for other in machine.otherwise),
+        otherwise=(
+            *(str(replace(text, cluster=other.table)) for other in machine.otherwise),
+            *(str(replace(text, model=other)) for other in or_models),
+        ),
     )
 
 
 def sizes(record: Record, *names: str) -> dict[str, str]:
     """The model's sizes as parts of its field: another model is one change, also where it goes by the same name."""
     return {f"model.{name}": record.text(name, "") for name in names}
+
+
+def feed_forward(record: Record, usual: int, *, is_said: bool) -> int:
+    """The width of a gpt's feed-forward layers: the row's `d_ff`, else `usual`; RowError where that `is_said` otherwise and is another."""
+    found = record.size("d_ff", usual)
+    if is_said:
+        said(record, "d_ff", usual, within=0.001)
+    return found
+
+
+def of_all_heads(record: Record, heads: int, assumed: Assumed) -> None:
+    """Names `n_kv_heads` that are fewer than the heads of a gpt, which has keys and values for each."""
+    if record.size("n_kv_heads", heads) != heads:
+        count = record.size("n_kv_heads")
+        if count > heads or heads % count:
+            raise RowError(f"n_kv_heads: {count} does not divide n_heads = {heads}")
+        assumed.add(f"keys and values of {heads} heads, where the row has {count}", widens=UNREAD)
 
 
 def _possible(parameters: int, tokens_per_s: float, machine: Machine, *, eight_bits: bool) -> None:
@@ -134,15 +156,15 @@ def _possible(parameters: int, tokens_per_s: float, machine: Machine, *, eight_b
 
 def checkpointing(words: str, assumed: Assumed) -> dict[str, object]:
     """The table of a scenario for a source's words; RowError for others. A share or a number of blocks becomes every k-th."""
-    said = words.lower()
-    tokens = re.findall(r"[a-z]+|\d+(?:\.\d+)?(?:\s*/\s*\d+)?", said)
+    lower = words.lower()
+    tokens = re.findall(r"[a-z]+|\d+(?:\.\d+)?(?:\s*/\s*\d+)?", lower)
     if "sac" in tokens and tokens[0] not in FULL | NONE:
         tokens = ["selective", *(token for token in tokens if token != "sac")]
         if set(tokens[1:]) <= OF_BLOCKS:
             tokens.append("op")  # what torch calls selective activation checkpointing is a policy of ops
     first = tokens[0] if tokens else ""
-    _one_answer(first, said, words)
-    if re.search(r"(?<!\w)[-\u2212\u2013]\s*\d", said):  # which the tokens would have as the number without its sign
+    _one_answer(first, lower, words)
+    if re.search(r"(?<!\w)[-\u2212\u2013]\s*\d", lower):  # which the tokens would have as the number without its sign
         raise RowError(f"activation_checkpointing: expected no number below 0, found {words[:60]!r}")
     if first == "selective":
         return _selective(tokens[1:], words, assumed)
@@ -173,13 +195,13 @@ PARTLY = frozenset(
 )
 
 
-def _one_answer(first: str, said: str, words: str) -> None:
+def _one_answer(first: str, lower: str, words: str) -> None:
     """RowError where words for all blocks, or for none, go on to say something else; a remark in brackets may say what does not oppose."""
     if first not in FULL | NONE:
         return
-    outside = set(re.findall(r"[a-z]+|\d+", re.sub(r"\([^()]*\)", " ", said))) - OF_BLOCKS - (FULL if first in FULL else NONE)
-    opposed = (PARTLY | (NONE if first in FULL else FULL)) & set(re.findall(r"[a-z]+", said)) - {first}
-    if outside or opposed or re.search(r"\bevery[^a-z0-9]*\d", said):
+    outside = set(re.findall(r"[a-z]+|\d+", re.sub(r"\([^()]*\)", " ", lower))) - OF_BLOCKS - (FULL if first in FULL else NONE)
+    opposed = (PARTLY | (NONE if first in FULL else FULL)) & set(re.findall(r"[a-z]+", lower)) - {first}
+    if outside or opposed or re.search(r"\bevery[^a-z0-9]*\d", lower):
         raise RowError(f"activation_checkpointing: expected one answer, found {words[:60]!r}")
 
 

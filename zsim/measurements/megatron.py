@@ -17,9 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from zsim.measurements.checks import Assumed, accumulation, micro_batch, only_data_parallel, said, seconds_of
+from zsim.measurements.attentions import Attention, asked_of, tables
+from zsim.measurements.checks import COMPILING, Assumed, accumulation, compiling, micro_batch, only_data_parallel, said, seconds_of
 from zsim.measurements.machines import machine
-from zsim.measurements.mapping import ScenarioText, checkpointing, num_parameters, step_of
+from zsim.measurements.mapping import ScenarioText, checkpointing, feed_forward, num_parameters, of_all_heads, step_of
+from zsim.measurements.optimizer_words import implementation_of
 from zsim.measurements.precisions import two_bytes
 from zsim.measurements.table import Record, RowError, Step
 from zsim.measurements.zero import stage_said
@@ -42,6 +44,8 @@ VOCABULARY = 51_200
 ISSUE_KERNEL = "58 us"
 MICRO_BATCH_US, TOKEN_US = 2000.0, 6.3
 """Pauses of a micro-batch, and of each token in it."""
+OTHER_KERNELS = 0.1
+"""How much wider the band is for attention, or a head, whose pauses no row of the table has told."""
 ANOTHER_STAGE = 0.1
 """How much wider the band is for a stage of ZeRO, of which no row of the table is known to be, so that its pauses may be others."""
 ANOTHER_FRAMEWORK = 0.15
@@ -58,8 +62,16 @@ def step(record: Record, *, source: str) -> Step:
         ]
     )
     precision = two_bytes(record, default="fp16", reduce="fp16", assumed=assumed)
-    assumed.add(f"a vocabulary of {VOCABULARY:,}, {precision.compute}, explicit attention")
     place = machine(record, assumed)
+    attention = asked_of(record, default=Attention(model="explicit"), part=place.part, assumed=assumed)
+    vocabulary = record.size("vocab_size", VOCABULARY)
+    kernels = f"{attention.kernels or attention.model} attention"
+    assumed.add(f"a vocabulary of {vocabulary:,}, {precision.compute}, {kernels}")
+    if attention.model != "explicit" or vocabulary != VOCABULARY:
+        assumed.add("pauses as with the table's own attention and vocabulary", widens=OTHER_KERNELS)
+    implementation = implementation_of(record, default="fused", assumed=assumed)
+    if compiling(record):
+        assumed.add("compiled, as its kernels are fused in any case", widens=COMPILING)
     strategy = _strategy(record, place.ranks, assumed)
     said(record, "dp", place.ranks, within=0.0)
     batch = micro_batch(record, "micro_batch", total="global_batch_seqs", steps="n_microbatches", ranks=place.ranks, assumed=assumed)
@@ -72,7 +84,7 @@ def step(record: Record, *, source: str) -> Step:
         assumed.add(f"{record.text('framework')[:40]} as Megatron-DeepSpeed", widens=ANOTHER_FRAMEWORK)
     record.text("pipeline_schedule", "")  # says nothing of one stage
     seconds = seconds_of(record, "iter_time_ms", tokens=batch * steps * length, ranks=place.ranks, assumed=assumed)
-    model = {"family": "gpt", "sizes": _sizes(record)}
+    model, *or_models = tables({"family": "gpt", "sizes": _sizes(record, vocabulary, assumed)}, attention)
     _consistent(record, model, seconds, batch * steps * length)
     text = ScenarioText(
         description=f"vTrain, {record.size('n_layers')} layers of {record.size('d_model')}, {place.ranks} × {record.text('gpu')}",
@@ -81,18 +93,21 @@ def step(record: Record, *, source: str) -> Step:
         cluster=place.table,
         strategy=strategy,
         precision={"parameters": precision.compute, "reduce": precision.reduce},
-        optimizer={"name": "adamw", "implementation": "fused"},
+        optimizer={"name": "adamw", "implementation": implementation},
         activation_checkpointing=again,
         execution={
             "compile": True,
             "accumulation": "fused",
-            "softmax": "fused",
+            **({"softmax": "fused"} if attention.model == "explicit" else {}),
             "products": "alone",
             "issue_kernel": ISSUE_KERNEL,
             "micro_batch_overhead": f"{MICRO_BATCH_US + TOKEN_US * batch * length:.0f} us",
+            **attention.execution,
         },
     )
-    return step_of(record, text, source=source, machine=place, seconds=seconds, names=FIELDS, assumed=assumed)
+    return step_of(
+        record, text, source=source, machine=place, seconds=seconds, names=FIELDS, assumed=assumed, or_models=or_models
+    )
 
 
 def _strategy(record: Record, ranks: int, assumed: Assumed) -> dict[str, object]:
@@ -118,13 +133,16 @@ def _checkpointing(record: Record, assumed: Assumed) -> dict[str, object]:
     return found | {"early_stop": False} if found else {}
 
 
-def _sizes(record: Record) -> dict[str, object]:
+def _sizes(record: Record, vocabulary: int, assumed: Assumed) -> dict[str, object]:
+    of_all_heads(record, record.size("n_heads"), assumed)
+    wide = 4 * record.size("d_model")
     return {
         "num_layers": record.size("n_layers"),
         "hidden_size": record.size("d_model"),
         "num_heads": record.size("n_heads"),
-        "vocabulary": VOCABULARY,
-        "attention": "explicit",
+        "vocabulary": vocabulary,
+        "feed_forward": feed_forward(record, wide, is_said=False),
+        "attention": "sdpa",
     }
 
 
@@ -132,7 +150,8 @@ def _consistent(record: Record, model: Mapping[str, object], seconds: float, tok
     """RowError where the row's other figures do not follow from its sizes and its time."""
     layers, width, length = record.size("n_layers"), record.size("d_model"), record.size("seq_len")
     parameters = num_parameters(model, length)
-    flops = 72 * layers * width**2 * (1 + length / (6 * width) + VOCABULARY / (12 * layers * width))
+    wide = record.size("d_ff", 4 * width)
+    flops = layers * (24 * width**2 + 12 * width * wide + 12 * width * length) + 6 * width * VOCABULARY
     said(record, "n_params_derived", parameters)
     said(record, "params_b_reported", parameters / 1e9, within=0.15)
     said(record, "model_tflops_per_gpu_derived_v51200", flops * tokens / seconds / 1e12, within=0.05)

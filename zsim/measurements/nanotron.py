@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from zsim.measurements import congestion, nccl_text
+from zsim.measurements.attentions import Attention, asked_of, tables, words_of
 from zsim.measurements.checks import (
     Assumed,
     accumulation,
@@ -26,6 +27,7 @@ from zsim.measurements.checks import (
 )
 from zsim.measurements.machines import NODE, Machine, among_others, machine, network_words, outside_node
 from zsim.measurements.mapping import ScenarioText, checkpointing, num_parameters, sizes, step_of
+from zsim.measurements.optimizer_words import implementation_of
 from zsim.measurements.precisions import two_bytes
 from zsim.measurements.table import Record, RowError, Step
 from zsim.measurements.zero import stage_said
@@ -56,7 +58,9 @@ def step(record: Record, *, source: str) -> Step:
         raise RowError(f"status: {record.text('status')[:60]}")
     only_data_parallel(record)
     not_doubted(record, "config_consistent")
-    assumed = Assumed(["FlashAttention 2, fused AdamW with clipping"])
+    assumed = Assumed()
+    implementation = implementation_of(record, default="fused", assumed=assumed)
+    assumed.add(f"{'' if words_of(record)[1] else 'FlashAttention 2, '}{implementation} AdamW with clipping")
     precision = two_bytes(record, default="bf16 + fp32 grad accumulation", reduce="bf16", assumed=assumed)
     assumed.add(f"gradients reduced in {precision.reduce}, once per step")
     place = machine(record, assumed)
@@ -66,7 +70,9 @@ def step(record: Record, *, source: str) -> Step:
     batch = micro_batch(record, "micro_batch", total="global_batch_seqs", steps="grad_accum", ranks=place.ranks, assumed=assumed)
     length = record.size("seq_len")
     steps = accumulation(record, "grad_accum", total="global_batch_seqs", at_once=batch * place.ranks)
-    model = {"family": "llama", "sizes": _sizes(record)}
+    attention = asked_of(record, default=Attention(model="sdpa"), part=place.part, assumed=assumed)
+    grouped = record.size("n_kv_heads", record.size("n_heads")) != record.size("n_heads")
+    model, *or_models = tables({"family": "llama", "sizes": _sizes(record)}, attention, grouped=grouped)
     seconds = seconds_of(record, "tokens_per_s_per_gpu", tokens=batch * steps * length, ranks=place.ranks, assumed=assumed)
     _consistent(record, model, length, batch * steps * length / seconds)
     text = ScenarioText(
@@ -76,12 +82,22 @@ def step(record: Record, *, source: str) -> Step:
         cluster=place.table,
         strategy=_strategy(stage_said(record) or 0, place.ranks),
         precision={"parameters": precision.compute, "reduce": precision.reduce},
-        optimizer={"name": "adamw", "implementation": "fused", "clip_norm": 1.0},
-        execution={"loss": "composite", **({"accumulation": "fp32"} if precision.reduce == "fp32" else {})},
+        optimizer={"name": "adamw", "implementation": implementation, "clip_norm": 1.0},
+        execution={"loss": "composite", **({"accumulation": "fp32"} if precision.reduce == "fp32" else {})} | attention.execution,
         activation_checkpointing=checkpointing(record.text("activation_checkpointing", "none"), assumed),
     )
     also = sizes(record, *SIZES)
-    return step_of(record, text, source=source, machine=place, seconds=seconds, assumed=assumed, names=FIELDS, also=also)
+    return step_of(
+        record,
+        text,
+        source=source,
+        machine=place,
+        seconds=seconds,
+        assumed=assumed,
+        names=FIELDS,
+        also=also,
+        or_models=or_models,
+    )
 
 
 def _network(record: Record, place: Machine, assumed: Assumed) -> Machine:

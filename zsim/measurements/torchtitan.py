@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from zsim.measurements.attentions import Attention, asked_of, tables
 from zsim.measurements.checks import (
     UNSAID,
     Assumed,
@@ -26,9 +27,10 @@ from zsim.measurements.checks import (
     seconds_of,
     utilisation,
 )
-from zsim.measurements.llamas import model_of
+from zsim.measurements.llamas import is_grouped, model_of, sizes_said, table_of
 from zsim.measurements.machines import NODE, Machine, machine
 from zsim.measurements.mapping import ScenarioText, checkpointing, num_parameters, step_of
+from zsim.measurements.optimizer_words import implementation_of
 from zsim.measurements.precisions import two_bytes
 from zsim.measurements.recipes import gathers_narrow, is_narrow
 from zsim.measurements.resharding import resharding, said_in
@@ -76,7 +78,9 @@ NARROW_GATHERS = 0.04
 def step(record: Record, *, source: str) -> Step:
     """The training step of one row; RowError for one that cannot be mapped."""
     only_data_parallel(record)
-    assumed = Assumed(["fused AdamW with clipping"])
+    assumed = Assumed()
+    implementation = implementation_of(record, default="fused", assumed=assumed)
+    assumed.add(f"{implementation} AdamW with clipping")
     place = machine(record, assumed)
     asked = technique(record)
     strategy = _strategy(record, place, asked, assumed)
@@ -84,6 +88,9 @@ def step(record: Record, *, source: str) -> Step:
     length = record.size("seq_len")
     steps = accumulation(record, "grad_accum", total="global_batch", at_once=batch * place.ranks) if _accumulates(record) else 1
     name = model_of(record.text("model"))
+    sizes_said(record, name)
+    attention = asked_of(record, default=Attention(model="sdpa"), part=place.part, assumed=assumed)
+    model, *or_models = tables(_model(record, name), attention, grouped=is_grouped(name))
     seconds = seconds_of(record, "tokens_per_s_per_gpu", tokens=batch * steps * length, ranks=place.ranks, assumed=assumed)
     _consistent(record, name, length, batch * steps * length / seconds, place)
     if "torchtitan" not in record.text("framework", "torchtitan").lower():
@@ -95,18 +102,32 @@ def step(record: Record, *, source: str) -> Step:
     precision = two_bytes(record, default="bf16", reduce="fp32", assumed=assumed, or_one=True)
     text = ScenarioText(
         description=f"torchtitan, {record.text('model')} on {place.ranks} GPUs",
-        model={"preset": name},
+        model=model,
         batch={"micro_batch": batch, "sequence_length": length} | ({"accumulation": steps} if steps > 1 else {}),
         cluster=place.table,
         strategy=strategy,
         precision={"parameters": precision.compute, "reduce": precision.reduce},
-        optimizer={"name": "adamw", "implementation": "fused", "clip_norm": 1.0},
+        optimizer={"name": "adamw", "implementation": implementation, "clip_norm": 1.0},
         activation_checkpointing=checkpointing(_selective(record.text("activation_checkpointing", ""), assumed), assumed),
-        execution=_execution(record, place, assumed, narrow=precision.eight_bits, asked=asked),
+        execution=_execution(record, place, assumed, narrow=precision.eight_bits, asked=asked) | attention.execution,
     )
     record.text("async_tp", "")  # changes nothing without tensor parallelism
     also = _told_apart(strategy, text.execution, place, steps)
-    return step_of(record, text, source=source, machine=place, seconds=seconds, assumed=assumed, names=FIELDS, also=also)
+    return step_of(
+        record,
+        text,
+        source=source,
+        machine=place,
+        seconds=seconds,
+        assumed=assumed,
+        names=FIELDS,
+        also=also,
+        or_models=or_models,
+    )
+
+
+def _model(record: Record, name: str) -> dict[str, object]:
+    return table_of(name, vocabulary=record.size("vocab_size") if record.text("vocab_size", "") else 0)
 
 
 def _told_apart(strategy: Mapping[str, Any], execution: Mapping[str, Any], place: Machine, steps: int) -> dict[str, str]:
