@@ -19,12 +19,15 @@ ON_H100 = FMS | H100
 MATH = ("SDPA math", "SDPA without flash", "no flash attention", "SDPA, non-flash", "SDPA math (flash disabled)", "SDPA, flash=False")
 ATTENTIONS = {
     ("sdpa", "flash2"): (
-        *("SDPA flash v2", "flash", "FA2", "flash-attn 2.5.8", "SDPA", "scaled_dot_product_attention", "flash_attention_2", "SDPA (no math)"),
-        *("sliding window flash", "FlexAttention", "flash, not math", "FlashAttention-2 (Dao-AILab)", "flash attention"),
+        *("SDPA flash v2", "flash", "FA2", "flash-attn 2.5.8", "SDPA", "scaled_dot_product_attention", "flash_attention_2"),
+        *("SDPA (no math)", "sliding window flash", "FlexAttention", "flash, not math", "FlashAttention-2 (Dao-AILab)", "flash attention"),
     ),
     ("sdpa", "flash3"): ("flash_attention_3", "flash v3", "FA3", "FlashAttention-3", "SDPA cuDNN", "cuDNN", "cudnn flash attention"),
     ("sdpa", "triton"): ("triton", "flash/triton", "flash v1", "FlashAttention 1"),
-    ("math", "flash2"): (*MATH, "SDPA math, no flash or mem_efficient", "no flash/mem_efficient", "SDPA without flash and without efficient"),
+    ("math", "flash2"): (
+        *MATH,
+        *("SDPA math, no flash or mem_efficient", "no flash/mem_efficient", "SDPA without flash and without efficient"),
+    ),
     ("efficient", "flash2"): ("xformers", "SDPA mem_efficient", "memory-efficient attention", "mem_efficient (flash off)"),
     ("explicit", "flash2"): ("eager", "explicit", "naive attention, not flash"),
 }
@@ -42,7 +45,12 @@ def test_what_people_write_of_attention(tmp_path: Path, expected: tuple[str, str
     assert plan(found, device="cuda").of_rank(0).steady
 
 
-ANY = {"FOUNDRY": FOUNDRY | {"gpu": "h100_80gb"}, "MEGATRON": MEGATRON, "NANOTRON": NANOTRON, "TITAN": TITAN | {"activation_checkpointing": "full"}}
+ANY = {
+    "FOUNDRY": FOUNDRY | {"gpu": "h100_80gb"},
+    "MEGATRON": MEGATRON,
+    "NANOTRON": NANOTRON,
+    "TITAN": TITAN | {"activation_checkpointing": "full"},
+}
 
 
 @pytest.mark.parametrize("source", ANY)
@@ -102,7 +110,7 @@ def test_sdpa_without_flash_is_slower_and_its_band_covers_both_kernels_that_are_
         predicted(tmp_path, FMS | {"attention": words}) for words in ("flash", "math", "SDPA without flash", "mem_efficient")
     )
     assert flash.predicted <= efficient.predicted < math.predicted == either.predicted
-    assert either.predicted * either.band[0] == pytest.approx(flash.predicted * flash.band[0], rel=0.01)
+    assert either.predicted * either.band[0] < efficient.predicted * efficient.band[0] < math.predicted * math.band[0]
     assert either.predicted * either.band[1] == pytest.approx(math.predicted * math.band[1], rel=0.01)
 
 
@@ -114,7 +122,10 @@ def test_grouped_heads_without_flash_have_no_memory_efficient_kernel(tmp_path: P
 
 OPTIMIZERS = {
     "fused": ("AdamW fused", "fused AdamW", "torch.optim.AdamW(fused=True)", "adamw_torch_fused", "FusedAdam", "AdamW, fused: true"),
-    "foreach": ("AdamW", "AdamW (foreach)", "AdamW fused=False", "AdamW, not fused", "AdamW foreach=True", "non-fused AdamW", "AdamW unfused"),
+    "foreach": (
+        *("AdamW", "AdamW (foreach)", "AdamW fused=False", "AdamW, not fused", "AdamW foreach=True", "non-fused AdamW"),
+        "AdamW unfused",
+    ),
     "for-loop": ("AdamW (for-loop)", "AdamW foreach=False", "AdamW, single-tensor"),
 }
 

@@ -130,7 +130,10 @@ def test_a_row_of_vtrain_may_state_its_stage_of_zero(tmp_path: Path, change: dic
         ({"sharding": "magic"}, "sharding: expected FSDP"),
         ({"framework": "Megatron-DeepSpeed ZeRO-Infinity"}, "framework: expected one stage of ZeRO, 0 to 3"),
         ({"framework": "Megatron-DeepSpeed ZeRO++"}, "framework: expected one stage of ZeRO, 0 to 3"),
-        ({"framework": "Megatron-DeepSpeed ZeRO-1", "zero_stage": "2"}, "zero_stage and framework: expected one stage of ZeRO, found 2 and 1"),
+        (
+            {"framework": "Megatron-DeepSpeed ZeRO-1", "zero_stage": "2"},
+            "zero_stage and framework: expected one stage of ZeRO, found 2 and 1",
+        ),
     ],
 )
 def test_a_stage_of_zero_that_nothing_here_has_is_why_a_row_of_vtrain_is_skipped(

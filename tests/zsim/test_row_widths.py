@@ -129,8 +129,9 @@ OTHERS = {
         *("IB 3200 Gbps/node, congested", "", "NVLink 8/node", "3200 Gbps/node"),
     ),
     False: (
-        *("NVLink 8/node; dedicated InfiniBand 3200 Gbps/node", "NVLink 8/node; 8x NDR400", "InfiniBand NDR 3200 Gbps/node", "1600 Gbps/node"),
-        *("EFA 3200 Gbps/node, not shared", "RoCE 400 Gb/s per GPU", "IB 3200 Gbps/node without congestion", "100 GbE per node"),
+        *("NVLink 8/node; dedicated InfiniBand 3200 Gbps/node", "NVLink 8/node; 8x NDR400", "InfiniBand NDR 3200 Gbps/node"),
+        *("1600 Gbps/node", "EFA 3200 Gbps/node, not shared", "RoCE 400 Gb/s per GPU", "IB 3200 Gbps/node without congestion"),
+        "100 GbE per node",
     ),
 }
 

@@ -14,7 +14,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from zsim.measurements import fms_fsdp, headers, llm_foundry, megatron, nanotron, nccl_files, nccl_prefixes, products, torchtitan
+from zsim.measurements import (
+    fms_fsdp,
+    headers,
+    llm_foundry,
+    megatron,
+    nanotron,
+    nccl_files,
+    nccl_prefixes,
+    products,
+    torchtitan,
+)
 from zsim.measurements.checks import unknown
 from zsim.measurements.nccl_rows import NcclRow
 from zsim.measurements.products import Product

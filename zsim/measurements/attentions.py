@@ -18,26 +18,29 @@ COLUMNS = ("attention", "attn_impl", "attn_implementation", "attention_implement
 HOPPER = ("H100", "H200", "H800")
 """Models that FlashAttention 3 has kernels for."""
 NEAREST = 0.1
-"""How much wider a band is for kernels that are timed as others: FlexAttention has 0.85 to 0.9 of FlashAttention 2's rate (PyTorch's post of
-August 2024), cuDNN on H100 up to 1.75 times it (the notes of torch 2.5), about FlashAttention 3's, FlashAttention 1 half (its successor's
-paper), where Triton's kernels have two thirds; memory-efficient attention has no rate of its own here."""
+"""How much wider a band is for kernels that are timed as others: FlexAttention has 0.85 to 0.9 of FlashAttention 2's rate (PyTorch's post
+of August 2024), cuDNN on H100 up to 1.75 times it (the notes of torch 2.5), about FlashAttention 3's, FlashAttention 1 half (its
+successor's paper), where Triton's kernels have two thirds; memory-efficient attention has no rate of its own here."""
 _MENTIONS = re.compile(
     r"flash[-_ ]*(?:attn|attention|sdpa?)?(?:[-_ ]*v?(?P<version>\d)(?:\.\d+)*\b)?|\bfa[-_ ]?v?(?P<short>\d)\b"
     r"|(?P<kernel>triton|math\b|mem(?:ory)?[-_ ]*eff\w*|efficient\w*|cutlass|xformers|cudnn|flex(?:[-_ ]*(?:attn|attention))?\b"
     r"|eager|explicit|naive|vanilla|sdpa|scaled[-_ ]dot[-_ ]product(?:[-_ ]attention)?|scaled[-_ ]dot\w*)"
 )
-_DENIED_BEFORE = re.compile(r"(?:\bnot?|\bnon|\bnever|\bwithout|\bw/o|\bexcept|\binstead of|\brather than|\bdisable[sd]?)[-_ ]*(?:using |with |enable_)?$")
+_DENIED_BEFORE = re.compile(
+    r"(?:\bnot?|\bnon|\bnever|\bwithout|\bw/o|\bexcept|\binstead of|\brather than|\bdisable[sd]?)[-_ ]*(?:using |with |enable_)?$"
+)
 _DENIED_BEHIND = re.compile(
-    r"[-_ ]*(?:attn|attention|sdpa?|kernels?|backend)?[-_ ]*(?:is |are |[=:]\s*)?(?:disabled|off|false|0\b|unavailable|not (?:used|available|enabled))"
+    r"[-_ ]*(?:attn|attention|sdpa?|kernels?|backend)?[-_ ]*(?:is |are |[=:]\s*)?"
+    r"(?:disabled|off|false|0\b|unavailable|not (?:used|available|enabled))"
 )
 _SPLIT = re.compile(r"\bring\b|ulysses|context[-_ ]*parallel|sequence[-_ ]*parallel|\bcp\b|\bsp\b|striped?\b|zigzag|\busp\b")
 _PARTLY = re.compile(r"sliding|window\w*|\blocal\b|sparse|\bchunked\b")
 _NOTHING_MORE = frozenset(
     (
         *("attn", "attention", "torch", "pytorch", "nn", "functional", "f", "backend", "kernel", "kernels", "default", "causal", "impl"),
-        *("with", "via", "in", "the", "and", "by", "or", "of", "as", "auto", "only", "enabled", "true", "on", "using", "fused", "dao", "ailab"),
-        *("hf", "transformers", "bf16", "fp16", "no", "not", "non", "without", "w", "o", "disabled", "off", "false", "sdp", "product", "alibi"),
-        *("library", "package", "implementation", "cuda", "version"),
+        *("with", "via", "in", "the", "and", "by", "or", "of", "as", "auto", "only", "enabled", "true", "on", "using", "fused", "dao"),
+        *("ailab", "hf", "transformers", "bf", "fp", "no", "not", "non", "without", "w", "o", "disabled", "off", "false", "sdp", "product"),
+        *("alibi", "library", "package", "implementation", "cuda", "version"),
     )
 )
 """Words that change nothing beside those that name kernels."""
@@ -73,7 +76,8 @@ def attention_of(name: str, words: str, *, part: Part, assumed: Assumed, explici
     """
     said = words.lower()
     if found := _SPLIT.search(said):
-        raise RowError(f"{name}: {found[0]} attention splits sequences over GPUs, and only data parallelism is simulated, found {words[:40]!r}")
+        splits = f"{found[0]} attention splits sequences over GPUs, and only data parallelism is simulated"
+        raise RowError(f"{name}: {splits}, found {words[:40]!r}")
     kept, denied = _named(said)
     kernel = _one_of(kept)
     if not kernel and explicit and re.search(rf"\b{explicit}\b", said) and "sdpa" not in kept:

@@ -24,11 +24,14 @@ def bandwidth_left(num_nodes: int) -> float:
 
 
 _ALONE = re.compile(
-    r"\b(?:not?|non|never|without|un)[-_ ]*(?:shared|sharing|congest\w*|noisy|noise|contention)|\b(?:dedicated|exclusive\w*|isolated|private)\b"
+    r"\b(?:not?|non|never|without|un)[-_ ]*(?:shared|sharing|congest\w*|noisy|noise|contention)"
+    r"|\b(?:dedicated|exclusive\w*|isolated|private)\b"
 )
 _OTHERS = re.compile(r"\bshared\b|\bcongest(?:ed|ion)\b|\bnoisy\b|\bcontention\b|\bwith others\b")
 _THIS_CLUSTER = re.compile(r"\befa\b|\baws\b|\bp5\b|\bhf\b|hugging[-_ ]?face")
-_ANOTHER = re.compile(r"infini|\bib\b|[hnex]dr\d*\b|connectx|\bcx-?\d|quantum|roce|rdma|ether|gbe\b|\btcp\b|socket|slingshot|omni-?path|opa\b")
+_ANOTHER = re.compile(
+    r"infini|\bib\b|[hnex]dr\d*\b|connectx|\bcx-?\d|quantum|roce|rdma|ether|gbe\b|\btcp\b|socket|slingshot|omni-?path|\bopa\b"
+)
 
 
 def is_among_others(network: str) -> bool | None:

@@ -18,7 +18,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from zsim.measurements.attentions import Attention, asked_of, tables
-from zsim.measurements.checks import COMPILING, Assumed, accumulation, compiling, micro_batch, only_data_parallel, said, seconds_of
+from zsim.measurements.checks import (
+    COMPILING,
+    Assumed,
+    accumulation,
+    compiling,
+    micro_batch,
+    only_data_parallel,
+    said,
+    seconds_of,
+)
 from zsim.measurements.machines import machine
 from zsim.measurements.mapping import ScenarioText, checkpointing, feed_forward, num_parameters, of_all_heads, step_of
 from zsim.measurements.optimizer_words import implementation_of

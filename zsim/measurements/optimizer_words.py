@@ -18,14 +18,14 @@ _DENIED_BEHIND = re.compile(r"\s*(?:[=:]\s*|is )?(?:false|off|disabled|0\b|none)
 _CHANGES = (
     ("states of 8 bits", r"\b8[-_ ]?bits?\b|8bit|\bint8\b|\bfp8\b|\bfloat8\b|\bbnb\b|bitsandbytes"),
     ("states of 4 bits", r"\b4[-_ ]?bits?\b|4bit|\bint4\b"),
-    ("states of 16 bits", r"(?:bf16|fp16|bfloat16|half|16[-_ ]?bits?)(?=.*\bstates?\b)|\bstates?\b.*(?:bf16|fp16|bfloat16|half)|anyprecision"),
+    ("states of 16 bits", r"(?:bf16|fp16|bfloat16|half|16[-_ ]?bits?)(?=.*\bstates?\b)|\bstates?\b.*(?:bf16|fp16|bfloat16|half)"),
     ("an average of parameters", r"\bema\b|\bswa\b|averag"),
 )
 """What is not simulated of an optimizer, and changes its step a little."""
 _REST = frozenset(
     (
-        *("torch", "pytorch", "optim", "optimizer", "apex", "deepspeed", "composer", "transformer", "hf", "with", "in", "the", "and", "by"),
-        *("true", "false", "not", "no", "non", "without", "w", "o", "off", "on", "default", "implementation", "kernel", "kernels", "capturable"),
+        *("torch", "pytorch", "optim", "optimizer", "apex", "deepspeed", "composer", "transformer", "hf", "with", "in", "the", "and"),
+        *("by", "true", "false", "not", "no", "non", "without", "w", "o", "off", "on", "default", "implementation", "kernel", "kernels"),
         *("bit", "bits", "bf", "fp", "bfloat", "half", "int", "states", "state", "bnb", "bitsandbytes", "ema", "swa", "lr", "e", "beta"),
         *("betas", "b", "eps", "unfused", "weight", "decay", "wd", "clip", "clipping", "gradient", "gradients", "float", "adamw", "un"),
     )

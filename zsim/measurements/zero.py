@@ -25,7 +25,7 @@ def stage_of(words: str, *, name: str) -> int:
 
 
 def stage_in(words: str, *, name: str) -> int | None:
-    """The stage that is named among others words of the column `name`, None where none is; RowError for two, and for one that is no stage."""
+    """The stage that is named among other words of the column `name`, None where none is; RowError for two, and for one that is none."""
     found = set(_IN_WORDS.findall(words))
     if not found:
         return None
