@@ -21,6 +21,8 @@ NEAREST = 0.1
 """How much wider a band is for kernels that are timed as others: FlexAttention has 0.85 to 0.9 of FlashAttention 2's rate (PyTorch's post
 of August 2024), cuDNN on H100 up to 1.75 times it (the notes of torch 2.5), about FlashAttention 3's, FlashAttention 1 half (its
 successor's paper), where Triton's kernels have two thirds; memory-efficient attention has no rate of its own here."""
+TORCH_S = ("flash", "efficient", "math")
+"""Kernels of scaled_dot_product_attention in the order in which it tries them (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)."""
 _MENTIONS = re.compile(
     r"flash[-_ ]*(?:attn|attention|sdpa?)?(?:[-_ ]*v?(?P<version>\d)(?:\.\d+)*\b)?|\bfa[-_ ]?v?(?P<short>\d)\b"
     r"|(?P<kernel>triton|math\b|mem(?:ory)?[-_ ]*eff\w*|efficient\w*|cutlass|xformers|cudnn|flex(?:[-_ ]*(?:attn|attention))?\b"
@@ -123,6 +125,8 @@ def _one_of(kept: dict[str, str]) -> str:
     for whole in ("triton", "cudnn", "flex"):
         if whole in names:
             names -= {"flash"}
+    if "sdpa" in kept and names <= set(TORCH_S):  # of those that it may take, torch takes the first
+        names = set([name for name in TORCH_S if name in names][:1])
     if "xformers" in names and len(names) > 1:
         names -= {"xformers"}
     if len(names) > 1:

@@ -56,7 +56,6 @@ def step(record: Record, *, source: str) -> Step:
     only_data_parallel(record)
     assumed = Assumed()
     precision = two_bytes(record, default="bf16", reduce="bf16", assumed=assumed)
-    assumed.add(f"{precision.reduce} reductions")
     implementation = implementation_of(record, default="foreach", assumed=assumed)
     assumed.add(f"AdamW, {'fused' if implementation == 'fused' else 'not fused'}, gradients clipped")
     place = machine(record, assumed)

@@ -100,6 +100,6 @@ def two_bytes(record: Record, *, default: str, reduce: str, assumed: Assumed, or
     follows = reduce not in (found.compute, "fp32")
     if follows:
         assumed.add(f"reductions in {found.compute}, as its products, for the row does not say")
-    elif record.text("precision", ""):
+    else:
         assumed.add(f"reductions in {reduce}, as the source has them, for the row does not say")
     return replace(found, reduce=found.compute if follows else reduce)
