@@ -20,7 +20,8 @@ MATH = ("SDPA math", "SDPA without flash", "no flash attention", "SDPA, non-flas
 ATTENTIONS = {
     ("sdpa", "flash2"): (
         *("SDPA flash v2", "flash", "FA2", "flash-attn 2.5.8", "SDPA", "scaled_dot_product_attention", "flash_attention_2"),
-        *("SDPA (flash, efficient, math)", "SDPA (no math)", "sliding window flash", "FlexAttention", "flash, not math", "FlashAttention-2 (Dao-AILab)", "flash attention"),
+        *("SDPA (flash, efficient, math)", "SDPA (no math)", "sliding window flash", "FlexAttention", "flash, not math"),
+        *("FlashAttention-2 (Dao-AILab)", "flash attention"),
     ),
     ("sdpa", "flash3"): ("flash_attention_3", "flash v3", "FA3", "FlashAttention-3", "SDPA cuDNN", "cuDNN", "cudnn flash attention"),
     ("sdpa", "triton"): ("triton", "flash/triton", "flash v1", "FlashAttention 1"),
