@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from zsim.measurements import congestion, nccl_text
+from zsim.measurements import congestion, nccl_ports
 from zsim.measurements.attentions import Attention, asked_of, tables, words_of
 from zsim.measurements.checks import (
     Assumed,
@@ -108,7 +108,7 @@ def _network(record: Record, place: Machine, assumed: Assumed) -> Machine:
     words = outside_node(network_words(record))
     others = congestion.is_among_others(words)
     named = record.text("inter_node_gbps_per_node", "")
-    rate = record.positive("inter_node_gbps_per_node") / 8 if named else nccl_text.node_gb_s(words, per_node=NODE)
+    rate = record.positive("inter_node_gbps_per_node") / 8 if named else nccl_ports.node_gb_s(words, per_node=NODE)
     if others is None and (place.part.model != CLUSTER or (rate or NETWORK_GB_S) != NETWORK_GB_S):
         others = False
     if others is False:
