@@ -88,6 +88,7 @@ def fake(model: nn.Module, inputs: Inputs, *, units: Units, dtype: Dtype | None,
     )
 
 
+REAL = "make the module beforehand, with real tensors, and give it itself"
 RUN_ONCE = "make the module beforehand, run it on a batch so that its lazy parameters get their shapes, and give it itself"
 BEFOREHAND = 'make the module beforehand, as under torch.device("meta"), and give it itself'
 
@@ -100,8 +101,8 @@ def made(make: Any) -> nn.Module:
     try:
         with torch_private.nothing_drawn():
             model = make()
-    except UntraceableError as error:  # the examples, which it knows nothing of, would not help
-        raise refuse(error.where, error.expected, error.found, BEFOREHAND) from error
+    except UntraceableError as error:  # the examples, which it knows nothing of, would not help, nor would a module on "meta"
+        raise refuse(error.where, error.expected, error.found, REAL) from error
     except Exception as error:  # whatever a user's constructor may raise
         lines = str(error).strip().splitlines() or [""]
         raise refuse("module", expected, f"{type(error).__name__}: {lines[0][:200]}", _other_way(error, remedy)) from error

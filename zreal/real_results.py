@@ -153,6 +153,8 @@ def as_real(operator: OpOverload, arguments: tuple[Any, ...], result: Any, *, de
         result = (laid, *result[1:]) if isinstance(result, tuple | list) else laid
     if name in STATISTICS:
         result = _with_statistics(arguments, result)
+    if name == "_weight_norm_interface" and first.dtype == torch.float16:  # of bfloat16 fake tensors have it so
+        result = (first, result[1].to(torch.float32))
     return result
 
 

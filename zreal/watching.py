@@ -40,7 +40,7 @@ class WatchedStep:
     asks_dtypes: bool
     """Whether the module was told another dtype of a parameter since its unit is sharded."""
     writes: dict[str, str]
-    """The parameters that it changes in place, and by what."""
+    """The parameters that it changes in place, and by what; autograd does not see what is done to their `.data`."""
 
 
 def steady(
@@ -81,6 +81,7 @@ def _run(
     views = RunViews(step.groups, step.parameters, runs)
     parameters = {**step.parameters, **views.parameters}
     boundaries, gradients = Boundaries(log, units=step.units, dtype=step.cast, autograd=autograd, views=views), ParameterGradients(log)
+    versions = {fqn: torch_private.version(parameter) for fqn, parameter in step.parameters.items()}
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -113,7 +114,7 @@ def _run(
         loss=numbers,
         cast_inputs=cast_inputs,
         asks_dtypes=dtypes.asked,
-        writes=log.writes,
+        writes={fqn: by for fqn, by in log.writes.items() if torch_private.version(step.parameters[fqn]) != versions[fqn]},
     )
 
 
@@ -195,6 +196,6 @@ def _require_nothing_left(left: Mapping[int, Born]) -> None:
             operator,
             "memory that is free again after backward",
             f"{format_bytes(sum(born.nbytes for born in left.values()))} that the module keeps anew in every step",
-            "do not store outputs in the module; torch.nn.utils.weight_norm and spectral_norm do, for which "
-            "torch.nn.utils.parametrizations has others that do not",
+            "do not store outputs in the module, as torch.nn.utils.weight_norm and spectral_norm do, for which "
+            "torch.nn.utils.parametrizations has others, and change a parameter's .data by copy_",
         )

@@ -141,10 +141,10 @@ class TracedModel(ModelSpec):
         if form is not None and not form.lowered and form.autograd == "views":
             raise TracedModelError(
                 where=self.name,
-                expected="a module that changes none of its parameters in forward: FSDP1 makes them views of a flat one, and torch "
-                "lets nobody change those in place",
+                expected="a module that changes none of its parameters in forward: FSDP1 makes them views of a flat one, which "
+                "autograd lets nobody change in place",
                 found=form.fails,
-                remedy="use fsdp2, hsdp or ddp, or change it between steps",
+                remedy="change its .data, which autograd does not see, or use fsdp2, hsdp or ddp",
             )
         if form is not None and not form.lowered:
             given = f"; trace it with casts_input=False if the model's inputs come in {self.dtype}" if form.autograd == "bare" else ""

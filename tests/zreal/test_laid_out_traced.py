@@ -189,8 +189,9 @@ def test_constructors_that_draw_truncated_normals_are_traced() -> None:
 
 
 def test_constructors_that_ask_for_values_are_refused_with_what_helps() -> None:
-    with pytest.raises(UntraceableError, match=r'make the module beforehand, as under torch.device\("meta"\), and give it itself'):
-        trace(Asking, (torch.randn(2, WIDTH),), units=[])
+    with pytest.raises(UntraceableError, match="make the module beforehand, with real tensors, and give it itself$"):
+        trace(Asking, (torch.randn(2, WIDTH),), units=[], loss=torch.sum)
+    assert trace(Asking(), (torch.randn(2, WIDTH),), units=[], loss=torch.sum).modules
 
 
 def test_an_input_that_needs_a_gradient_is_refused_as_no_strategy_counts_it() -> None:

@@ -318,6 +318,17 @@ def test_norms_of_two_bytes_with_weights_of_four_keep_statistics_of_four(dims: i
     assert wrong == []
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("dim", [0, 1])
+def test_weight_norm_keeps_norms_as_real_ones_are(dim: int, dtype: torch.dtype) -> None:
+    def run(x: Tensor) -> Tensor:
+        return torch._weight_norm(x[0], ones(*((6, 1) if dim == 0 else (1, WIDTH)), like=x), dim)
+
+    made, wrong = differing(calls(run, torch.rand(SHAPES[3]).to(dtype)))
+    assert made
+    assert wrong == []
+
+
 class Residual(nn.Module):
     """An activation whose result is pooled over transposed tokens, so that gradients lie otherwise than what it was given."""
 

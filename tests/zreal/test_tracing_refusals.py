@@ -264,3 +264,15 @@ def test_a_cast_in_the_function_is_taken_or_refused_with_what_to_do() -> None:
         assert trace(lambda: Plain().to(torch.bfloat16), X).dtype == "bfloat16"
     except UntraceableError as error:
         assert "leave the cast (.to, .bfloat16 and the like) out of it and give dtype=, or make the module beforehand" in str(error)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
+@pytest.mark.parametrize("norm", ["weight_norm", "spectral_norm"])
+def test_a_norm_that_keeps_outputs_in_its_module_is_refused_with_the_one_that_does_not(norm: str) -> None:
+    def make(utilities: Any) -> nn.Module:
+        return nn.Sequential(getattr(utilities, norm)(nn.Linear(8, 8)), nn.Linear(8, 4))
+
+    says = r"as torch\.nn\.utils\.weight_norm and spectral_norm do, for which torch\.nn\.utils\.parametrizations has others"
+    with pytest.raises(UntraceableError, match=says):
+        trace(lambda: make(nn.utils), X, units=["0"], loss=torch.sum)
+    assert trace(lambda: make(nn.utils.parametrizations), X, units=["0"], loss=torch.sum).modules

@@ -25,22 +25,27 @@ FSDP1 = 'name = "fsdp1", dp_shard = 2, dp_replicate = 1'
 class Normed(nn.Module):
     """A linear whose weight's rows have length one: it is written back before it is used, as EDM2 does."""
 
-    def __init__(self) -> None:
+    def __init__(self, way: str = "no_grad") -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH))
+        self.weight, self.way = nn.Parameter(torch.randn(WIDTH, WIDTH)), way
 
     def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            self.weight.copy_(functional.normalize(self.weight, dim=1))
+        if self.way == "data":
+            self.weight.data.copy_(functional.normalize(self.weight.data, dim=1))
+        elif self.way == "detached":
+            self.weight.detach().copy_(functional.normalize(self.weight.detach(), dim=1))
+        else:
+            with torch.no_grad():
+                self.weight.copy_(functional.normalize(self.weight, dim=1))
         return functional.linear(x, functional.normalize(self.weight, dim=1)).relu()
 
 
 class Layers(nn.Module):
     """Four of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, way: str = "no_grad") -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Normed() for _ in range(4))
+        self.layers = nn.ModuleList(Normed(way) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -65,6 +70,11 @@ class Bounded(nn.Module):
 
 MAKES: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, ...]], str]] = {
     "a weight": (Layers, lambda: (torch.randn(6, WIDTH),), "layers.0.weight, which copy_ changes in place"),
+    "detached": (
+        lambda: Layers("detached"),
+        lambda: (torch.randn(6, WIDTH),),
+        "layers.0.weight, which copy_ changes in place",
+    ),
     "rows of a table": (Bounded, lambda: (torch.randint(0, 50, (2, 6)),), "embedding.weight, which embedding_renorm_ changes in place"),
 }
 
@@ -78,12 +88,17 @@ def test_they_are_traced_to_the_byte(name: str, strategy: str, accumulation: int
 @pytest.mark.parametrize("name", MAKES)
 def test_fsdp1_refuses_them_as_torch_does(name: str, tmp_path: Path) -> None:
     make, data, says = MAKES[name]
-    with pytest.raises(ZsimError, match=f"changes none of its parameters in forward: .*found {says}; use fsdp2, hsdp or ddp"):
+    with pytest.raises(ZsimError, match=f"changes none of its parameters in forward: .*found {says}; change its .data, .* or use fsdp2"):
         differences(make, data, FSDP1, tmp_path, ranks=2)
     with torch_private.fake_group(rank=0, world_size=2):
         module = FullyShardedDataParallel(make(), device_id=torch.device("cpu"), use_orig_params=True)
         with pytest.raises(RuntimeError, match="is a view and its base or another view of its base has been modified inplace"):
             module(*data())
+
+
+@pytest.mark.parametrize("strategy", [FSDP2, DDP, FSDP1, f"{FSDP1}, use_orig_params = true"])
+def test_data_is_changed_under_fsdp1_too(strategy: str, tmp_path: Path) -> None:
+    assert differences(lambda: Layers("data"), MAKES["a weight"][1], strategy, tmp_path, ranks=2, accumulation=2) == {}
 
 
 def test_only_their_traces_have_no_form_for_views() -> None:

@@ -90,6 +90,9 @@ def _traced_problems(model: TracedModel) -> Iterator[str]:
         yield "frozen: a trace has no gradients of frozen parameters, which views of one flat parameter get; use fsdp2, or train them all"
     if model.autocast != "none":
         yield "precision.autocast: a trace has casts in autocast's cache, which keeps none of views; use fsdp2, or trace it without"
+    if model.nested:
+        yield "model.traced: expected no units in units with fsdp1, of which a trace does not tell when each begins and ends; use fsdp2"
+        return
     for unit in dict.fromkeys(module.unit for module in model.modules if module.unit != ROOT):
         runs = [lowered.differentiates for module, lowered in zip(model.modules, model.lowered, strict=True) if module.unit == unit]
         if model.dtype != ORIGINAL and any(runs) and not runs[0]:
@@ -98,8 +101,6 @@ def _traced_problems(model: TracedModel) -> Iterator[str]:
                 "the first one made, and loses gradients of two bytes; run the others first, use fsdp2, or train in float32"
             )
             return
-    if model.nested:
-        yield "model.traced: expected no units in units with fsdp1, of which a trace does not tell when each begins and ends; use fsdp2"
 
 
 def kinds(model: ModelSpec, mesh: Mesh) -> int:
