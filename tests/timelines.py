@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 
 from zsim.engine import simulate
 from zsim.lowering import lower
@@ -34,6 +35,10 @@ class Toy:
     """What it takes to read and write all elements of a block once, in float32."""
     issue: Callable[[Op], int] = field(default=lambda op: 0)
     launch_queue: int = 0
+
+    def usage(self, ranks: tuple[int, ...]) -> dict[int, dict[str, Fraction]]:
+        """Each communicator has links of its own."""
+        return {}
 
     def compute_ns(self, kernels: tuple[Kernel, ...]) -> int:
         """The time of blocks and of copies; nothing else takes any."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.zsim.test_nccl_rows import GIB, LOG, published
+from zsim.collectives import estimated
+from zsim.hardware import load_cluster
 from zsim.measurements import nccl_ports
 from zsim.measurements.nccl_files import read_csv
 from zsim.measurements.nccl_logs import read_text
@@ -157,8 +159,9 @@ def of_node(said: str) -> str:
 @pytest.mark.parametrize(
     ("gpu", "inter", "words", "taken", "also"),
     [
-        ("H100", "TCP 100G", of_gpus("100 Gbit/s"), "TCP 8x100G", "TCP 1x100G"),
-        ("A100", "TCP/IP 100 Gbps", of_gpus("100 Gbit/s"), "TCP 8x100G", "TCP 1x100G"),
+        ("H100", "TCP 100G", of_node("100 Gbit/s"), "TCP 1x100G", "TCP 8x100G"),
+        ("A100", "TCP/IP 100 Gbps", of_node("100 Gbit/s"), "TCP 1x100G", "TCP 8x100G"),
+        ("H100", "100Gbps ENA", of_node("100 Gbit/s"), "TCP 1x100G", "TCP 8x100G"),
         ("H100", "RoCE 100G", of_gpus("100 Gbit/s"), "RoCE 8x100G", "RoCE 1x100G"),
         ("H100", "400 Gbps", of_gpus("400 Gbit/s"), "8x400G", "1x400G"),
         ("A100", "400 Gbps", of_node("400 Gbit/s"), "1x400G", "8x400G"),
@@ -203,3 +206,15 @@ def test_other_jobs_leave_less_of_either_network() -> None:
     found = predict(row(ranks=32, nodes=4, inter="RoCE 100G, shared"))
     slower = predict(row(ranks=32, nodes=4, inter="RoCE 1x100G, shared"))
     assert found.high > slower.microseconds > predict(row(ranks=32, nodes=4, inter="RoCE 1x100G")).microseconds
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather"])
+@pytest.mark.parametrize(("gpu", "preset"), [("H800", "hgx-h800"), ("H100", "dgx-h100")])
+@pytest.mark.parametrize("nodes", [1, 2, 4])
+def test_a_row_takes_as_long_as_the_same_collective_on_the_preset(collective: str, gpu: str, preset: str, nodes: int) -> None:
+    """An H800 has fewer NVLinks: what NCCL does within its nodes holds up the switch's trees between them too."""
+    one = NcclRow(
+        collective=collective, gpu=gpu, n_ranks=8 * nodes, n_nodes=nodes, size_bytes=2**30, inter_node="IB 8x400G" if nodes > 1 else ""
+    )
+    expected = estimated(collective, 2**30, cluster=load_cluster(preset, nodes=nodes), ranks=tuple(range(8 * nodes)))
+    assert predict(one).microseconds == pytest.approx(expected.microseconds)

@@ -27,7 +27,9 @@ def row(inter: str, *, gpu: str = "H100") -> NcclRow:
         *(("8x NDR200 (1600 Gb/s per node)", 200), ("NDR200, 1600 Gb/s per node", 200), ("8x HDR (100 Gb/s)", 100)),
         *(("8x NDR (3200 Gb/s)", 400), ("HDR InfiniBand, 100 Gb/s per GPU", 100), ("NDR InfiniBand 1600 Gb/s per node", 200)),
         *(("1x NDR400 per GPU", 400), ("1x400G per GPU", 400), ("1 x 400 Gb/s per GPU", 400), ("1x HDR200/GPU", 200)),
-        ("2x200G per GPU", 400),
+        *(("2x200G per GPU", 400), ("8x (2x200G) RoCE", 400), ("8 x 2 x 200 Gb/s RoCE", 400), ("2x200Gb/s bonded RoCE per GPU", 400)),
+        *(("2x200G RoCE (bonded) per GPU", 400), ("8+1 x 400G", 400), ("dual HDR per node", 50)),
+        *(("EFA 3,200 Gbps", 400), ("IB 1,600 Gb/s per node", 200), ("RoCE 8x400 Gb/s, 3,200 Gb/s in all", 400)),
         *(("1 NDR per GPU", 400), ("1 x ConnectX-7 400 Gb/s per GPU", 400), ("1x 400 Gbps NDR per GPU", 400)),
         ("2 x 100 Gbps EFA per GPU", 200),
         *(("one HDR200 per 2 GPUs", 100), ("1x200Gb/s HDR per 2 GPUs", 100), ("one 400 Gbps NIC per GPU", 400)),
@@ -40,6 +42,18 @@ def row(inter: str, *, gpu: str = "H100") -> NcclRow:
 def test_ports_are_as_many_as_fast_and_whose_the_words_say(inter: str, gb_s: float) -> None:
     assert nccl_ports.taken(inter, per_node=8) == nccl_ports.Taken(gb_s=gb_s)
     assert mapped(row(inter)).assumed == ()
+
+
+@pytest.mark.parametrize("words", ["100 GbE", "100 GbE TCP", "100 Gb/s Ethernet (TCP sockets)", "100Gbps ENA", "TCP 100 Gbps"])
+def test_of_plain_ethernet_a_node_has_one_nic_however_it_is_spelled(words: str) -> None:
+    assert mapped(row(words)).communicator.bus_gb_s == mapped(row("TCP 1x100G")).communicator.bus_gb_s
+    table = {"gpu": "H100-80GB", "n_gpus": "16", "interconnect": f"NVLink 8/node; {words}"}
+    found = machine(Record(1, table), Assumed())
+    assert (found.nodes, found.nic_gb_s) == (2, pytest.approx(12.5 * 0.96 / 8, rel=0.05))
+
+
+def test_thousands_are_told_from_lists() -> None:
+    assert nccl_ports.without_thousands("EFA 3,200 Gbps, 8,192 ranks; 400, 800") == "EFA 3200 Gbps, 8192 ranks; 400, 800"
 
 
 @pytest.mark.parametrize(("inter", "gb_s", "other"), [("NDR200", 200, 25), ("HDR 100", 100, 12.5), ("2x200G per NIC", 400, 50)])

@@ -106,6 +106,9 @@ STATED = [
     ({"zero_stage": "3"}, "zero3"),
     ({"sharding": "FULL_SHARD"}, "zero3"),
     ({"framework": "Megatron-DeepSpeed ZeRO-1"}, "zero1"),
+    ({"framework": "Megatron-LM (distributed optimizer)"}, "zero1"),
+    ({"framework": "Megatron-LM --use-distributed-optimizer"}, "zero1"),
+    ({"framework": "Megatron-FSDP"}, "zero3"),
     ({"framework": "Megatron-DeepSpeed (ZeRO stage 2)"}, "zero2"),
     ({"framework": "Megatron-DeepSpeed, zero1", "zero_stage": "1"}, "zero1"),
 ]

@@ -106,7 +106,8 @@ def machine(record: Record, assumed: Assumed) -> Machine:
 
 def network_words(record: Record) -> str:
     """All that the row says of links, within a node and between nodes."""
-    return "; ".join(text for text in (record.text(name, "") for name in ("interconnect", "intra_node", "inter_node")) if text)
+    said = (nccl_ports.without_thousands(record.text(name, "")) for name in ("interconnect", "intra_node", "inter_node"))
+    return "; ".join(text for text in said if text)
 
 
 def outside_node(words: str) -> str:
@@ -203,7 +204,7 @@ def _rates(outside: str, part: Part, assumed: Assumed) -> tuple[float, ...]:
     if bare > 2 * most:
         return (said.gb_s,)
     each = NODE * min(bare, most)
-    return (bare, each) if nccl_text.is_ethernet(outside) or said.gb_s == bare else (each, bare)
+    return (bare, each) if nccl_text.is_plain(outside) or said.gb_s == bare else (each, bare)
 
 
 def _one_node(part: Part, fabric: Fabric, rate: float | None) -> Network:

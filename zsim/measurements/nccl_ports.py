@@ -19,7 +19,7 @@ MOST_PORTS = 64
 _COUNTS = {"one": 1, "single": 1, "two": 2, "dual": 2, "four": 4, "quad": 4, "eight": 8}
 _NODES = ("node", "host", "server", "instance", "machine")
 _PORTS = r"(?:NIC|HCA|port|card|adapter|link|rail|cable)"
-_KINDS = r"(?:ethernet|infiniband|ib|roce|rdma|efa|tcp|network|bandwidth)(?:[ ,]+(?:ethernet|rdma|network|bandwidth))*"
+_KINDS = r"(?:bonded|ethernet|infiniband|ib|roce|rdma|efa|tcp|network|bandwidth)(?:[ ,]+(?:ethernet|rdma|network|bandwidth))*"
 """Words that may stand between a rate and whose it is."""
 _RATE = r"(?<!\d)(\d{1,9}(?:\.\d{1,9})?)\s*(G|T)(B/s|b/s|bps|bit/s|bE|)(?![A-Za-z])"
 _NAME = r"(?:EDR|HDR|NDR|XDR)"
@@ -104,8 +104,13 @@ def node_gb_s(inter: str, *, per_node: int, most: float = 50.0) -> float | None:
     return found.gb_s if found else None
 
 
+def without_thousands(words: str) -> str:
+    """"3,200 Gbps" as "3200 Gbps"; a comma before a blank parts words."""
+    return re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", words)
+
+
 def _said(inter: str) -> Said | None:
-    text = _counted(inter.replace("×", "x").replace("*", "x"))
+    text = _counted(without_thousands(inter).replace("×", "x").replace("*", "x"))
     named = _cable_of(text)
     found = _several(text, named) or _cables(text, named) or _single(text)
     return _shared(text, found) if found else None
@@ -113,8 +118,11 @@ def _said(inter: str) -> Said | None:
 
 def _counted(text: str) -> str:
     """The text with counts in words as figures: "one HDR200" and "quad-rail HDR"."""
+    text = re.sub(r"\b(\d{1,2})\+1\s*x", r"\1 x", text, flags=re.IGNORECASE)  # the one is of the storage
+    twice = r"\b(\d{1,2})\s*x\s*\(?\s*(\d{1,2})\s*x(?=\s*[\d.]+\s*[GT])"
+    text = re.sub(twice, lambda both: f"{int(both[1]) * int(both[2])} x", text, flags=re.IGNORECASE)
     text = re.sub(r"\b(single|dual|two|quad|four|eight)[- ]rail\b", lambda one: f"{_COUNTS[one[1].lower()]} x", text, flags=re.IGNORECASE)
-    before = rf"\b(one|two|four|eight)\b(?=\s+(?:\d|{_NAME}|{_PORTS}))"
+    before = rf"\b(one|single|two|dual|four|quad|eight)\b(?=\s+(?:\d|{_NAME}|{_PORTS}))"
     return re.sub(before, lambda one: f"{_COUNTS[one[1].lower()]} x", text, flags=re.IGNORECASE)
 
 

@@ -142,6 +142,7 @@ def mapped(row: NcclRow) -> Mapped:
         num_ranks=row.n_ranks,
         num_nodes=nodes,
         bus_gb_s=bus,
+        inside_gb_s=inside,
         fabric=_fabric(row, assumed) if nodes > 1 else "unknown",
         processor="amd" if part.generation == "ampere" else "intel",
         links=links,
@@ -202,6 +203,8 @@ def _rates(row: NcclRow, part: nccl_text.Part, per_node: int, assumed: list[str]
         return [node, found.instead]
     if other is None or (is_efa and node == usual):
         return [node]
+    if nccl_text.is_plain(row.inter_node):
+        node, other = sorted((node, other))
     said = f"{8 * min(node, other):g} Gbit/s"
     taken, also = f"for each of {per_node} GPUs", "for the whole node"
     if node < other:

@@ -83,6 +83,8 @@ def fabric(inter: str) -> Fabric:
             return kind  # type: ignore[return-value]
     if "rdma" in lower and re.search(r"ethernet|gbe\b", lower):
         return "roce"
+    if re.search(r"\bena\b", lower):  # AWS's NIC without EFA
+        return "tcp"
     return "ib" if re.search(r"\bib\b", lower) else "unknown"
 
 
@@ -90,6 +92,11 @@ def is_ethernet(inter: str) -> bool:
     """Whether the words say Ethernet, and not whether it is RoCE or TCP."""
     said = re.search(r"ethernet|gb[eE]\b|\b\d+\s*gige?\b", inter.lower())
     return said is not None and fabric(inter) == "unknown" and "rdma" not in inter.lower()
+
+
+def is_plain(inter: str) -> bool:
+    """Whether the words say Ethernet or TCP and no RDMA: of these a node has one NIC, unless they say whose it is."""
+    return is_ethernet(inter) or fabric(inter) == "tcp"
 
 
 def has_nvls(words: str, nccl_version: str) -> bool:

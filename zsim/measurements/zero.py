@@ -10,6 +10,11 @@ from zsim.measurements.table import Record, RowError
 COLUMNS = ("zero_stage", "zero", "zero_optimization_stage")
 UNSTAGED = ("none", "off", "ddp", "no", "no_shard", "disabled", "false")
 _IN_WORDS = re.compile(r"\bzero[-_ ]*(?:dp[-_ ]*)?(?:stage[-_ ]*)?([0-9]+|\+\+|inf\w*|offload)", re.IGNORECASE)
+_WITHOUT_ZERO = (
+    (re.compile(r"\b(?:use[-_ ])?dist(?:ributed)?[-_ ]opt(?:im(?:izer)?)?\b", re.IGNORECASE), 1),
+    (re.compile(r"\bfsdp[12]?\b", re.IGNORECASE), 3),
+)
+"""What Megatron and torch call the stages that shard optimizer states alone, and everything."""
 STAGES = {"": 0, "grad_op": 2, "full": 3}
 """Of torch's words for what is sharded."""
 
@@ -28,7 +33,8 @@ def stage_in(words: str, *, name: str) -> int | None:
     """The stage that is named among other words of the column `name`, None where none is; RowError for two, and for one that is none."""
     found = set(_IN_WORDS.findall(words))
     if not found:
-        return None
+        named = {stage for pattern, stage in _WITHOUT_ZERO if pattern.search(words)}
+        return max(named) if named else None
     if found - set("0123") or len(found) > 1:
         raise RowError(f"{name}: expected one stage of ZeRO, 0 to 3, found {words[:40]!r}")
     return int(found.pop())
