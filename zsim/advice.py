@@ -18,6 +18,7 @@ from zsim.errors import ScenarioError
 from zsim.run import RunOptions
 from zsim.scenario import Scenario
 from zsim.simulator import SimBackend
+from zsim.units import format_bytes
 
 MOST_TOGETHER = 4
 """The most changes that are tried together."""
@@ -25,6 +26,8 @@ BREADTH = 4
 """Of ways that do not fit, how many that need least are changed further; of pairs all are tried."""
 MOST_SHOWN = 3
 """The most ways of several changes that are told of, the fastest ones."""
+REMEDY = "take more ranks, a smaller micro-batch or shorter sequences"
+"""What is left to do where nothing that was tried fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +80,19 @@ def advice(scenario: Scenario) -> tuple[Effect, ...]:
     alone, joint = effects[: len(singles)], effects[len(singles) :]
     fastest = sorted(joint, key=lambda effect: effect.added_ns)[:MOST_SHOWN]
     return tuple(sorted([*alone, *fastest], key=lambda effect: -effect.saved_bytes))
+
+
+def none_fits(before: Answer, effects: Sequence[Effect]) -> str:
+    """That the scenario does not fit whatever is changed, with the least that it needs, in a sentence; "" where it or a change may."""
+    if any(verdict != "OOM" for verdict in (before.verdict, *(effect.verdict for effect in effects))):
+        return ""
+    least, peak_at, words = before.needed.nbytes, before.peak_at, "as it is it"
+    for effect in effects:
+        if effect.needed_bytes < least:
+            least, peak_at, words = effect.needed_bytes, effect.peak_at, effect.change
+    needed = f"{format_bytes(least)} of {format_bytes(before.capacity.nbytes)} (peak in {peak_at})"
+    joined = f", and of several together, up to {MOST_TOGETHER}, none that was tried FITS" if len(effects) > 1 else ""
+    return f"nothing fits: even {words} needs {needed}{joined}; {REMEDY}, or let zsim fit try other strategies"
 
 
 def _effect(way: Way, scenario: Scenario, before: Answer, before_ns: int) -> Effect:

@@ -16,6 +16,7 @@ from zsim.mesh import Mesh
 from zsim.scenario import Scenario
 from zsim.strategies import STRATEGIES, model_problems, recomputed_problems, wrapped
 from zsim.traced import TracedModel, TracedModelError
+from zsim.training import Optimizer
 
 EVERY_BLOCK = Checkpointing(mode="full")
 STAGE_UP: dict[str, str] = {"ddp": "zero1", "zero1": "zero2", "zero_redundancy": "zero2", "zero2": "zero3"}
@@ -29,6 +30,10 @@ def changes(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
         yield f"strategy {stage}", moved(scenario, stage)
     if scenario.strategy == "hsdp":
         yield "strategy fsdp2: shard over all ranks", moved(scenario, "fsdp2")
+    elif scenario.mesh.dp_replicate > 1 and "dp_shard" in STRATEGIES[scenario.strategy].axes:  # one that does both itself
+        yield f"dp_shard = {scenario.world_size}: shard over all ranks", moved(scenario, scenario.strategy)
+    if getattr(scenario.options, "sharding", "full") != "full":
+        yield 'sharding = "full": blocks freed after forward', _with_options(scenario, sharding="full")
     if hasattr(scenario.options, "reshard_after_forward") and scenario.options.reshard_after_forward is not True:
         yield "reshard_after_forward = true", _with_options(scenario, reshard_after_forward=True)
     on_device = scenario.cluster.kind != "cpu"
@@ -103,23 +108,38 @@ def moved(scenario: Scenario, strategy: str, *, mesh: Mesh | None = None, **opti
     known = {field.name: field.type for field in fields(kind.options)}
     same = {field.name for field in fields(scenario.options) if known.get(field.name) == field.type}  # fsdp1 says "pre" where fsdp2 counts
     kept = {name: value for name, value in _options(scenario).items() if name in same} | options
-    problems = kind.problems(kind.options(**kept), mesh, scenario.optimizer)
-    refused = {problem.partition(":")[0].removeprefix("strategy.") for problem in problems} - options.keys()
+    refused = _refused(strategy, kind.options(**kept), mesh, scenario.optimizer) - options.keys()
     asked = {name: value for name, value in kept.items() if name not in refused}
     model = wrapped(strategy, scenario.model, scenario.wrapping) if scenario.wrapping.nested else scenario.model
     return replace(scenario, strategy=strategy, options=kind.options(**asked), mesh=mesh, model=model)
 
 
 def dropped(before: Scenario, after: Scenario) -> tuple[str, ...]:
-    """The options that `before` sets and that `after` does not have, or has at their default again: ("offload = true", …)."""
+    """The options that `before` sets and that `after` does not have, or has at their default again: ("offload = true", …).
+
+    One that the same strategy could keep on that mesh is not dropped where it is at its default: that is what was changed.
+    """
     defaults = {field.name: field.default for field in fields(before.options)}
     there = {field.name: field.default for field in fields(after.options)}
     left = _options(after)
     return tuple(
         f"{name} = {_toml(value)}"
         for name, value in _options(before).items()
-        if value != defaults[name] and (name not in left or (left[name] == there[name] and left[name] != value))
+        if value != defaults[name]
+        and (name not in left or (left[name] == there[name] and left[name] != value and not _could_keep(before, after, name, value)))
     )
+
+
+def _could_keep(before: Scenario, after: Scenario, name: str, value: object) -> bool:
+    """Whether `after`, of the same strategy, is not refused with the value that `before` has."""
+    if after.strategy != before.strategy:
+        return False
+    return name not in _refused(after.strategy, replace(after.options, **{name: value}), after.mesh, after.optimizer)
+
+
+def _refused(strategy: str, options: Any, mesh: Mesh, optimizer: Optimizer) -> set[str]:
+    """The options that are refused on that mesh."""
+    return {problem.partition(":")[0].removeprefix("strategy.") for problem in STRATEGIES[strategy].problems(options, mesh, optimizer)}
 
 
 def _toml(value: object) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from zsim.advice import Way, needs, step_time_ns, together
+from zsim.advice import REMEDY, Way, needs, step_time_ns, together
 from zsim.answer import Answer
 from zsim.changes import can_checkpoint, dropped, moved, refusals
 from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
@@ -116,19 +116,28 @@ def _stages(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
         yield stage, moved(scenario, stage)
     for mesh in _replicated(scenario):
         whole_node = mesh.dp_shard == scenario.cluster.devices_per_node
-        name = "hsdp, a node a shard group" if whole_node else f"hsdp, shard groups of {mesh.dp_shard}"
-        yield name, moved(scenario, "hsdp", mesh=mesh)
+        groups = "a node a shard group" if whole_node else f"shard groups of {mesh.dp_shard}"
+        yield from _shardings(scenario, mesh, f", {groups}")
+        yield f"hsdp, {groups}", moved(scenario, "hsdp", mesh=mesh)
+    yield from _shardings(scenario, Mesh(dp_shard=scenario.world_size), "")
     if getattr(scenario.options, "reshard_after_forward", None) is not False:
         yield "fsdp2, reshard_after_forward = false", moved(scenario, "fsdp2", reshard_after_forward=False)
     yield "fsdp2", moved(scenario, "fsdp2")
     yield "zero3", moved(scenario, "zero3")
 
 
+def _shardings(scenario: Scenario, mesh: Mesh, groups: str) -> Iterator[tuple[str, Scenario]]:
+    """fsdp1 with and without its blocks freed after forward, where the scenario is of it: who is on it need not leave it."""
+    if scenario.strategy == "fsdp1":
+        for sharding in ("grad_op", "full"):
+            yield f'fsdp1{groups}, sharding = "{sharding}"', moved(scenario, "fsdp1", mesh=mesh, sharding=sharding)
+
+
 def _replicated(scenario: Scenario) -> list[Mesh]:
     """Replicas of shard groups that lie each in one node, from the smallest groups to the largest, and the scenario's own."""
     ranks, per_node = scenario.world_size, scenario.cluster.devices_per_node
     sizes = {size for size in range(2, min(per_node, ranks - 1) + 1) if per_node % size == 0 and ranks % size == 0}
-    if scenario.strategy == "hsdp":
+    if scenario.strategy == "hsdp" or (scenario.strategy == "fsdp1" and scenario.mesh.dp_replicate > 1):
         sizes.add(scenario.mesh.dp_shard)
     return [Mesh(dp_replicate=ranks // size, dp_shard=size) for size in sorted(sizes)]
 
@@ -156,7 +165,7 @@ def recommend(candidates: tuple[Candidate, ...]) -> tuple[Candidate | None, str]
     smallest = min(candidates, key=lambda one: one.answer.needed.nbytes)
     needed, there = smallest.answer.needed.nbytes, smallest.answer.capacity.nbytes
     short = f"even {smallest.name} needs {format_bytes(needed)} of {format_bytes(there)} (peak in {smallest.answer.peak_at})"
-    return None, f"nothing fits: {short}; take more ranks, a smaller micro-batch or shorter sequences"
+    return None, f"nothing fits: {short}; {REMEDY}"
 
 
 _ABLE = ("may just fit", "run only by giving back what they cache", "may run with the least outside torch's bytes")

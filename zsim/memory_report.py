@@ -108,14 +108,16 @@ def _bars(nbytes: int, highest: int) -> str:
     return bar() * (WIDTH * nbytes // max(1, highest))
 
 
-def print_advice(effects: Sequence[Effect]) -> None:
-    """What each change saves and takes."""
+def print_advice(effects: Sequence[Effect], nothing_fits: str = "") -> None:
+    """What each change saves and takes, and a sentence where none is enough."""
     say("what would help, each planned and simulated again")
     for effect in effects:
         what = finding(effect)
         time = f"{'+' if effect.added_ns >= 0 else '-'}{format_time(abs(effect.added_ns))} a step"
         then = f"{effect.verdict}{f', {effect.running}' if effect.running else ''}, peak in {effect.peak_at}{_without(effect.dropped)}"
         say(f"      {effect.change:48} {what}, {time}; then {then}")
+    if nothing_fits:
+        say(f"      {nothing_fits}")
 
 
 def finding(effect: Effect) -> str:

@@ -39,7 +39,8 @@ def show(options: argparse.Namespace) -> int:
     found = answer.answer(program, scenario.cluster, expandable_segments=scenario.expandable_segments, besides=belongings(scenario))
     stages = waterfall.waterfall(scenario, found)
     ridge = answer.ridges(program.of_rank(found.rank), found.phase) if options.memory else ()
-    helps = _advice(scenario) if options.memory else ()
+    helps = _advice(scenario) if options.memory else None
+    nothing_fits = "" if helps is None else advice.none_fits(found, helps)
     if options.snapshot:
         taken = read([options.scenario], scenario)
         places.require(Path(options.snapshot), option="--snapshot", apart_from=taken, kind="a snapshot")
@@ -56,7 +57,8 @@ def show(options: argparse.Namespace) -> int:
         more |= {"warnings": list(warnings)} if warnings else {}
         if options.memory:
             more |= memory_report.answer_object(found, stages, ridge)
-            more["what_would_help"] = [asdict(effect) | {"finding": memory_report.finding(effect)} for effect in helps]
+            more["what_would_help"] = [asdict(effect) | {"finding": memory_report.finding(effect)} for effect in helps or ()]
+            more["nothing_fits"] = nothing_fits or None
         if options.time:
             more["time"] = time_report.as_object(scenario, program)
         report.write_json({"schema_version": SCHEMA_VERSION, **head, **more})
@@ -67,17 +69,17 @@ def show(options: argparse.Namespace) -> int:
         report.say(str(program))
     if options.memory:
         memory_report.print_answer(found, stages, ridge)
-        memory_report.print_advice(helps)
+        memory_report.print_advice(helps or (), nothing_fits)
     if options.time:
         time_report.show(scenario, program)
     return 0
 
 
-def _advice(scenario: Scenario) -> tuple[advice.Effect, ...]:
-    """What would help; nothing, and a warning, where trying it would take minutes."""
+def _advice(scenario: Scenario) -> tuple[advice.Effect, ...] | None:
+    """What would help; None, and a warning, where trying it would take minutes."""
     if untried := scenario.work.problem(part=MANY_TIMES):
         report.warn(scenario.name, [f"what would help is not computed, to be done in seconds: {untried}"])
-        return ()
+        return None
     with report.progress(f"{scenario.name}: every change planned and simulated"):
         return advice.advice(scenario)
 
