@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from zsim.advice import advice, needs
-from zsim.changes import dropped, moved
+from zsim.advice import advice, needs, none_fits
+from zsim.changes import changes, dropped, moved
 from zsim.cli import main
 from zsim.fit import Candidate, fit, ways
 from zsim.mesh import Mesh
 from zsim.scenario import Scenario, parse
+from zsim.units import format_bytes
 
 PREFETCHED = 'name = "fsdp2", forward_prefetch = 2, backward_prefetch = 1, offload = true, reshard_after_forward = 4'
 
@@ -130,6 +132,107 @@ def test_fit_says_what_cannot_be_and_why() -> None:
     assert "torch 2.13 has no fused SGD" in refused["fsdp2"]
     assert {one.scenario.strategy for one in found.candidates} == {"ddp", "zero1", "zero2", "zero3"}
     assert all(isinstance(one, Candidate) and one.dropped == () for one in found.candidates)
+
+
+# -- fsdp1, which replicates and shards by itself
+
+FSDP1 = 'name = "fsdp1", dp_shard = 4, dp_replicate = 4, sharding = "grad_op", backward_prefetch = "post"'
+OF_FSDP1 = {
+    "model": 'preset = "llama-3-8b"',
+    "batch": "micro_batch = 1, sequence_length = 4096",
+    "cluster": 'preset = "dgx-a100-40", nodes = 2',
+    "more": 'activation_checkpointing = { mode = "full" }',
+}
+OVER_ALL, FREED = "dp_shard = 16: shard over all ranks", 'sharding = "full": blocks freed after forward'
+
+
+def test_fsdp1_is_advised_what_its_own_shardings_save_and_keeps_its_other_options() -> None:
+    case = scenario(FSDP1, **OF_FSDP1)
+    found = dict(changes(case))
+    assert (found[OVER_ALL].strategy, found[OVER_ALL].mesh, found[OVER_ALL].options) == ("fsdp1", Mesh(dp_shard=16), case.options)
+    assert (found[FREED].strategy, found[FREED].mesh, found[FREED].options) == ("fsdp1", case.mesh, replace(case.options, sharding="full"))
+    effects = {one.change: one for one in advice(case)}
+    assert needs(case).verdict == "OOM"
+    assert effects[OVER_ALL].verdict == "FITS"
+    assert effects[OVER_ALL].saved_bytes == needs(case).needed.nbytes - needs(found[OVER_ALL]).needed.nbytes > 0
+    assert effects[FREED].saved_bytes == needs(case).needed.nbytes - needs(found[FREED]).needed.nbytes > 0
+    assert {effects[name].dropped for name in (OVER_ALL, FREED)} == {()}  # what is changed is not called left out
+
+
+def test_what_fsdp1_does_already_is_not_advised() -> None:
+    full = {name for name, _ in changes(scenario('name = "fsdp1", dp_shard = 8'))}
+    assert not any("shard" in name for name in full)
+    kept = {name for name, _ in changes(scenario('name = "fsdp1", dp_shard = 8, sharding = "grad_op"'))}
+    assert kept - full == {FREED}
+
+
+def test_two_changes_of_fsdp1s_shardings_are_joined_where_one_is_not_enough() -> None:
+    case = scenario(FSDP1, **OF_FSDP1 | {"more": "", "batch": "micro_batch = 2, sequence_length = 4096"})
+    (joint,) = (one for one in advice(case) if " + " in one.change)
+    assert joint.change == f"{OVER_ALL} + activation checkpointing of every block"
+    assert joint.verdict == "FITS"
+
+
+def test_fit_has_the_rows_of_fsdp1_for_who_trains_with_it_and_among_them_the_scenario_itself() -> None:
+    case = scenario(FSDP1, **OF_FSDP1)
+    found = {name: other for name, other in tried(case).items() if other.strategy == "fsdp1"}
+    shapes = {(other.mesh.dp_replicate, other.mesh.dp_shard, other.options.sharding) for other in found.values()}
+    assert shapes == {(16 // size, size, sharding) for size in (2, 4, 8, 16) for sharding in ("grad_op", "full")}
+    assert {other.options.backward_prefetch for other in found.values()} == {"post"}
+    own = found['fsdp1, shard groups of 4, sharding = "grad_op", checkpointing']
+    assert own == case
+    (row,) = (one for one in fit(case).candidates if one.scenario == case)
+    assert row.answer.needed == needs(case).needed
+    assert row.dropped == ()
+    assert not any(other.strategy == "fsdp1" for other in tried(scenario('name = "fsdp2"')).values())
+
+
+def test_groups_of_fsdp1_that_are_larger_than_a_node_are_tried_as_the_scenario_has_them() -> None:
+    own = scenario('name = "fsdp1", dp_replicate = 2, dp_shard = 16', cluster='preset = "dgx-h100", nodes = 4')
+    assert own in tried(own).values()
+    whole = scenario('name = "fsdp1", dp_shard = 8')
+    assert [name for name, other in tried(whole).items() if other == whole] == ['fsdp1, sharding = "full"']
+
+
+@pytest.mark.parametrize(
+    ("strategy", "least"),
+    [(FSDP1.replace("replicate = 4", "replicate = 2"), "activation checkpointing of every block"), ('name = "zero3"', None)],
+)
+def test_where_no_change_is_enough_it_is_said(
+    strategy: str, least: str | None, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Also where nothing can be changed at all. Where something fits, nothing is said."""
+    batch, cluster = "micro_batch = 1, sequence_length = 65536", 'preset = "dgx-a100-40"'
+    more = OF_FSDP1 | {"batch": batch, "cluster": cluster}
+    more["more"] = "" if least else (
+        more["more"] + '\noptimizer = { name = "adamw", implementation = "fused" }\nallocator = { expandable_segments = true }'
+    )
+    path = tmp_path / "large.toml"
+    path.write_text(text(strategy, **more))
+    assert main(["show", "--memory", str(path)]) == 0
+    last = capsys.readouterr().out.splitlines()[-1].strip()
+    assert main(["show", "--memory", "--json", str(path)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["nothing_fits"] == last
+    effects = found["what_would_help"]
+    assert bool(effects) is bool(least)
+    assert {one["verdict"] for one in effects} <= {"OOM"}
+    needed = min([found["needed_bytes"]["nbytes"], *(one["needed_bytes"] for one in effects)])
+    assert last.startswith(f"nothing fits: even {least or 'as it is it'} needs {format_bytes(needed)} of 39.50 GiB (peak in ")
+    assert ("of several together" in last) is bool(effects)
+
+
+def test_where_something_fits_or_may_nobody_is_told_that_nothing_does(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "fits.toml"
+    path.write_text(text(FSDP1, **OF_FSDP1))
+    assert main(["show", "--memory", "--json", str(path)]) == 0
+    assert json.loads(capsys.readouterr().out)["nothing_fits"] is None
+    assert main(["show", "--memory", str(path)]) == 0
+    assert "nothing fits" not in capsys.readouterr().out
+    case = scenario(FSDP1, **OF_FSDP1)
+    tight = [one for one in advice(case) if one.verdict == "TIGHT"]
+    assert tight
+    assert none_fits(needs(case), tight) == ""
 
 
 # -- the allocator's settings

@@ -122,6 +122,18 @@ def test_whatever_is_advised_or_tried_can_be_written_and_is_not_refused(whole: b
     assert {"strategy zero1", "wrapping.every = 1: one param group per block", "fsdp2, reshard_after_forward = false"} <= seen
 
 
+@pytest.mark.parametrize("feature", ["frozen", "save_every", "every second", "clip", "forwards"])
+def test_what_is_advised_and_tried_of_fsdp1_can_be_written_and_is_not_refused(feature: str) -> None:
+    options = 'sharding = "grad_op", use_orig_params = true'
+    case = scenario(f'name = "fsdp1", dp_replicate = 2, dp_shard = 4, {options}', feature)
+    seen = []
+    for name, other in (*((n, o) for n, o in changes(case) if not refusals(o)), *ways(case)):
+        written = parse(as_file(case, other).encode(), where="parts.toml")
+        assert [getattr(written, part) for part in PARTS] == [getattr(other, part) for part in PARTS], name
+        seen += [name] if other.strategy == "fsdp1" else []
+    assert {"dp_shard = 8: shard over all ranks", 'fsdp1, shard groups of 2, sharding = "full"'} <= set(seen)
+
+
 def test_what_would_be_refused_is_not_advised() -> None:
     case = scenario('name = "fsdp2", sync = "last"', "unused")
     assert "half the micro-batch, twice the accumulation" in {name for name, _ in changes(case)}
