@@ -69,7 +69,8 @@ def show(options: argparse.Namespace) -> int:
         report.say(str(program))
     if options.memory:
         memory_report.print_answer(found, stages, ridge)
-        memory_report.print_advice(helps or (), nothing_fits)
+        if helps is not None:
+            memory_report.print_advice(helps, nothing_fits)
     if options.time:
         time_report.show(scenario, program)
     return 0

@@ -235,6 +235,18 @@ def test_where_something_fits_or_may_nobody_is_told_that_nothing_does(capsys: py
     assert none_fits(needs(case), tight) == ""
 
 
+def test_of_what_was_not_tried_nothing_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "long.toml"
+    model, batch = 'preset = "llama-3-405b", num_layers = 1', "micro_batch = 8, sequence_length = 8192, accumulation = 2001"
+    path.write_text(text('name = "zero3"', model=model, batch=batch, cluster='preset = "dgx-a100-40"'))
+    assert main(["show", "--memory", str(path)]) == 0
+    said = capsys.readouterr()
+    assert "OOM: needs" in said.out
+    assert "what would help is not computed" in said.err
+    assert "nothing fits" not in said.out
+    assert "each planned and simulated again" not in said.out
+
+
 # -- the allocator's settings
 
 
