@@ -21,15 +21,19 @@ ATTENTIONS = {
     ("sdpa", "flash2"): (
         *("SDPA flash v2", "flash", "FA2", "flash-attn 2.5.8", "SDPA", "scaled_dot_product_attention", "flash_attention_2"),
         *("SDPA (flash, efficient, math)", "SDPA (no math)", "sliding window flash", "FlexAttention", "flash, not math"),
-        *("FlashAttention-2 (Dao-AILab)", "flash attention"),
+        *("FlashAttention-2 (Dao-AILab)", "flash attention", "FlashAttention v2.8 (CUTLASS)", "FA"),
     ),
-    ("sdpa", "flash3"): ("flash_attention_3", "flash v3", "FA3", "FlashAttention-3", "SDPA cuDNN", "cuDNN", "cudnn flash attention"),
+    ("sdpa", "flash3"): (
+        *("flash_attention_3", "flash v3", "FA3", "FlashAttention-3"),
+        *("SDPA cuDNN", "cuDNN", "cudnn flash attention", "TransformerEngine fused"),
+    ),
     ("sdpa", "triton"): ("triton", "flash/triton", "flash v1", "FlashAttention 1"),
     ("math", "flash2"): (
         *MATH,
+        "SDPA without FA or mem_efficient",
         *("SDPA math, no flash or mem_efficient", "no flash/mem_efficient", "SDPA without flash and without efficient"),
     ),
-    ("efficient", "flash2"): ("xformers", "SDPA mem_efficient", "memory-efficient attention", "mem_efficient (flash off)"),
+    ("efficient", "flash2"): ("xformers", "SDPA mem_efficient", "memory-efficient attention", "mem_efficient (flash off)", "cutlass"),
     ("explicit", "flash2"): ("eager", "explicit", "naive attention, not flash"),
 }
 CELLS = [(key, words) for key, cells in ATTENTIONS.items() for words in cells]

@@ -131,7 +131,7 @@ def test_a_row_of_torchtitan_that_does_not_say_is_taken_as_its_source_has_it(tmp
 PRECISIONS = {
     False: (
         *("bf16", "bfloat16", "torch.bfloat16", "bf16-mixed", "amp bf16", "mp bf16", "bf16 mixed precision (autocast)"),
-        *("bf16 params, fp32 reduce", "bf16 + fp32 main grads"),
+        *("bf16 params, fp32 reduce", "bf16 + fp32 main grads", "mixed bf16/fp32", "bf16/fp32 mixed precision"),
     ),
     True: ("float8 rowwise", "fp8", "float8", "bf16 + fp8", "float8 tensorwise + bf16", "fp8_e4m3"),
 }
@@ -150,7 +150,7 @@ def test_words_of_precision_say_whether_some_products_are_in_8_bits(tmp_path: Pa
     "words",
     [
         *("full bf16", "Full bf16 training", "pure bf16", "bf16-true", "all bf16", "bf16 only", "int8", "bf16 + int8 linears", "fp64"),
-        *("bf16, no fp32 master weights", "bf16 with stochastic rounding", "bf16 (nf4 weights)", "mxfp8", "mixed", "bf16 LoRA"),
+        *("16-true", "bf16, no fp32 master weights", "bf16 with stochastic rounding", "bf16 (nf4 weights)", "mxfp8", "mixed", "bf16 LoRA"),
     ],
 )
 def test_precision_that_nothing_here_has_or_nobody_understands_is_refused(tmp_path: Path, words: str) -> None:

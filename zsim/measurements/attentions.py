@@ -24,8 +24,9 @@ successor's paper), where Triton's kernels have two thirds; memory-efficient att
 TORCH_S = ("flash", "efficient", "math")
 """Kernels of scaled_dot_product_attention in the order in which it tries them (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)."""
 _MENTIONS = re.compile(
-    r"flash[-_ ]*(?:attn|attention|sdpa?)?(?:[-_ ]*v?(?P<version>\d)(?:\.\d+)*\b)?|\bfa[-_ ]?v?(?P<short>\d)\b"
-    r"|(?P<kernel>triton|math\b|mem(?:ory)?[-_ ]*eff\w*|efficient\w*|cutlass|xformers|cudnn|flex(?:[-_ ]*(?:attn|attention))?\b"
+    r"flash[-_ ]*(?:attn|attention|sdpa?)?(?:[-_ ]*v?(?P<version>\d)(?:\.\d+)*\b)?|\bfa(?:[-_ ]?v?(?P<short>\d))?\b"
+    r"|(?P<kernel>triton|math\b|mem(?:ory)?[-_ ]*eff\w*|efficient\w*|cutlass|xformers|cudnn|transformer[-_ ]?engine"
+    r"|flex(?:[-_ ]*(?:attn|attention))?\b"
     r"|eager|explicit|naive|vanilla|sdpa|scaled[-_ ]dot[-_ ]product(?:[-_ ]attention)?|scaled[-_ ]dot\w*)"
 )
 _DENIED_BEFORE = re.compile(
@@ -114,7 +115,7 @@ def _named(said: str) -> tuple[dict[str, str], set[str]]:
 
 
 def _canonical(kernel: str) -> str:
-    starts = {"mem": "efficient", "eff": "efficient", "cutlass": "efficient", "flex": "flex", "scaled": "sdpa"}
+    starts = {"mem": "efficient", "eff": "efficient", "transformer": "cudnn", "flex": "flex", "scaled": "sdpa"}
     starts |= dict.fromkeys(("eager", "explicit", "naive", "vanilla"), "explicit")
     return next((name for start, name in starts.items() if kernel.startswith(start)), kernel)
 
@@ -127,6 +128,8 @@ def _one_of(kept: dict[str, str]) -> str:
             names -= {"flash"}
     if "sdpa" in kept and names <= set(TORCH_S):  # of those that it may take, torch takes the first
         names = set([name for name in TORCH_S if name in names][:1])
+    if "cutlass" in names:  # which kernels of both are written with
+        names = names - {"cutlass"} or {"efficient"}
     if "xformers" in names and len(names) > 1:
         names -= {"xformers"}
     if len(names) > 1:

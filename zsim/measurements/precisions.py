@@ -49,6 +49,7 @@ class Dtypes:
 
 def dtypes(text: str) -> Dtypes:
     """The dtypes in words as "bf16 compute, fp32 master/reduce"; RowError without one, for two of the same role, and for other words."""
+    text = re.sub(r"\b16(?=[-_ ](?:mixed|true)\b)", "fp16", text, flags=re.IGNORECASE)  # as Lightning has them
     _understood(text)
     roles: dict[str, set[str]] = {"compute": set(), "reduce": set(), "kept": set()}
     for part in re.split(r"[,;+&()]|\band\b|\bwith\b", text.lower()):
@@ -58,6 +59,8 @@ def dtypes(text: str) -> Dtypes:
             roles["reduce"] |= found
         elif re.search(r"master|optim|state|weights? copy", part):
             roles["kept"] |= found
+        elif "mixed" in words and len(found) > 1:  # "mixed bf16/fp32": parameters and their states are the latter
+            roles["compute"] |= found - {"fp32"}
         else:
             roles["compute"] |= found
     eight_bits = "fp8" in roles["compute"]
