@@ -16,14 +16,15 @@ FEW = 4
 
 
 def one_in(step: int, cases: Iterable[Any]) -> list[Any]:
-    """Every case, all but each `step`-th marked `slow`; of more than `MOST` of those only every second one is not.
+    """Every case, all but each `step`-th marked `slow`; of more than `MOST` of those only every second one is not, of twice as many every
+    third.
 
     Where cases are a product of options, the step grows until it shares no factor with the number of values of any of them, and as few
     more are taken as it needs for each value of a short option to be among them.
     """
     cases = list(cases)
     sizes = Counter(place for place, _ in {value for case in cases for value in values(case)})
-    least = step * 2 if len(cases) > MOST * step else step
+    least = step * (1 + (len(cases) > MOST * step) + (len(cases) > 2 * MOST * step))
     every = next(one for one in count(least) if all(gcd(one, size) == 1 for size in sizes.values()))
     taken = set(range(0, len(cases), every))
     found = {value for place in taken for value in values(cases[place])}
