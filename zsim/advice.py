@@ -130,15 +130,23 @@ def changed(way: Way, *, seen: set[tuple[object, ...]] | None = None, stages: bo
 
 
 def together(starts: Sequence[Way], *, stages: bool = True) -> tuple[Way, ...]:
-    """Ways from `starts` with as few changes more as make some of them fit; none where MOST_TOGETHER are not enough."""
+    """Ways from `starts` with as few changes more as make some of them fit.
+
+    Where MOST_TOGETHER are not enough, those that came first to be TIGHT, if none of `starts` is as good as that by itself.
+    """
     frontier, seen = list(starts), {_key(way.scenario) for way in starts}
+    tight: tuple[Way, ...] | None = () if _having("TIGHT", starts) else None
     for _ in range(MOST_TOGETHER - 1):
         found = [other for way in frontier for other in changed(way, seen=seen, stages=stages)]
-        fitting = tuple(way for way in found if way.answer.verdict == "FITS")
-        if fitting:
+        if fitting := _having("FITS", found):
             return fitting
+        tight = _having("TIGHT", found) or None if tight is None else tight
         frontier = sorted(found, key=lambda way: way.answer.needed.nbytes)[:BREADTH]
-    return ()
+    return tight or ()
+
+
+def _having(verdict: Verdict, ways: Sequence[Way]) -> tuple[Way, ...]:
+    return tuple(way for way in ways if way.answer.verdict == verdict)
 
 
 def _key(scenario: Scenario) -> tuple[object, ...]:

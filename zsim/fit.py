@@ -75,7 +75,7 @@ def _candidate(scenario: Scenario, way: Way) -> Candidate:
         scenario=way.scenario,
         answer=way.answer,
         step_time_ns=step_time_ns(way.scenario),
-        dropped=dropped(scenario, way.scenario),
+        dropped=tuple(option for option in dropped(scenario, way.scenario) if option.partition(" = ")[0] not in way.name),
     )
 
 
@@ -106,6 +106,8 @@ def _words(asked: Checkpointing) -> str:
 
 def _stages(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
     model = scenario.model
+    asked = getattr(scenario.options, "reshard_after_forward", "auto")
+    freed = asked is True or asked == "auto"
     if model.left_out and not isinstance(model, TracedModel):
         yield "ddp, find_unused_parameters = true", moved(scenario, "ddp", find_unused_parameters=True)
     else:
@@ -119,10 +121,14 @@ def _stages(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
         groups = "a node a shard group" if whole_node else f"shard groups of {mesh.dp_shard}"
         yield from _shardings(scenario, mesh, f", {groups}")
         yield f"hsdp, {groups}", moved(scenario, "hsdp", mesh=mesh)
+        if not freed:
+            yield f"hsdp, {groups}, reshard_after_forward = true", moved(scenario, "hsdp", mesh=mesh, reshard_after_forward=True)
     yield from _shardings(scenario, Mesh(dp_shard=scenario.world_size), "")
-    if getattr(scenario.options, "reshard_after_forward", None) is not False:
+    if asked is not False:
         yield "fsdp2, reshard_after_forward = false", moved(scenario, "fsdp2", reshard_after_forward=False)
     yield "fsdp2", moved(scenario, "fsdp2")
+    if not freed:
+        yield "fsdp2, reshard_after_forward = true", moved(scenario, "fsdp2", reshard_after_forward=True)
     yield "zero3", moved(scenario, "zero3")
 
 

@@ -93,6 +93,23 @@ def test_replicas_of_smaller_groups_are_tried_on_one_node_and_on_many() -> None:
     assert (2, 16) in meshes(own)
 
 
+@pytest.mark.parametrize("strategy", ["fsdp2", "hsdp"])
+@pytest.mark.parametrize("asked", ["false", "2", "true", '"auto"'])
+def test_who_keeps_blocks_gathered_is_shown_what_freeing_them_needs(strategy: str, asked: str) -> None:
+    mesh = "dp_replicate = 2, dp_shard = 4" if strategy == "hsdp" else "dp_shard = 8"
+    case = scenario(f'name = "{strategy}", {mesh}, reshard_after_forward = {asked}')
+    freed = "hsdp, shard groups of 4" if strategy == "hsdp" else "fsdp2"
+    row = f"{freed}, reshard_after_forward = true"
+    found = {one.name: one for one in fit(case).candidates}
+    assert (row in found) is (asked in ("false", "2"))
+    assert found[freed].scenario == case
+    if row in found:
+        resharded = scenario(f'name = "{strategy}", {mesh}, reshard_after_forward = true')
+        assert found[row].scenario == replace(case, options=resharded.options)
+        assert found[row].answer.needed.nbytes <= found[freed].answer.needed.nbytes
+        assert found[row].dropped == ()
+
+
 def test_a_move_is_over_all_ranks_unless_a_mesh_is_given() -> None:
     case = scenario('name = "hsdp", dp_replicate = 2, dp_shard = 4, all_reduce = "last"')
     assert moved(case, "fsdp2").mesh == Mesh(dp_shard=8)
@@ -109,6 +126,19 @@ def test_where_no_single_change_is_enough_several_are_tried_together() -> None:
     assert joint
     assert {one.verdict for one in joint} == {"FITS"}
     assert "strategy zero1 + activation checkpointing of every block" in {one.change for one in joint}
+
+
+def test_where_several_changes_may_just_fit_they_are_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "tight.toml"
+    path.write_text(text('name = "ddp"', **OF_FSDP1 | {"batch": "micro_batch = 1, sequence_length = 24576", "more": ""}))
+    assert main(["show", "--memory", "--json", str(path)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    joint = {one["change"]: one["verdict"] for one in found["what_would_help"] if " + " in one["change"]}
+    assert joint == {"activation checkpointing of every block + strategy zero3": "TIGHT"}
+    assert {one["verdict"] for one in found["what_would_help"] if one["change"] not in joint} == {"OOM"}
+    assert found["nothing_fits"] is None
+    assert main(["fit", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["recommended"]
 
 
 def test_where_a_single_change_is_enough_none_are_joined() -> None:

@@ -103,6 +103,8 @@ CHANGES: list[tuple[dict[str, str], dict[str, str], str, object]] = [
     (TITAN, {"global_batch": "64"}, "batch.accumulation", 4),
     (TITAN, {"activation_checkpointing": "selective 1/4"}, "checkpointing.every", 4),
     (TITAN, {"activation_checkpointing": "selective (option 3)"}, "checkpointing.every", 3),
+    (TITAN, {"activation_checkpointing": "selective, every other layer"}, "checkpointing.every", 2),
+    (TITAN, {"activation_checkpointing": "every third block"}, "checkpointing.every", 3),
     (TITAN, {"activation_checkpointing": "selective"}, "checkpointing.save_every", 2),
     (FMS, {"activation_checkpointing": "selective"}, "checkpointing.every", 2),
     (TITAN, {"activation_checkpointing": "selective op (default AC config)"}, "checkpointing.save_every", 2),

@@ -195,7 +195,57 @@ def test_what_people_write_of_sharding(tmp_path: Path, row: dict[str, str], form
     assert plan(found, device="cuda").of_rank(0).steady
 
 
-@pytest.mark.parametrize("words", ["FULL_SHARD (ZeRO-2)", "NO_SHARD, HSDP", "ZeRO-1", "sharded", "FSDP2", "FSDP offload", "()"])
+@pytest.mark.parametrize(
+    ("columns", "kept"), [({}, "auto"), ({"reshard_after_forward": "False"}, False), ({"reshard_after_forward": "4"}, 4)]
+)
+@pytest.mark.parametrize("row", [FMS | {"n_gpus": "16"}, FOUNDRY | TWO_NODES], ids=["fms", "foundry"])
+def test_fsdp2_is_what_it_is_called_where_the_source_s_own_rows_are_fsdp1(
+    tmp_path: Path, row: dict[str, str], columns: dict[str, str], kept: bool | int | str
+) -> None:
+    made, usual = step(tmp_path, row | {"sharding": "FSDP2"} | columns), step(tmp_path, row)
+    found = read(made)
+    assert (found.strategy, found.mesh.dp_shard, found.options.reshard_after_forward) == ("fsdp2", 16, kept)  # type: ignore[attr-defined]
+    assert made.widened > usual.widened
+
+
+REPLICATED = [
+    ("HSDP (dp_replicate=2)", {"dp_shard": ""}, (2, 8)),
+    ("HSDP (dp_replicate=8)", {"dp_shard": ""}, (8, 2)),
+    ("HSDP, data_parallel_replicate_degree = 4", {"dp_shard": "4"}, (4, 4)),
+    ("FSDP, dp_shard 4", {"dp_shard": ""}, (4, 4)),
+    ("FSDP", {"dp_shard": "", "dp_replicate": "4"}, (4, 4)),
+    ("FSDP", {"dp_shard": "-1", "dp_replicate": "2"}, (2, 8)),
+    ("HSDP (dp_shard=-1, dp_replicate=4)", {"dp_shard": ""}, (4, 4)),
+    ("FSDP (dp_replicate=1)", {"dp_shard": ""}, (1, 16)),
+    ("DDP", {"dp_shard": "", "dp_replicate": "16"}, (16, 1)),
+]
+
+
+@pytest.mark.parametrize(("technique", "columns", "shape"), REPLICATED)
+def test_replicas_and_shards_follow_from_each_other(
+    tmp_path: Path, technique: str, columns: dict[str, str], shape: tuple[int, int]
+) -> None:
+    found = read(step(tmp_path, TITAN | {"technique": technique, "n_gpus": "16", "global_batch": ""} | columns))
+    assert (found.mesh.dp_replicate, found.mesh.dp_shard) == shape
+
+
+@pytest.mark.parametrize(
+    ("technique", "columns", "words"),
+    [
+        ("HSDP (dp_replicate=2)", {"dp_shard": "4"}, "dp_shard × dp_replicate: 4 × 2 are not n_gpus = 16"),
+        ("HSDP (dp_replicate=2)", {"dp_shard": "", "dp_replicate": "4"}, "dp_replicate: 2 contradicts 4"),
+        ("HSDP (dp_replicate=3)", {"dp_shard": ""}, "dp_replicate: 3 does not divide n_gpus = 16"),
+        ("HSDP (dp_replicate=0)", {"dp_shard": ""}, "dp_replicate: 0 does not divide n_gpus = 16"),
+        ("DDP", {"dp_shard": "", "dp_replicate": "4"}, "dp_shard: 4 contradicts technique = DDP"),
+    ],
+)
+def test_replicas_that_contradict_shards_or_the_number_of_gpus_are_refused(
+    tmp_path: Path, technique: str, columns: dict[str, str], words: str
+) -> None:
+    assert reason(tmp_path, TITAN | {"technique": technique, "n_gpus": "16", "global_batch": ""} | columns) == words
+
+
+@pytest.mark.parametrize("words", ["FULL_SHARD (ZeRO-2)", "NO_SHARD, HSDP", "ZeRO-1", "sharded", "FSDP2, NO_SHARD", "FSDP offload", "()"])
 @pytest.mark.parametrize("row", [FMS, FOUNDRY], ids=["fms", "foundry"])
 def test_sharding_of_two_minds_or_none_is_refused(tmp_path: Path, row: dict[str, str], words: str) -> None:
     assert reason(tmp_path, row | {"sharding": words}).startswith("sharding: expected ")

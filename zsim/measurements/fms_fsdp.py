@@ -25,7 +25,7 @@ from zsim.measurements.mapping import ScenarioText, checkpointing, num_parameter
 from zsim.measurements.optimizer_words import implementation_of
 from zsim.measurements.precisions import two_bytes
 from zsim.measurements.resharding import of_fsdp1
-from zsim.measurements.shardings import sharding, unsharded
+from zsim.measurements.shardings import of_fsdp2, sharding, unsharded
 from zsim.measurements.software import norms
 from zsim.measurements.table import Record, RowError, Step
 from zsim.models import preset
@@ -106,6 +106,8 @@ def _strategy(record: Record, num_gpus: int, assumed: Assumed) -> dict[str, obje
     asked = sharding(words)
     if not asked.form:
         return unsharded(record, num_gpus, assumed)
+    if asked.per_parameter:
+        return of_fsdp2(record, num_gpus, assumed)
     assumed.add("FullyShardedDataParallel (FSDP1)")
     form = of_fsdp1(record, sharding=words, form=asked.form, assumed=assumed)
     if asked.hybrid and num_gpus > NODE and num_gpus % NODE:

@@ -34,7 +34,7 @@ from zsim.measurements.mapping import ScenarioText, checkpointing, feed_forward,
 from zsim.measurements.optimizer_words import implementation_of
 from zsim.measurements.precisions import dtypes
 from zsim.measurements.resharding import of_fsdp1
-from zsim.measurements.shardings import sharding, unsharded
+from zsim.measurements.shardings import of_fsdp2, sharding, unsharded
 from zsim.measurements.software import VERSIONS, stops_early
 from zsim.measurements.table import Record, RowError, Step
 from zsim.models import preset, presets, spelled
@@ -292,6 +292,8 @@ def _strategy(record: Record, ranks: int, assumed: Assumed) -> dict[str, object]
     asked = sharding(words)
     if not asked.form:
         return unsharded(record, ranks, assumed)
+    if asked.per_parameter and ranks > 1:
+        return of_fsdp2(record, ranks, assumed)
     form = of_fsdp1(record, sharding=words, form=asked.form, assumed=assumed)
     if ranks == 1:
         return {"name": "ddp", "dp_replicate": 1}

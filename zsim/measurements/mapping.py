@@ -193,6 +193,8 @@ PARTLY = frozenset(
         *("second", "third", "other", "alternate", "nd", "rd", "th"),
     )
 )
+EVERY = {"other": "2", "alternate": "2", "second": "2", "third": "3", "fourth": "4"}
+"""Words for every k-th block."""
 
 
 def _one_answer(first: str, lower: str, words: str) -> None:
@@ -211,7 +213,7 @@ def _selective(tokens: list[str], words: str, assumed: Assumed) -> dict[str, obj
         if unknown:
             raise RowError(f"activation_checkpointing: expected selective op, found {words[:60]!r}")
         return {"mode": "selective", "save": ["linear", "attention"], "save_every": 2}
-    numbers = [token for token in tokens if token[0].isdigit()]
+    numbers = [EVERY.get(token, token) for token in tokens if token in EVERY or token[0].isdigit()]
     if not numbers and not set(tokens) - {"ac", "activation", "checkpointing", "layer", "layers", "block", "blocks", "default"}:
         assumed.add("selective activation checkpointing recomputes every second block")
         return {"mode": "full", "every": 2}

@@ -156,12 +156,18 @@ def _accumulates(record: Record) -> bool:
     return bool(record.text("global_batch", "") or record.text("grad_accum", ""))
 
 
+AXES = ("dp_shard", "dp_replicate")
+_AXIS = re.compile(r"\b(?:data_parallel_|dp[-_ ]?)(shard|replicate)(?:_degree)?\s*[=:]?\s*(-?\d{1,7})\b")
+"""How many ranks are in a shard group, and how many such groups, as torchtitan's options are called."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Technique:
-    """What words of a technique say: the kind of data parallelism ("" where only other things are named), whether nodes are replicas,
-    whether parameters are freed after forward, and whether compile or float8 is named."""
+    """What words of a technique say: the kind of data parallelism ("" where only other things are named), over how many ranks each of
+    `AXES` is, whether nodes are replicas, whether parameters are freed after forward, and whether compile or float8 is named."""
 
     kind: str
+    degrees: Mapping[str, int]
     hybrid: bool
     reshards: bool | int | None
     compiled: bool
@@ -172,6 +178,8 @@ def technique(record: Record) -> Technique:
     """The row's technique, every part of which is understood; RowError where one is not, for then nobody knows what ran."""
     words = record.text("technique", "")
     said_so, rest = said_in(words)
+    degrees = {f"dp_{axis}": int(number) for axis, number in _AXIS.findall(rest)}
+    rest = _AXIS.sub(" data parallel ", rest)
     rest = re.sub(r"\bno[-_ ]shard\b", "ddp", rest.replace("torch.compile", "compile"))
     tokens = set(re.findall(r"[a-z0-9]+", rest))
     if tokens & OTHER_AXES or re.search(r"\b[234]-?d\b", rest):
@@ -191,6 +199,7 @@ def technique(record: Record) -> Technique:
         raise RowError(f"technique: expected {known}, found {found}")
     return Technique(
         kind=next(iter(kinds), ""),
+        degrees=degrees,
         hybrid=bool(tokens & {"hsdp", "hybrid"}),
         reshards=resharding(record, words),
         compiled="compile" in tokens or "compiled" in tokens,
@@ -201,24 +210,23 @@ def technique(record: Record) -> Technique:
 def _strategy(record: Record, place: Machine, asked: Technique, assumed: Assumed) -> dict[str, object]:
     """FSDP2, HSDP where it shards over fewer GPUs than there are, FSDP1, or ddp, as `technique` and `dp_shard` say together."""
     words, ranks = record.text("technique", "FSDP"), place.ranks
-    given = record.text("dp_shard", "").removesuffix(".0")
+    given = _degrees(record, asked, ranks)
     if asked.kind == "ddp":
-        if given not in ("", "1"):
-            raise RowError(f"dp_shard: {given[:20]} contradicts technique = {words[:40]}")
+        if given.get("dp_shard", 1) != 1:
+            raise RowError(f"dp_shard: {given['dp_shard']} contradicts technique = {words[:40]}")
         if asked.reshards is not None:
             raise RowError(f"reshard_after_forward: {asked.reshards} contradicts technique = {words[:40]}")
         return {"name": "ddp", "dp_replicate": ranks}
     if not asked.kind:
         assumed.add("FSDP2, which is torchtitan's own", widens=UNSAID)
-    if given in ("", "-1"):
-        shard = min(NODE, ranks) if asked.hybrid else ranks
+    shard = given.get("dp_shard", min(NODE, ranks) if asked.hybrid else ranks)
+    if not given:
         assumed.add(f"shards over {shard} GPUs")
-    else:
-        shard = record.size("dp_shard")
     if ranks % shard:
         raise RowError(f"dp_shard: {shard} does not divide n_gpus = {ranks}")
-    if shard < ranks and given not in ("", "-1") and not asked.hybrid:
-        assumed.add(f"{ranks // shard} replicas of {shard} shards, which dp_shard makes")
+    if shard < ranks and given and not asked.hybrid:
+        axis = "dp_shard" if record.text("dp_shard", "") or "dp_shard" in asked.degrees else "dp_replicate"
+        assumed.add(f"{ranks // shard} replicas of {shard} shards, which {axis} makes")
     replicas = {"dp_replicate": ranks // shard} if shard < ranks else {}
     if asked.kind == "fsdp1":
         if not isinstance(asked.reshards, bool | None):
@@ -226,6 +234,29 @@ def _strategy(record: Record, place: Machine, asked: Technique, assumed: Assumed
         return {"name": "fsdp1", **replicas, "dp_shard": shard, "sharding": "grad_op" if asked.reshards is False else "full"}
     kept = {} if asked.reshards is None else {"reshard_after_forward": asked.reshards}
     return {"name": "hsdp" if replicas else "fsdp2", **replicas, "dp_shard": shard, **kept}
+
+
+def _degrees(record: Record, asked: Technique, ranks: int) -> dict[str, int]:
+    """The sizes of `AXES` by the row's columns and its technique, each from the other; empty where neither says one.
+
+    RowError where they contradict each other or the number of ranks. A -1 is what is left.
+    """
+    said: dict[str, int] = {}
+    for name in AXES:
+        found = {asked.degrees[name]} if name in asked.degrees else set[int]()
+        found |= {-1 if words == "-1" else record.size(name)} if (words := record.text(name, "").removesuffix(".0")) else set()
+        sizes = found - {-1}
+        if len(sizes) > 1:
+            raise RowError(f"{name}: {' contradicts '.join(map(str, sorted(sizes)))}")
+        said |= {name: size for size in sizes}
+    for name, other in (AXES, AXES[::-1]):
+        if name not in said and other in said:
+            if said[other] == 0 or ranks % said[other]:
+                raise RowError(f"{other}: {said[other]} does not divide n_gpus = {ranks}")
+            said[name] = ranks // said[other]
+    if said and said["dp_shard"] * said["dp_replicate"] != ranks:
+        raise RowError(f"dp_shard × dp_replicate: {said['dp_shard']} × {said['dp_replicate']} are not n_gpus = {ranks}")
+    return said
 
 
 def _selective(words: str, assumed: Assumed) -> str:
