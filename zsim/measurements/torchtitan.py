@@ -248,7 +248,8 @@ def _degrees(record: Record, asked: Technique, ranks: int) -> dict[str, int]:
         sizes = found - {-1}
         if len(sizes) > 1:
             raise RowError(f"{name}: {' contradicts '.join(map(str, sorted(sizes)))}")
-        said |= {name: size for size in sizes}
+        if sizes:
+            said[name] = sizes.pop()
     for name, other in (AXES, AXES[::-1]):
         if name not in said and other in said:
             if said[other] == 0 or ranks % said[other]:
