@@ -136,9 +136,13 @@ class StorageLog(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        name, options = func.name(), kwargs or {}
-        if name.startswith("prim::"):
-            return func(*args, **options)
+        if func.name().startswith("prim::"):
+            return func(*args, **(kwargs or {}))
+        with torch_private.unwatched_functions():  # what is asked of tensors from here on is no call of the module's
+            return self._dispatched(func, args, kwargs or {})
+
+    def _dispatched(self, func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        name = func.name()
         for tensor in written(func, args, options):
             if (fqn := self._parameters.get(self._numbers.get(id(tensor.untyped_storage()), 0))) is not None:
                 self.writes.setdefault(fqn, base_name(name))
