@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from tests.quick import one_in
 from tests.zreal.test_recomputed_traced import ASKED
 from tests.zreal.test_tracing_against_torch import (
     measured_phases,
@@ -105,19 +104,21 @@ def test_to_ddp_units_in_units_are_nothing(views: bool) -> None:
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view tensor")
 @pytest.mark.parametrize(
     ("name", "form", "reshard"),
-    one_in(
-        8,
-        [
-            ("encoder", "full", True),
-            ("encoder", "every second", "auto"),
-            ("encoder", "linears kept", True),
-            ("encoder", "linears kept", False),
-            ("encoder", "no early stop", True),
-            ("encoder", "full", False),
-            ("gpt2", "full", True),
-            ("llama, no cache", "linears kept", True),
-        ],
-    ),
+    [
+        ("encoder", "full", True),
+        ("encoder", "linears kept", False),
+        ("gpt2", "full", True),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("encoder", "every second", "auto"),
+                ("encoder", "linears kept", True),
+                ("encoder", "no early stop", True),
+                ("encoder", "full", False),
+                ("llama, no cache", "linears kept", True),
+            )
+        ),
+    ],
 )
 def test_a_unit_in_a_unit_that_is_recomputed_is_called_once_more(name: str, form: str, reshard: bool | Literal["auto"]) -> None:
     case, asked = CASES[name], ASKED[form]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,9 @@ from zsim.errors import ZsimError
 from zsim.ops import Alloc, Free
 from zsim.program import PHASES
 from zsim.scenario import DTYPES, parse
-from zsim.traced import Otherwise, check
+from zsim.traced import Otherwise, TracedModel, check
 from zsim.traced_file import save
+from zsim.training import Dtype
 
 WIDTH = 16
 FSDP2 = 'name = "fsdp2"'
@@ -203,13 +205,19 @@ BUFFERS = {
 }
 
 
+@lru_cache(maxsize=8)
+def traced(make: Callable[[], nn.Module], data: Callable[[], Any], units: tuple[str, ...], dtype: Dtype) -> TracedModel:
+    """The same for every strategy that a module is tried under: it is traced once, which takes longer than its steps."""
+    torch.manual_seed(0)
+    return trace(make, data(), units=units, dtype=dtype, sums_in_place=False, name="traced")
+
+
 def differences(make: Callable[[], nn.Module], data: Callable[[], Any], strategy: str, tmp_path: Path, *, ranks: int, more: str = "",
                 parameters: str = "fp32", reduce: str = "fp32", accumulation: int = 1, optimizer: str = SGD,
                 layers: str = "layers") -> dict[str, Any]:  # fmt: skip
     """By phase: what is predicted and what is measured, where these differ."""
-    units = [f"{layers}.{place}" for place in range(4)]
-    torch.manual_seed(0)
-    model = trace(make, data(), units=units, dtype=DTYPES[parameters], sums_in_place=False, name="traced")
+    units = tuple(f"{layers}.{place}" for place in range(4))
+    model = traced(make, data, units, DTYPES[parameters])
     save(model, tmp_path / "traced.json")
     text = f"""
 model = {{ traced = "traced.json" }}
@@ -223,7 +231,7 @@ optimizer = {{ {optimizer} }}
     case = parse(text.encode(), where="user.toml", folder=tmp_path)
     ours = predicted(case, ranks=(0,))[0]
     with torch_private.fake_group(rank=0, world_size=ranks):
-        real = Subject(Case(make, "", data, num_units=0, more=tuple(units)), case)
+        real = Subject(Case(make, "", data, num_units=0, more=units), case)
         first, _, steady = (real.step() for _ in range(3))
     pairs = {name: (figures(ours[name]), figures(phase)) for name, phase in zip(PHASES, (real.construction, first, steady), strict=True)}
     return {name: (found, measured) for name, (found, measured) in pairs.items() if found != measured}
