@@ -96,8 +96,10 @@ def execute(
         for step in range(steps):
             with meter.looking_away():
                 batches = batching.micro_batches(scenario, rank=rank, step=step, dtype=dtype, device=device)
+            trainer.begin(ops, first=step == 0)
+            recorder.settle()
+            recorder.take()  # what the second step does once is none of a steady one's
             with meter.span() as span:
-                trainer.rank.begin(first=step == 0)
                 name: PhaseName = "first" if step == 0 else "steady"
                 losses.append(trainer.step(ops.phase(name), batches, parts=ops.parts(name), begin=beginning(meter, recorder, phases)))
                 recorder.settle()
@@ -112,7 +114,7 @@ def execute(
         batches = batching.micro_batches(scenario, rank=rank, step=steps, dtype=dtype, device=device)
         trainer.gradients = {}
         with recorder:
-            trainer.rank.begin(first=False)
+            trainer.begin(ops, first=False)
             trainer.step(ops.steady, batches)
     return Execution(
         run=RankRun(rank=rank, phases=phases, groups=recorder.group_ranks),
@@ -128,7 +130,7 @@ def execute(
 def _plain_step(trainer: Trainer, ops: RankProgram, batches: list[batching.MicroBatch]) -> None:
     """A step that keeps nothing, and in which the host does not wait for losses."""
     trainer.gradients, trainer.reads_losses = None, False
-    trainer.rank.begin(first=False)
+    trainer.begin(ops, first=False)
     trainer.step(ops.steady, batches)
 
 
@@ -157,6 +159,8 @@ class Trainer:
     """Where gradients are kept: how far the optimizer took any element from where a new one takes it from the same state."""
     reads_losses: bool = True
     """Whether the host waits for each micro-batch's loss."""
+    _is_second: bool = True
+    """Whether the next step after the first one is the second."""
     _ops: tuple[Op, ...] = ()
     _cursor: int = 0
     _forwards: int = 0
@@ -168,6 +172,14 @@ class Trainer:
     _losses: list[float] = field(default_factory=list)
     _scope: ExitStack = field(default_factory=ExitStack)
     """Autocast, where it is asked for, from the first module's forward to the last's."""
+
+    def begin(self, ops: RankProgram, *, first: bool) -> None:
+        """A step comes, the first or a later one: before the second what that does once is carried out."""
+        self.rank.begin(first=first)
+        if not first and self._is_second:
+            self._is_second = False
+            for op in ops.second:
+                self._perform(op)
 
     def step(
         self,

@@ -19,10 +19,11 @@ from zreal.optimizers import hand_back, hand_over, make_optimizer, stepped_again
 from zsim import clipping, lowering
 from zsim.errors import ProgramError
 from zsim.model import Module
-from zsim.ops import Op
+from zsim.ops import Alloc, Op
 from zsim.repeats import with_forwards
 from zsim.scenario import Scenario
 from zsim.strategies import ddp, replicated_model
+from zsim.strategies.replicated_construction import ONE_BUCKET
 from zsim.training import Training
 
 
@@ -71,9 +72,7 @@ class ReplicatedRank:
         return 1.0
 
     def begin(self, *, first: bool) -> None:
-        """A step begins: after the first one, gradients are reduced in the rebuilt buckets."""
-        if not first:
-            self._buckets = self._later_buckets
+        """A step begins; when buckets are rebuilt the Program says."""
 
     @property
     def _later_buckets(self) -> tuple[replicated_model.Bucket, ...]:
@@ -88,8 +87,8 @@ class ReplicatedRank:
                 torch_private.all_gather(everyone, mine, group=self.process_group)
             case "broadcast":
                 self._broadcast(op)
-            case "alloc" if op.unit == "buckets":
-                self.buffers["buckets"] = torch.empty(self._numel, dtype=self._dtype, device=self._device)
+            case "alloc" if op.unit == ONE_BUCKET:
+                self._allocate(op)
                 if self.scenario.options.find_unused_parameters:
                     for place, device in (("host", torch.device("cpu")), ("device", self._device)):
                         self.buffers[f"{replicated_model.USED}:{place}"] = torch.zeros(len(self._stepped), dtype=torch.int32, device=device)
@@ -98,10 +97,6 @@ class ReplicatedRank:
         """Which of the parameters in buckets have a gradient, as the ranks tell one another."""
         gradients = [self.model.get_parameter(fqn).grad for fqn in self._stepped]
         return torch.tensor([gradient is not None for gradient in gradients], dtype=torch.int32)
-
-    @property
-    def _numel(self) -> int:
-        return sum(tensor.numel() for tensor in self._stepped.values())
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -151,7 +146,7 @@ class ReplicatedRank:
                 clip_grad_norm_(self.model.parameters(), self.scenario.optimizer.clip_norm)
             case "optimizer":
                 self._step()
-            case "free" if op.unit == "buckets":
+            case "free" if op.unit == ONE_BUCKET:
                 pass  # what DDP holds while it reduces inside backward is gone here, where buckets are reduced between modules
             case "free":
                 for parameter in self.model.parameters():
@@ -163,14 +158,19 @@ class ReplicatedRank:
         if op.kind == "broadcast":
             self._broadcast(op)
             return
-        del self.buffers["buckets"]
+        del self.buffers[ONE_BUCKET]
         self._buckets = self._later_buckets
-        self.buffers["buckets"] = torch.empty(self._numel, dtype=self._dtype, device=self._device)
+        self._allocate(op)
+
+    def _allocate(self, op: Op) -> None:
+        """The storages of buckets that the op makes."""
+        made = [event for event in op.memory if isinstance(event, Alloc) and not event.buffer.startswith(f"{replicated_model.USED}:")]
+        for event in made:
+            numel = event.nbytes // self._dtype.itemsize
+            self.buffers[event.buffer] = torch.empty(numel, dtype=self._dtype, device=self._device)
 
     def _bucket(self, unit: str) -> Tensor:
-        number = int(unit.rsplit(".", 1)[1])
-        sizes = [sum(parameter.numel for parameter in bucket) for bucket in self._buckets]
-        return torch.split(self.buffers["buckets"], sizes)[number]
+        return self.buffers[unit] if unit in self.buffers else self.buffers[ONE_BUCKET]
 
     def _reduced(self, unit: str) -> Tensor:
         return self.buffers.get(f"{unit}:cast", self._bucket(unit))

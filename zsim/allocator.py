@@ -15,7 +15,7 @@ from zsim.caching import Block, CachingAllocator, DeviceFullError
 from zsim.errors import ProgramError
 from zsim.memory import label
 from zsim.ops import Alloc, Op, Stream
-from zsim.program import PHASES, PhaseName, RankProgram
+from zsim.program import PHASES, SECOND, PhaseName, RankProgram
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +123,7 @@ def replay(
     heap = Heap(CachingAllocator(expandable_segments=expandable_segments, capacity=capacity), workspace_bytes)
     records: dict[PhaseName, AllocatorRecord] = {}
     for phase in PHASES:
+        _phase(heap, program.before(phase), SECOND)
         records[phase] = _phase(heap, program.phase(phase), phase)
         if empty_cache and phase == "construction":
             heap.allocator.release()
@@ -149,7 +150,7 @@ class _Peak:
             self.most_reserved = allocator.reserved
 
 
-def _phase(heap: Heap, ops: tuple[Op, ...], phase: PhaseName) -> AllocatorRecord:
+def _phase(heap: Heap, ops: tuple[Op, ...], phase: str) -> AllocatorRecord:
     allocator = heap.allocator
     start, releases = allocator.reserved, allocator.num_releases
     peak = _Peak(allocator.active, start, allocator.allocated, heap.workspaces_bytes, start)

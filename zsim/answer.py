@@ -210,6 +210,9 @@ def live_at_peak(program: RankProgram, phase: PhaseName) -> tuple[tuple[Alloc, s
     peak = replay(program, timeline=False)[phase].peak_bytes
     ledger, owner = Ledger(), dict[str, str]()
     for name in ("construction", *STEPS):
+        for op in program.before(name):
+            ledger.apply(op)
+            owner |= {event.buffer: op.unit for event in op.memory if isinstance(event, Alloc)}
         for op in program.phase(name):
             for event in op.memory:
                 if isinstance(event, Alloc):
@@ -266,6 +269,8 @@ def ridges(program: RankProgram, phase: PhaseName) -> tuple[tuple[str, int], ...
     ledger, points, ahead, begun = Ledger(), list[tuple[str, int]](), 0, False
     begins = {part.start for part in program.parts(phase)}
     for name in ("construction", *STEPS):
+        for op in program.before(name):
+            ledger.apply(op)
         for op in program.phase(name):
             highest = ledger.allocated
             for event in op.memory:

@@ -61,7 +61,7 @@ def most_gathered(program: Program) -> int:
     """The most bytes of unsharded parameters that rank 0 holds at once in a steady step, without buffers of all-gathers."""
     ledger, most = Ledger(), 0
     rank = program.of_rank(0)
-    for op in (*rank.construction, *rank.first):
+    for op in (*rank.construction, *rank.first, *rank.second):
         ledger.apply(op)
     for op in rank.steady:
         ledger.apply(op)

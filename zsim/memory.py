@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from zsim.errors import ProgramError
 from zsim.ops import MEMORY_KINDS, Alloc, MemoryKind, Op
-from zsim.program import PHASES, Part, PhaseName, RankProgram
+from zsim.program import PHASES, SECOND, Part, PhaseName, RankProgram
 from zsim.run import MemoryRecord, PartRecord
 
 HELD: tuple[MemoryKind, ...] = ("parameters", "gradients", "optimizer_states")
@@ -71,6 +71,7 @@ def replay(program: RankProgram, *, timeline: bool = True) -> Mapping[PhaseName,
     seen: _Passes | None = None
     for phase in PHASES:
         ops, parts = program.phase(phase), program.parts(phase)
+        _once(ledger, program.before(phase))
         walk = _Walk(ledger.allocated, _Summit(ledger.allocated, dict(ledger.by_kind)))
         shared = ops[: 0 if phase == "construction" else passes]
         if seen is None or not seen.again(walk, ledger):
@@ -81,6 +82,15 @@ def replay(program: RankProgram, *, timeline: bool = True) -> Mapping[PhaseName,
         walk.parts += [_PartWalk(part, ledger.allocated, ledger.allocated) for part in parts if part.start >= len(ops)]
         records[phase] = walk.record(ledger)
     return records
+
+
+def _once(ledger: Ledger, ops: tuple[Op, ...]) -> None:
+    """Follow ops between two phases, of which there is no record."""
+    for op in ops:
+        try:
+            ledger.apply(op)
+        except ProgramError as error:
+            raise _during(op, SECOND, error) from None
 
 
 def _shared(program: RankProgram) -> int:
@@ -227,7 +237,7 @@ def _follow(
         walk.parts[-1].peak = high
 
 
-def _during(op: Op, phase: PhaseName, error: ProgramError) -> ProgramError:
+def _during(op: Op, phase: str, error: ProgramError) -> ProgramError:
     """`error` with the op in which it happened."""
     where = f"{phase} op {op.index} ({label(op)})"
     return ProgramError(where=where, expected=error.expected, found=f"{error.where}: {error.found}")

@@ -62,7 +62,7 @@ def needed(rank: RankProgram) -> int:
 def most_held(rank: RankProgram) -> int:
     """The most bytes of parameters, gradients and optimizer states that a rank holds at once in a steady step, as it shards them."""
     ledger, most = Ledger(), 0
-    for op in (*rank.construction, *rank.first):
+    for op in (*rank.construction, *rank.first, *rank.second):
         ledger.apply(op)
     for op in rank.steady:
         ledger.apply(op)

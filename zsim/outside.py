@@ -185,7 +185,7 @@ def communicators(program: RankProgram, mesh: Mesh, *, rank: int) -> dict[str, f
     Two names for the same ranks are one communicator; a group of one rank has no peer to hold buffers for.
     """
     named: dict[str, set[str]] = {}
-    for op in (op for phase in PHASES for op in program.phase(phase) if op.group):
+    for op in (op for phase in PHASES for op in (*program.before(phase), *program.phase(phase)) if op.group):
         named.setdefault(op.group, set()).add(op.kind)
     ops: dict[tuple[int, ...], tuple[str, set[str]]] = {}
     for name, kinds in named.items():

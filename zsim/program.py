@@ -19,6 +19,8 @@ from zsim.ops import Op
 
 PhaseName = Literal["construction", "first", "steady"]
 PHASES: tuple[PhaseName, ...] = PhaseName.__args__  # type: ignore[attr-defined]
+SECOND = "second"
+"""What comes between the first step and a steady one is called, in text."""
 PartName = Literal["forward", "backward", "optimizer", "zero_grad"]
 PARTS: tuple[PartName, ...] = PartName.__args__  # type: ignore[attr-defined]
 
@@ -39,18 +41,24 @@ class Part:
 class RankProgram:
     """The ops of one kind of rank, by phase. Buffers that live at the end of a phase live at the start of the next.
 
-    Both steps come in parts; a Program that names none has none.
+    `second` is what the second step does once, before all that it does as every later one, as DDP rebuilds its buckets. Both steps come in
+    parts; a Program that names none has none.
     """
 
     construction: tuple[Op, ...]
     first: tuple[Op, ...]
     steady: tuple[Op, ...]
+    second: tuple[Op, ...] = ()
     first_parts: tuple[Part, ...] = ()
     steady_parts: tuple[Part, ...] = ()
 
     def phase(self, name: PhaseName) -> tuple[Op, ...]:
         """The ops of the phase `name`."""
         return {"construction": self.construction, "first": self.first, "steady": self.steady}[name]
+
+    def before(self, name: PhaseName) -> tuple[Op, ...]:
+        """The ops between the phase before `name` and that: `second` before the steady step."""
+        return self.second if name == "steady" else ()
 
     def parts(self, name: PhaseName) -> tuple[Part, ...]:
         """The parts of the phase `name`; construction has none."""
@@ -76,6 +84,8 @@ class Program:
         for number, rank in enumerate(self.ranks):
             lines.append(f"program {number}")
             for phase in PHASES:
+                if before := rank.before(phase):
+                    lines += [f"phase {SECOND}", *_phase_lines(before, ())]
                 lines.append(f"phase {phase}")
                 lines += _phase_lines(rank.phase(phase), rank.parts(phase))
         return "\n".join(lines) + "\n"
@@ -126,8 +136,8 @@ def _rank_programs(lines: Iterable[tuple[int, str]]) -> Iterator[RankProgram]:
             raise bad_line(number, line, "program N, then phase NAME")
         elif line.startswith("part "):
             phase = next(reversed(phases))
-            if phase == "construction":
-                raise bad_line(number, line, "no part of construction, which is one")
+            if phase in ("construction", SECOND):
+                raise bad_line(number, line, f"no part of {phase}, which is one")
             parts.setdefault(phase, []).append(_part(line, len(current), number))
         else:
             current.append(parse_op(line, number=number))
@@ -142,8 +152,8 @@ def _part(line: str, start: int, number: int) -> Part:
 
 
 def _rank_program(phases: dict[str, list[Op]], parts: dict[str, list[Part]], number: int) -> RankProgram:
-    if tuple(phases) != PHASES:
-        raise bad_line(number, " ".join(phases), f"the phases {', '.join(PHASES)}")
+    if tuple(phases) not in (PHASES, (*PHASES[:2], SECOND, *PHASES[2:])):
+        raise bad_line(number, " ".join(phases), f"the phases {', '.join(PHASES)}, with or without {SECOND} before the last")
     return RankProgram(
         **{name: tuple(ops) for name, ops in phases.items()},
         first_parts=tuple(parts.get("first", ())),

@@ -211,7 +211,7 @@ def a_steady_step_returns_what_it_takes(program: Program, rank: RankProgram, pha
     if phase != "steady":
         return
     ledger = Ledger()
-    for op in (*rank.construction, *rank.first):
+    for op in (*rank.construction, *rank.first, *rank.second):
         ledger.apply(op)
     before = dict(ledger.by_kind)
     for op in rank.steady:

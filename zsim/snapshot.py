@@ -17,7 +17,7 @@ from zsim.allocator import Heap
 from zsim.caching import Block, CachingAllocator, Pool
 from zsim.memory import label
 from zsim.ops import STREAMS, Alloc, Op
-from zsim.program import PHASES, PhaseName, RankProgram
+from zsim.program import PHASES, SECOND, PhaseName, RankProgram
 
 PICKLE_PROTOCOL = 4
 """The visualiser reads protocols 2 to 4."""
@@ -45,6 +45,8 @@ def snapshot(
     for phase in PHASES:
         if phase == since:
             recorder.begin()
+        for op in program.before(phase):
+            recorder.record(op, SECOND)
         for op in program.phase(phase):
             recorder.record(op, phase)
         if empty_cache and phase == "construction":
@@ -92,7 +94,7 @@ class _Recorder:
         self.trace.clear()
         self._add("snapshot", 0, 0, 0, [], category=UNKNOWN)
 
-    def record(self, op: Op, phase: PhaseName) -> None:
+    def record(self, op: Op, phase: str) -> None:
         """All memory events of `op`."""
         frame = _frame(label(op), phase, op.index)
         extra = self.heap.workspace(op)

@@ -12,7 +12,7 @@ from zsim.errors import ProgramError
 from zsim.memory import label, replay
 from zsim.mesh import Mesh
 from zsim.ops import COLLECTIVES, OP_KINDS, STREAMS, Op
-from zsim.program import PHASES, PhaseName, Program, RankProgram
+from zsim.program import PHASES, SECOND, Program
 
 Signature = tuple[str, int, str, int]
 Sequences = dict[str, list[tuple[Op, Signature]]]
@@ -32,8 +32,8 @@ def validate(program: Program, *, memory: bool = True) -> Program:
         )
     sizes = _Sizes(mesh)
     for number, rank in enumerate(program.ranks):
-        for phase in PHASES:
-            for place, op in enumerate(rank.phase(phase)):
+        for phase, ops in (*((phase, rank.phase(phase)) for phase in PHASES), (SECOND, rank.second)):
+            for place, op in enumerate(ops):
                 problem = _problem(op, place, sizes)
                 if problem is not None:
                     where = f"program {number}, {phase} op {place} ({label(op)})"
@@ -46,7 +46,8 @@ def validate(program: Program, *, memory: bool = True) -> Program:
         if memory:
             replay(rank, timeline=False)
     for phase in PHASES:
-        _check_meetings(program, phase)
+        _check_meetings(program, phase, [collective_sequences(rank.phase(phase)) for rank in program.ranks])
+    _check_meetings(program, SECOND, [collective_sequences(rank.second) for rank in program.ranks])
     return program
 
 
@@ -80,20 +81,19 @@ def _problem(op: Op, place: int, sizes: _Sizes) -> tuple[str, str] | None:
     return ("bytes to communicate", str(op.nbytes)) if op.nbytes <= 0 else None
 
 
-def collective_sequences(rank: RankProgram, phase: PhaseName) -> Sequences:
+def collective_sequences(ops: tuple[Op, ...]) -> Sequences:
     """By group: its collectives in issue order, each with what all members must agree on."""
     found: Sequences = {}
-    for op in rank.phase(phase):
+    for op in ops:
         if op.kind in COLLECTIVES:
             found.setdefault(op.group, []).append((op, (op.kind, op.nbytes, op.dtype, op.root)))
     return found
 
 
-def _check_meetings(program: Program, phase: PhaseName) -> None:
+def _check_meetings(program: Program, phase: str, sequences: list[Sequences]) -> None:
     """Kinds of rank that share a group must issue the same collectives over it in the same order."""
     if len(program.ranks) == 1:
         return
-    sequences = [collective_sequences(rank, phase) for rank in program.ranks]
     for axis in sorted({axis for sequence in sequences for axis in sequence}):
         for one, other in _neighbours(program, axis):
             pairs = zip_longest(sequences[one].get(axis, []), sequences[other].get(axis, []))

@@ -124,13 +124,15 @@ def of_torch(case: Scenario, *, steps: int = 3) -> list[int]:
     return in_order(delta for _, delta in events)
 
 
-def of_program(case: Scenario) -> list[int]:
-    """The events of rank 0's steady step."""
+def of_program(case: Scenario, *, step: int = 3) -> list[int]:
+    """The events of rank 0's first, second or any later step; of wrapping the model for the step 0."""
     program = plan(case, device="cpu").of_rank(0)
+    steps = (program.construction, program.first, program.second, program.steady)
     live: dict[str, int] = {}
-    for _ in deltas((*program.construction, *program.first), live):
+    before, own = (steps[:2], steps[2:]) if step == 2 else (steps[:step], steps[step : step + 1])
+    for _ in (delta for ops in before for delta in deltas(ops, live)):
         pass
-    return in_order(deltas(program.steady, live))
+    return in_order(delta for ops in own for delta in deltas(ops, live))
 
 
 def deltas(ops: Iterable[Op], live: dict[str, int]) -> Iterator[int]:
@@ -150,6 +152,36 @@ def deltas(ops: Iterable[Op], live: dict[str, int]) -> Iterator[int]:
 def test_every_allocation_and_free_of_a_step_comes_in_torchs_order(model: str, strategy: str, parameters: str) -> None:
     case = scenario(model, strategy, parameters=parameters)
     assert of_program(case) == of_torch(case)
+
+
+BUCKETS = [
+    f'name = "{name}", bucket_cap_mb = 0.002{options}'
+    for name in ("ddp", "zero_redundancy")
+    for options in ("", ", gradient_as_bucket_view = true", ', sync = "last"', ', sync = "last", gradient_as_bucket_view = true')
+]
+
+
+@pytest.mark.parametrize("strategy", [*BUCKETS, BUCKETS[0] + ", find_unused_parameters = true", 'name = "fsdp2"', 'name = "hsdp"'])
+@pytest.mark.parametrize(("parameters", "accumulation"), [("fp32", 1), ("bf16", 2)])
+def test_so_does_that_of_the_first_and_second_step_in_which_ddp_rebuilds_its_buckets(
+    strategy: str, parameters: str, accumulation: int
+) -> None:
+    mesh = ", dp_replicate = 2, dp_shard = 2" if "hsdp" in strategy else ""
+    case = scenario("mlp", strategy + mesh, parameters=parameters, ranks=4 if mesh else 3, accumulation=accumulation)
+    program = plan(case, device="cpu").of_rank(0)
+    assert len([op for op in program.steady if op.unit.startswith("bucket") and op.kind == "all_reduce"]) > 1 or "sdp" in strategy
+    for step in (1, 2):
+        assert of_program(case, step=step) == of_torch(case, steps=step)
+
+
+@pytest.mark.parametrize("views", ["false", "true"])
+def test_ddp_that_finds_unused_parameters_makes_a_storage_for_each_bucket_when_it_wraps_the_model(views: str) -> None:
+    options = f"bucket_cap_mb = 0.002, find_unused_parameters = true, gradient_as_bucket_view = {views}"
+    case = scenario("mlp", f'name = "ddp", {options}', parameters="fp32", ranks=3)
+    reduced = [op.nbytes for op in plan(case, device="cpu").of_rank(0).steady if op.unit.startswith("bucket.") and op.kind == "all_reduce"]
+    made = [*reduced, 4 * 14, 4 * 14]  # the map of the 14 parameters, on the host and on the device
+    assert of_program(case, step=0)[-len(made) :] == of_torch(case, steps=0)[-len(made) :] == made
+    assert len(reduced) > 1
 
 
 @pytest.mark.parametrize(

@@ -230,18 +230,19 @@ def trained_parameters(model: ModelSpec) -> tuple[Parameter, ...]:
     return tuple([parameter for parameter in named_parameters(model) if parameter.fqn in trained])
 
 
-def spmd(mesh: Mesh, *, construction: Step, first: Step, steady: Step) -> Program:
+def spmd(mesh: Mesh, *, construction: Step, first: Step, steady: Step, second: Iterable[Op] = ()) -> Program:
     """A Program in which every rank runs the same ops."""
-    rank = rank_program(construction.ops, first=first, steady=steady)
+    rank = rank_program(construction.ops, first=first, steady=steady, second=second)
     return Program(mesh=mesh, ranks=(rank,), assignment=(0,) * mesh.world_size)
 
 
-def rank_program(construction: Iterable[Op], *, first: Step, steady: Step) -> RankProgram:
-    """What one rank runs: the ops of both steps and their parts."""
+def rank_program(construction: Iterable[Op], *, first: Step, steady: Step, second: Iterable[Op] = ()) -> RankProgram:
+    """What one rank runs: the ops of both steps and their parts, and between them those of `second`."""
     return RankProgram(
         construction=tuple(construction),
         first=tuple(first.ops),
         steady=tuple(steady.ops),
+        second=tuple(second),
         first_parts=tuple(first.parts),
         steady_parts=tuple(steady.parts),
     )

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from zsim.mesh import Mesh
 from zsim.model import ModelSpec, Parameter
+from zsim.ops import Op
 from zsim.program import Program
 from zsim.strategies import building, replicated_construction, replicated_model
 from zsim.strategies.building import Step
@@ -95,11 +96,13 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     """The Program of one step on the axis dp_replicate; a mesh of one rank communicates nothing."""
     model = under_ddp(training, mesh=mesh, options=options)
     owned = tuple(parameter.numel for parameter in model.trained)
+    first, steady = (forward_backward(model, first=first) for first in (True, False))
     return building.spmd(
         mesh,
         construction=replicated_construction.construction(model, has_master=model.has_master),
-        first=_step(model, owned, first=True),
-        steady=_step(model, owned, first=False),
+        second=rebuilding(first),
+        first=_ended(first, owned, first=True),
+        steady=_ended(steady, owned, first=False),
     )
 
 
@@ -114,11 +117,19 @@ def under_ddp(training: Training, *, mesh: Mesh, options: Options) -> Replicated
     )
 
 
-def _step(model: ReplicatedModel, owned: tuple[int, ...], *, first: bool) -> Step:
-    step = forward_backward(model, first=first)
-    step.optimizer(owned, first=first, has_master=model.has_master)
+def _ended(step: ReplicatedStep, owned: tuple[int, ...], *, first: bool) -> Step:
+    step.optimizer(owned, first=first, has_master=step.model.has_master)
     step.zero_grad()
     return step.step
+
+
+def rebuilding(first: ReplicatedStep) -> tuple[Op, ...]:
+    """What the second step begins with: its first forward rebuilds the buckets, unless one in the `first` step has."""
+    if first.model.finds_unused or not first.has_reduced:
+        return ()
+    second = ReplicatedStep(first.model, buckets=first.buckets)
+    second.rebuild_buckets()
+    return tuple(second.step.ops)
 
 
 def forward_backward(model: ReplicatedModel, *, first: bool) -> ReplicatedStep:

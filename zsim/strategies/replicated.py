@@ -73,9 +73,9 @@ class ReplicatedStep:
         return self._in_one_bucket and bool(self._reduced)
 
     def rebuild_buckets(self) -> None:
-        """Broadcast rank 0's order and the buckets' sizes; replace the one bucket by those of later backwards.
+        """Broadcast rank 0's order and the buckets' sizes; replace the one bucket by those of later backwards, a storage for each.
 
-        The old bucket goes first, unless gradients are views of it: then it goes when they have moved. What is broadcast is
+        The old one goes first, unless gradients are views of it: then it goes when they have moved. What is broadcast is
         written on the host and copied, and both live until all is sent. torch/csrc/distributed/c10d/reducer.cpp.
         """
         self.buckets, self._in_one_bucket = self.model.rebuilt, False
@@ -87,9 +87,8 @@ class ReplicatedStep:
             sent = [*(Free(alloc.buffer) for alloc in made), *sent]
             ended = sent if unit == "bucket_sizes" else []
             collective_over_replicas(self.step, self.model, "broadcast", unit, 4 * count, dtype="int32", memory=(*made, *ended))
-        memory: list[MemoryEvent] = [Free("buckets"), Alloc("buckets.rebuilt", "communication", self.model.nbytes)]
-        if self._viewed:
-            memory.reverse()
+        storages, gone = self.model.storages, Free(replicated_construction.ONE_BUCKET)
+        memory: tuple[MemoryEvent, ...] = (*storages, gone) if self._viewed else (gone, *storages)
         self.step.issue("alloc", "buckets", stream="host", micro_batch=self.micro_batch, memory=memory)
 
     def broadcast_buffers(self) -> None:

@@ -1,4 +1,7 @@
-"""Wrapping a model in DDP: shapes are verified, rank 0's parameters broadcast, the bucket of the first step made."""
+"""Wrapping a model in DDP: shapes are verified, rank 0's parameters broadcast, the bucket of the first step made.
+
+Where DDP looks for unused parameters it rebuilds nothing, and makes all buckets here.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,8 @@ from zsim.training import (
 
 BROADCAST_CAP = 250 * (1 << 20)
 """torch coalesces broadcasts of parameters and buffers up to this many bytes."""
+ONE_BUCKET = "buckets"
+"""The storage of all gradients together, until buckets are rebuilt in the order in which gradients were ready."""
 IN_FLIGHT = 2
 """The most of such broadcasts at a time."""
 
@@ -48,7 +53,7 @@ def construction(model: ReplicatedModel, *, has_master: bool) -> Step:
     _check_shapes(step, model)
     parameters = [("parameters", model.dtype, parameter.numel * element) for parameter in named]
     _broadcast(step, model, [*parameters, *_buffers(model)])
-    memory = [Alloc("buckets", "communication", model.nbytes)]
+    memory = list(model.storages) if model.finds_unused else [Alloc(ONE_BUCKET, "communication", model.nbytes)]
     if model.finds_unused:  # the map is kept on the host, and sent from the device
         places = ("host", "device") if model.training.device == "cpu" else ("device",)
         memory += [Alloc(f"{USED}:{place}", "communication", model.used_nbytes) for place in places]

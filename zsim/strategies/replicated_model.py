@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from itertools import pairwise
 
 from zsim.model import ModelSpec, Parameter
-from zsim.ops import Kernel
+from zsim.ops import Alloc, Kernel
 from zsim.strategies.building import (
     MASTER_DTYPE,
     accumulate_kernel,
@@ -101,6 +101,13 @@ class ReplicatedModel:
     def nbytes(self) -> int:
         """Bytes of all buckets."""
         return sum([parameter.numel for parameter in self.reduced]) * DTYPE_NBYTES[self.dtype]
+
+    @property
+    def storages(self) -> tuple[Alloc, ...]:
+        """Those of the rebuilt buckets, one for each, in the order in which they are reduced."""
+        element = DTYPE_NBYTES[self.dtype]
+        sizes = (element * sum([parameter.numel for parameter in bucket]) for bucket in self.rebuilt)
+        return tuple(Alloc(f"bucket.{number}", "communication", nbytes) for number, nbytes in enumerate(sizes))
 
     @property
     def used_nbytes(self) -> int:

@@ -46,13 +46,14 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     programs: list[RankProgram] = []
     assignment: list[int] = []
     same = [ddp.forward_backward(model, first=first) for first in (True, False)]
+    second = ddp.rebuilding(same[0])
     for parameters in owned:
         stepped = tuple(parameter.numel for parameter in parameters if parameter.fqn in trained)
         kind = kinds.setdefault(stepped, len(kinds))
         assignment.append(kind)
         if kind == len(programs):
             first, steady = (_step(step.copy(), owned, stepped=stepped, first=step is same[0]) for step in same)
-            programs.append(rank_program(construction, first=first, steady=steady))
+            programs.append(rank_program(construction, first=first, steady=steady, second=second))
     return Program(mesh=mesh, ranks=tuple(programs), assignment=tuple(assignment))
 
 
