@@ -43,10 +43,10 @@ def snapshot(
     """
     recorder = _Recorder(Heap(CachingAllocator(expandable_segments=expandable_segments), workspace_bytes))
     for phase in PHASES:
-        if phase == since:
-            recorder.begin()
         for op in program.before(phase):
             recorder.record(op, SECOND)
+        if phase == since:
+            recorder.begin()
         for op in program.phase(phase):
             recorder.record(op, phase)
         if empty_cache and phase == "construction":

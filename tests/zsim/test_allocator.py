@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +16,7 @@ from zsim.errors import ProgramError
 from zsim.ops import Alloc, Free, Kernel, MemoryEvent, Op, OpKind, Stream
 from zsim.plan import plan
 from zsim.program import RankProgram
+from zsim.snapshot import snapshot
 
 MIB = 2**20
 
@@ -194,3 +197,20 @@ def test_every_program_fits_into_what_it_reserves_and_the_least_device_is_no_lar
     live = max(record.peak_bytes for record in memory.replay(rank, timeline=False).values())
     with pytest.raises(DeviceFullError):
         replay(rank, capacity=live - 1)
+
+
+def test_what_the_second_step_does_once_comes_between_the_two_and_is_counted_to_neither():
+    """As where DDP lets one bucket go and makes several."""
+    whole, halves = 64 << 20, [Alloc(f"half.{number}", "communication", 32 << 20) for number in range(2)]
+    once = (op(0, Free("whole"), *halves),)
+    found = program(op(0), construction=(op(0, activations("whole", whole)),))
+    rebuilt = replace(found, second=once)
+    assert replay(rebuilt)["steady"] == replay(replace(found, first=once))["steady"]
+    records = memory.replay(rebuilt)
+    assert (records["first"].peak_bytes, records["steady"].start_bytes) == (whole, whole)
+    assert records["steady"].timeline == (("forward a", whole),)
+    assert [event["frames"] for event in snapshot(rebuilt)["device_traces"][0] if "second" in str(event["frames"])]
+    with pytest.raises(ProgramError, match=r"second op 0 .*gone"):
+        memory.replay(replace(found, second=(op(0, Free("gone")),)))
+    with pytest.raises(ProgramError, match=r"second op 0 .*gone"):
+        replay(replace(found, second=(op(0, Free("gone")),)))
