@@ -94,7 +94,7 @@ def test_the_highest_ridge_is_the_peak_and_what_lives_there_is_a_subset_of_what_
     if not any(op.memory for op in rank.phase(one.phase)[last + 1 :] if op.kind != "free"):
         assert max(nbytes for _, nbytes in ridges(rank, one.phase)) == max(record.peak_bytes, record.start_bytes)
     assert {alloc.buffer for alloc, _ in live_at_peak(rank, one.phase)} <= {
-        event.buffer for phase in (rank.construction, rank.first, rank.steady) for op in phase for event in op.memory
+        event.buffer for phase in (rank.construction, rank.first, rank.second, rank.steady) for op in phase for event in op.memory
     }
 
 
