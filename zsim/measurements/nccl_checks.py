@@ -52,6 +52,8 @@ class Skipped:
     count: int = 1
     first: int = field(default=0, compare=False)
     last: int = field(default=0, compare=False)
+    impossible: NcclRow | None = field(default=None, compare=False)
+    """The row, where its time and size are what no links are that fast or slow for: it says something of its whole series."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +73,11 @@ class Rows:
 
 
 class RefusedError(ValueError):
-    """Why a row cannot be used."""
+    """Why a row cannot be used; `impossible` is the row where no links are that fast, or that slow."""
+
+    def __init__(self, reason: str, *, impossible: NcclRow | None = None) -> None:
+        super().__init__(reason)
+        self.impossible = impossible
 
 
 def collect(makers: Iterable[tuple[int, Callable[[], NcclRow]]], source: str) -> Rows:
@@ -82,7 +88,7 @@ def collect(makers: Iterable[tuple[int, Callable[[], NcclRow]]], source: str) ->
         try:
             rows.append(make())
         except RefusedError as refused:
-            skipped.append(Skipped(source=source, line=line, reason=str(refused)))
+            skipped.append(Skipped(source=source, line=line, reason=str(refused), impossible=refused.impossible))
         except (ArithmeticError, ValueError) as error:  # one row never ends a folder
             skipped.append(Skipped(source=source, line=line, reason=f"no arithmetic can be done with its figures: {error}"))
     return Rows(rows=tuple(rows), skipped=tuple(skipped))
@@ -124,10 +130,11 @@ def checked(row: NcclRow, timed: Timed) -> NcclRow:
     if _differ(timed.bus, bus) or _differ(timed.algorithm, algorithm):
         raise RefusedError("time, size and bus bandwidth contradict one another")
     if bus > FASTEST * max(carried, inside):
-        raise RefusedError("faster than its links: a time in another unit, or a size of another message")
+        raise RefusedError("faster than its links: a time in another unit, or a size of another message", impossible=row)
     if bus < SLOWEST * carried and row.size_bytes >= LARGE:
-        raise RefusedError("hardly anything of its links' bandwidth: a time in another unit, or a size of another message")
-    return row
+        reason = "hardly anything of its links' bandwidth: a time in another unit, or a size of another message"
+        raise RefusedError(reason, impossible=row)
+    return replace(row, bandwidth_agrees=timed.bus is not None or timed.algorithm is not None)
 
 
 def _differ(said: float | None, expected: float) -> bool:

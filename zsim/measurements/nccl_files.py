@@ -17,6 +17,7 @@ from zsim.measurements.nccl_checks import RefusedError, Rows, Skipped, Timed, ch
 from zsim.measurements.nccl_logs import read_json, read_text
 from zsim.measurements.nccl_prefixes import holds_log, plain
 from zsim.measurements.nccl_rows import NcclRow
+from zsim.measurements.nccl_series import held
 from zsim.measurements.nccl_settings import is_setting
 from zsim.measurements.table import MAX_COLUMNS, column, columns_of, decoded, from_header, other_fields, separator
 
@@ -44,10 +45,13 @@ def read(path: Path) -> Rows:
 
 
 def read_any(text: str, *, source: str, collective: str = "") -> Rows:
-    """The rows of a file's text, whichever of the three it is; `collective` is what a log ran that does not say it."""
+    """The rows of a file's text, whichever of the three it is; `collective` is what a log ran that does not say it.
+
+    They hold by themselves and together with those of their series.
+    """
     if is_json(text):
-        return read_json(text, source=source, collective=collective)
-    return read_csv(text, source=source) if is_csv(text) else read_text(text, source=source, collective=collective)
+        return held(read_json(text, source=source, collective=collective))
+    return held(read_csv(text, source=source) if is_csv(text) else read_text(text, source=source, collective=collective))
 
 
 def is_json(text: str) -> bool:

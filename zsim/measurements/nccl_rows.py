@@ -43,6 +43,8 @@ class NcclRow:
     """What was read into the row besides its words."""
     cautions: tuple[str, ...] = ()
     """What is to be known of the row, and changes nothing of its prediction."""
+    bandwidth_agrees: bool = False
+    """Whether the row says a bandwidth, which its size and time agree with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
