@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from zsim import accuracy, calibrate, calibrate_collectives, calibration_files, cluster_file, places
+from zsim import accuracy, calibrate, calibrate_collectives, calibration_files, cluster_file, doubts, places
 from zsim.accuracy_commands import by_reason
 from zsim.calibrate import CalibrationError, Fitted
 from zsim.calibrate_collectives import FittedCurves
@@ -15,7 +15,7 @@ from zsim.calibration_files import Material
 from zsim.cluster_file import GroupErrors
 from zsim.hardware import load_cluster
 from zsim.measurements import Skipped
-from zsim.report import progress, say, tell, write_json
+from zsim.report import progress, say, tell, warn, write_json
 
 
 def calibrated(options: argparse.Namespace) -> int:
@@ -36,6 +36,7 @@ def calibrated(options: argparse.Namespace) -> int:
         fitted = _steps(found, cluster.device.name, alone=curves is None)
     for name in found.simulated:
         tell(f"{name} is simulated: nobody has measured it, and what is fitted to it counts as assumed")
+    warn("calibrate", doubts.of(fitted, curves))
     if options.out:
         text = cluster_file.text(options.cluster, fitted, source=names, curves=curves, simulated=bool(found.simulated))
         places.write(Path(options.out), text)
@@ -94,6 +95,7 @@ def _as_json(fitted: Fitted | None, curves: FittedCurves | None, found: Material
             {"group": one.name, "n": one.n, "fitted": _summary(one.fitted), "left_out": _summary(one.left_out), "by_preset": one.before}
             for one in groups
         ],
+        "doubts": doubts.of(fitted, curves),
         "simulated": found.simulated,
         "skipped": [{"source": row.source, "line": row.line, "reason": row.reason} for row in found.skipped],
     }

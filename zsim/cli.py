@@ -117,7 +117,14 @@ def parser() -> argparse.ArgumentParser:
     _json(accuracy)
     calibrate = commands.add_parser("calibrate", help="fit constants to measurements, and write a cluster's file", allow_abbrev=False)
     calibrate.add_argument(
-        "--from", dest="files", nargs="+", required=True, type=_path, metavar="FILE", help="tables, nccl-tests' text or JSON, saved Runs"
+        "--from",
+        dest="files",
+        nargs="+",
+        action="extend",
+        required=True,
+        type=_path,
+        metavar="FILE",
+        help="tables, nccl-tests' text or JSON, saved Runs",
     )
     calibrate.add_argument("--scenarios", metavar="FOLDER", type=_path, help="where the scenarios of saved Runs are looked for")
     calibrate.add_argument("--cluster", default="dgx-h100", metavar="PRESET", help="the preset that --out begins with (dgx-h100)")

@@ -10,6 +10,7 @@ from importlib.resources import files
 from math import ceil
 from typing import Any
 
+from zsim import doubts
 from zsim.accuracy import percentile
 from zsim.calibrate import FLOAT8, OF_ATTENTION, PRODUCTS, Fitted
 from zsim.calibrate_collectives import FittedCurves
@@ -28,8 +29,9 @@ def text(preset: str, fitted: Fitted | None, *, source: str, curves: FittedCurve
     if fitted is not None:
         generation = device["name"].split()[0]
         factors = {name: factor for (kind, name), factor in fitted.factors.items() if kind in ("", generation)}
+        doubt = doubts.of_steps(fitted)
         about = {"provenance": "assumed"} if simulated else {"provenance": "calibrated", "width": f"{100 * width(fitted):.1f} %"}
-        device = _calibrated(device, factors, fitted.heard, _Stamp(source=source, about=about))
+        device = _calibrated(device, factors, fitted.heard, _Stamp(source=f"{source}; doubtful: {doubt}" if doubt else source, about=about))
     whole = {**cluster, "device": device, **({"curves": _curves(curves)} if curves else {})}
     return "\n".join([*_head(fitted, curves, source), *_table("", whole)]) + "\n"
 
@@ -47,6 +49,7 @@ def _head(fitted: Fitted | None, curves: FittedCurves | None, source: str) -> It
             yield f"#   {_plain(group.name)}: {said}"
         if kind == "steps" and fitted is not None:
             yield from (f"# {line}" for line in worth(fitted))
+    yield from (f"# doubtful: {_plain(line)}" for line in doubts.of(fitted, curves))
     yield ""
 
 
@@ -160,7 +163,8 @@ def _curves(fitted: FittedCurves) -> dict[str, Any]:
         for place, (added, half) in enumerate(curve.added, start=1):
             suffix = "" if place == 1 else f"_{place}"
             values |= {f"added{suffix}": f"{added:.4g}{unit}", f"half{suffix}": f"{half} B"}
-        where = {"provenance": curve.provenance, "source": curve.source}
+        doubt = doubts.of_curve(curve, fitted)
+        where = {"provenance": curve.provenance, "source": f"{curve.source}; doubtful: {doubt}" if doubt else curve.source}
         found.setdefault(curve.scope, {})[curve.collective] = {key: {"value": value, **where} for key, value in values.items()}
     return found
 
