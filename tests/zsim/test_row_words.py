@@ -280,6 +280,32 @@ def test_replicas_of_nodes_are_no_ddp(tmp_path: Path) -> None:
     assert "FSDP2, which is torchtitan's own" not in made.assumed
 
 
+ALONE = (
+    (TITAN, {"technique": "HSDP", "dp_shard": "8"}, {"technique": "FSDP", "dp_shard": "8"}),
+    (TITAN, {"technique": "FSDP1 HYBRID_SHARD", "dp_shard": "8"}, {"technique": "FSDP1", "dp_shard": "8"}),
+    (TITAN, {"technique": "HSDP", "dp_shard": ""}, {"technique": "FSDP", "dp_shard": ""}),
+    (FOUNDRY, {"sharding": "HYBRID_SHARD"}, {"sharding": "FULL_SHARD"}),
+    (FMS, {"n_gpus": "8", "mfu_frac": ""}, {"n_gpus": "8", "mfu_frac": "", "sharding": "FULL_SHARD"}),
+)
+
+
+@pytest.mark.parametrize(("row", "hybrid", "whole"), ALONE)
+def test_a_hybrid_of_one_replica_is_named_as_what_it_is_taken_for(
+    tmp_path: Path, row: dict[str, str], hybrid: dict[str, str], whole: dict[str, str]
+) -> None:
+    """Eight GPUs that shard over eight have no replicas, whatever the row calls it: the same step as of full shards, and said to be."""
+    made, other = step(tmp_path, row | hybrid), step(tmp_path, row | whole)
+    assert read(made).options == read(other).options
+    assert read(made).mesh == read(other).mesh
+    words = "a hybrid of one replica as 8 shards over all GPUs, for there is nothing that it replicates"
+    assert (words in made.assumed, words in other.assumed) == (True, False)
+
+
+def test_a_hybrid_of_several_replicas_is_one(tmp_path: Path) -> None:
+    made = step(tmp_path, TITAN | {"technique": "HSDP", "dp_shard": "4"})
+    assert not [words for words in made.assumed if "hybrid" in words]
+
+
 DENSE = ("max achievable matmul", "GEMM peak", "gemm", "HGEMM (cuBLAS)", "matmul, no sparsity", "dense GEMM", "")
 ANOTHER_KIND = ("sparse matmul", "2:4 sparse GEMM", "peak with sparsity", "batched GEMM", "bmm", "grouped gemm", "p2p NVLink", "attention")
 

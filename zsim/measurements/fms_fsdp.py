@@ -25,7 +25,7 @@ from zsim.measurements.mapping import ScenarioText, checkpointing, num_parameter
 from zsim.measurements.optimizer_words import implementation_of
 from zsim.measurements.precisions import two_bytes
 from zsim.measurements.resharding import of_fsdp1
-from zsim.measurements.shardings import of_fsdp2, sharding, unsharded
+from zsim.measurements.shardings import of_fsdp2, one_replica, sharding, unsharded
 from zsim.measurements.software import norms
 from zsim.measurements.table import Record, RowError, Step
 from zsim.models import preset
@@ -113,5 +113,7 @@ def _strategy(record: Record, num_gpus: int, assumed: Assumed) -> dict[str, obje
     if asked.hybrid and num_gpus > NODE and num_gpus % NODE:
         raise RowError(f"n_gpus: expected whole nodes of {NODE} for {words}, found {num_gpus}")
     replicas = num_gpus // NODE if asked.hybrid and num_gpus > NODE else 1
+    if asked.hybrid and replicas == 1:
+        one_replica(num_gpus, assumed)
     own = {"sharding": form, "use_orig_params": bool(compiling(record))}
     return {"name": "fsdp1", "dp_replicate": replicas, "dp_shard": num_gpus // replicas, **own}

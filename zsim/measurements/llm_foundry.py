@@ -34,7 +34,7 @@ from zsim.measurements.mapping import ScenarioText, checkpointing, feed_forward,
 from zsim.measurements.optimizer_words import implementation_of
 from zsim.measurements.precisions import dtypes
 from zsim.measurements.resharding import of_fsdp1
-from zsim.measurements.shardings import of_fsdp2, sharding, unsharded
+from zsim.measurements.shardings import of_fsdp2, one_replica, sharding, unsharded
 from zsim.measurements.software import VERSIONS, stops_early
 from zsim.measurements.table import Record, RowError, Step
 from zsim.models import preset, presets, spelled
@@ -301,4 +301,6 @@ def _strategy(record: Record, ranks: int, assumed: Assumed) -> dict[str, object]
         if ranks % NODE:
             raise RowError(f"n_gpus: expected whole nodes of {NODE} for {words}, found {ranks}")
         return {"name": "fsdp1", "dp_replicate": ranks // NODE, "dp_shard": NODE, "sharding": form}
+    if asked.hybrid:
+        one_replica(ranks, assumed)
     return {"name": "fsdp1", "dp_shard": ranks, "sharding": form}

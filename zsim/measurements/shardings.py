@@ -67,6 +67,11 @@ def unsharded(record: Record, ranks: int, assumed: Assumed) -> dict[str, object]
     return {"name": "ddp", "dp_replicate": ranks}
 
 
+def one_replica(shards: int, assumed: Assumed) -> None:
+    """Names that words of a hybrid over as many GPUs as there are mean nothing but shards over all of them."""
+    assumed.add(f"a hybrid of one replica as {shards} shards over all GPUs, for there is nothing that it replicates")
+
+
 def of_fsdp2(record: Record, ranks: int, assumed: Assumed) -> dict[str, object]:
     """The strategy of a row that names FSDP2 where its source's own rows are FSDP1: over all GPUs, resharding as the row says."""
     assumed.add("FSDP2, which none of the source's own rows is", widens=UNREAD)

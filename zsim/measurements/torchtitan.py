@@ -34,6 +34,7 @@ from zsim.measurements.optimizer_words import implementation_of
 from zsim.measurements.precisions import two_bytes
 from zsim.measurements.recipes import gathers_narrow, is_narrow
 from zsim.measurements.resharding import resharding, said_in
+from zsim.measurements.shardings import one_replica
 from zsim.measurements.software import norms
 from zsim.measurements.table import Record, RowError, Step
 from zsim.models import preset
@@ -227,6 +228,8 @@ def _strategy(record: Record, place: Machine, asked: Technique, assumed: Assumed
     if shard < ranks and given and not asked.hybrid:
         axis = "dp_shard" if record.text("dp_shard", "") or "dp_shard" in asked.degrees else "dp_replicate"
         assumed.add(f"{ranks // shard} replicas of {shard} shards, which {axis} makes")
+    if shard == ranks and asked.hybrid:
+        one_replica(shard, assumed)
     replicas = {"dp_replicate": ranks // shard} if shard < ranks else {}
     if asked.kind == "fsdp1":
         if not isinstance(asked.reshards, bool | None):
