@@ -97,15 +97,19 @@ class Accuracy:
 def accuracy(folder: Path, *, collective: str = "", say: Callable[[str], None] = lambda _: None) -> Accuracy:
     """Every row of every file in `folder` predicted; `say` gets a line of progress now and then.
 
-    A damaged file among others is skipped by name; one that is given by itself is a MeasurementError. `collective` is what logs of
-    nccl-tests ran that do not say it.
+    A damaged file among others is skipped by name, and so is one that holds the same as another that was read: measurements count once.
+    One that is given by itself is a MeasurementError. `collective` is what logs of nccl-tests ran that do not say it.
     """
     listed = measurements.files(folder)
     rows: list[Predicted] = []
     skipped: list[Skipped] = list(listed.skipped)
+    used: dict[bytes, str] = {}
     for path, name in listed.files:
         read = measurements.rows if folder.is_file() else measurements.readable
         found = read(path, name=name, collective=collective)
+        if any(not isinstance(row, Skipped) for row in found):  # a name may say what makes rows usable, and a copy's other name not
+            first = used.setdefault(measurements.digest(path), name)
+            found = found if first == name else [measurements.copy_of(first, name=name)]
         for count, row in enumerate(found, start=1):
             one = row if isinstance(row, Skipped) else predict_row(row)
             if isinstance(one, Predicted):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
 from pathlib import Path
 
 from zsim import measurements, saved, scenario
@@ -47,9 +46,9 @@ def read(files: Sequence[Path], *, scenarios: Path | None) -> Material:
     found = Material()
     used: dict[bytes, str] = {}
     for path in files:
-        held = sha256(content(path)).digest()
+        held = measurements.digest(path)
         if held in used:
-            found.skipped.append(Skipped(source=path.name, line=1, reason=f"holds the same as {used[held]}: counted once"))
+            found.skipped.append(measurements.copy_of(used[held], name=path.name))
             continue
         used[held] = path.name
         before, skipped = _count(found), len(found.skipped)

@@ -246,7 +246,7 @@ NCCL_LOG = """# nThread 1 nGpus 2
 def test_every_file_of_a_folder_is_read_or_skipped_by_name(tmp_path: Path) -> None:
     table(tmp_path / "UPPER.CSV", SWEEP)
     (tmp_path / "sub").mkdir()
-    table(tmp_path / "sub" / "a.csv", SWEEP)
+    table(tmp_path / "sub" / "a.csv", SWEEP, SWEEP)
     (tmp_path / "sub" / "all_reduce.txt").write_text(NCCL_LOG)
     (tmp_path / "unnamed.log").write_text(NCCL_LOG)
     (tmp_path / "bad.csv").write_text('collectve,b\n1,"2\n3,4\n5,6\n')

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.zsim.test_measurements import FOUNDRY, table
+from tests.zsim.test_nccl_rows import LOG
 from zsim import accuracy, cli, measurements
 from zsim.accuracy import spearman
 from zsim.measurements import MeasurementError, Skipped
 from zsim.measurements.nccl_files import read_csv
+from zsim.measurements.nccl_logs import read_text
 
 NCCL = "collective,gpu,n_ranks,n_nodes,size_bytes,time_us"
 
@@ -53,6 +55,62 @@ def test_a_header_without_rows_is_skipped_by_name(tmp_path: Path, header: str) -
     assert (len(found.rows), found.skipped) == (1, (reason,))
 
 
+@pytest.mark.parametrize("name", ["sep=;", "SEP=;", '"sep=;"'])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_first_line_that_says_what_fields_are_between_is_no_header(tmp_path: Path, name: str, end: str) -> None:
+    """As spreadsheets write it, before headers in which another sign stands more often. Lines are counted as an editor does."""
+    steps, collectives = tmp_path / "steps.csv", tmp_path / "collectives.csv"
+    more = FOUNDRY | {"notes,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,": "none"}
+    steps.write_bytes("".join(f"{line}{end}" for line in (name, ";".join(more), ";".join(more.values()))).encode())
+    row = ["all_reduce", "A100", "8", "1", "1073741824", "8203.9"]
+    collectives.write_bytes("".join(f"{line}{end}" for line in (name, NCCL.replace(",", ";"), ";".join(row))).encode())
+    for path in (steps, collectives):
+        (found,) = measurements.rows(path)
+        assert not isinstance(found, Skipped), found
+        assert found.line == 3
+
+
+def test_a_separator_that_nobody_reads_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("sep=|\na|b\n1|2\n")
+    (found,) = measurements.rows(path)
+    assert isinstance(found, Skipped)
+    assert found.reason == "columns of no known source: sep=| (2 rows)"
+
+
+@pytest.mark.parametrize("column", ["model", "notes"])
+def test_a_row_of_steps_with_a_nul_byte_is_skipped_by_name_and_the_others_are_kept(tmp_path: Path, column: str) -> None:
+    path = table(tmp_path / "a.csv", FOUNDRY | {"notes": ""}, FOUNDRY | {column: "mpt\0"}, FOUNDRY | {"notes": ""})
+    found = measurements.rows(path)
+    assert [row for row in found if isinstance(row, Skipped)] == [Skipped(source="a.csv", line=3, reason="damaged: a NUL byte in it")]
+    assert len(found) == 3
+
+
+def test_a_row_of_collectives_with_a_nul_byte_is_skipped_by_name() -> None:
+    good = "all_reduce,A100,8,1,1073741824,8203.9,x"
+    found = read_csv(f"{NCCL},job_id\n{good}\n{good}\0\n{good}\n", source="a")
+    assert (len(found.rows), found.reasons) == (2, {"damaged: a NUL byte in it": 1})
+
+
+def test_a_header_with_a_nul_byte_is_a_damaged_file(tmp_path: Path) -> None:
+    path = table(tmp_path / "a.csv", FOUNDRY)
+    path.write_text(path.read_text().replace("model", "mod\0el", 1))
+    with pytest.raises(MeasurementError, match="its header is damaged: a NUL byte in it"):
+        measurements.rows(path)
+    assert read_csv(f"{NCCL},job\0\n", source="a").reasons == {"CSV damaged: its header is damaged: a NUL byte in it": 1}
+
+
+def test_a_log_with_nul_bytes_loses_the_rows_that_have_them_or_is_refused() -> None:
+    """In the in-place columns, which are not read, and in a size; in a line of its header there is no telling what it said."""
+    times, sizes = " 5990.00  358.51  358.51       0\n", "\n  2147483648 "
+    for old, new in ((times, times.replace(".", ".\0")), (sizes, sizes.replace("7", "7\0"))):
+        assert LOG.count(old) == 1
+        found = read_text(LOG.replace(old, new), source="run.log")
+        assert (len(found.rows), found.reasons) == (1, {"damaged: a NUL byte in it": 1})
+    found = read_text(LOG.replace("device  1", "device  1\0"), source="run.log")
+    assert found.reasons == {"what it says of its run is damaged: a NUL byte in it": 2}
+
+
 def test_a_path_that_is_not_there_is_said_not_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for command in (["accuracy", str(tmp_path / "none")], ["calibrate", "--from", str(tmp_path / "none"), "--cluster", "dgx-h100"]):
         assert cli.main(command) == 2
@@ -83,3 +141,25 @@ def test_ranks_of_many_equal_values_take_no_longer_than_of_others() -> None:
 def test_ties_share_the_middle_of_their_places() -> None:
     assert spearman([3, 1, 3, 2], [30, 10, 30, 20]) == pytest.approx(1)
     assert spearman([1, 1, 2, 3], [1, 2, 3, 4]) == pytest.approx(0.9486832980505138)
+
+
+def test_a_copy_of_a_file_is_skipped_by_name_and_a_row_that_stands_twice_counts_twice(tmp_path: Path) -> None:
+    """Copies under any name, below folders too; measurements may be repeated and come out alike."""
+    text = f"{NCCL}\n" + "all_reduce,A100,8,1,1073741824,8203.9\n" * 2
+    (tmp_path / "below").mkdir()
+    for name in ("a.csv", "b.csv", "below/a.txt"):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "c.csv").write_text(text + "all_reduce,A100,8,1,1073741824,8203.9\n")
+    found = accuracy.accuracy(tmp_path)
+    assert [(row.source, row.line) for row in found.rows] == [("a.csv", 2), ("a.csv", 3), ("c.csv", 2), ("c.csv", 3), ("c.csv", 4)]
+    reason = "holds the same as a.csv: counted once"
+    assert found.skipped == tuple(Skipped(source=name, line=1, reason=reason) for name in ("b.csv", "below/a.txt"))
+
+
+def test_a_copy_is_read_where_the_first_file_could_not_be(tmp_path: Path) -> None:
+    """A log that does not say what it ran: the name of the second file does."""
+    for name in ("a.log", "all_reduce.log"):
+        (tmp_path / name).write_text(LOG.replace("all_reduce_perf", "perf"))
+    found = accuracy.accuracy(tmp_path)
+    assert [row.source for row in found.rows] == ["all_reduce.log"] * 2
+    assert [row.source for row in found.skipped] == ["a.log"]

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import TypeVar
 
@@ -153,6 +154,16 @@ def readable(path: Path, *, name: str, collective: str = "") -> list[Row | Skipp
         return [Skipped(source=name, line=1, reason=f"expected {error.expected}, found {error.found}{_lines(path)}")]
 
 
+def digest(path: Path) -> bytes:
+    """What two files have in common that hold the same bytes; MeasurementError for one that cannot be read."""
+    return sha256(content(path)).digest()
+
+
+def copy_of(first: str, *, name: str) -> Skipped:
+    """Why a file is skipped that holds the same as the one called `first`; the same row twice in one file was measured twice."""
+    return Skipped(source=name, line=1, reason=f"holds the same as {first}: counted once")
+
+
 def _lines(path: Path) -> str:
     try:
         count = content(path).count(b"\n")
@@ -230,6 +241,8 @@ __all__ = [
     "Skipped",
     "Source",
     "Step",
+    "copy_of",
+    "digest",
     "each",
     "files",
     "read",

@@ -19,7 +19,7 @@ from zsim.measurements.nccl_prefixes import holds_log, plain
 from zsim.measurements.nccl_rows import NcclRow
 from zsim.measurements.nccl_series import held
 from zsim.measurements.nccl_settings import is_setting
-from zsim.measurements.table import MAX_COLUMNS, column, columns_of, decoded, from_header, other_fields, separator
+from zsim.measurements.table import MAX_COLUMNS, column, columns_of, decoded, from_header, other_fields
 
 CSV_NEEDS: tuple[str, ...] = ("collective", "gpu", "n_ranks", "n_nodes", "size_bytes")
 CSV_TIMES: tuple[str, ...] = ("time_us_oop", "time_us")
@@ -75,8 +75,8 @@ def is_json(text: str) -> bool:
 
 def is_csv(text: str) -> bool:
     """Whether the first line that is neither blank nor a comment is the header of a CSV of nccl rows, whatever else it has."""
-    _, text = from_header(text)
-    header = text.partition("\n")[0].strip().split(separator(text), MAX_COLUMNS)
+    _, text, between = from_header(text)
+    header = text.partition("\n")[0].strip().split(between, MAX_COLUMNS)
     return {"collective", "size_bytes"} <= {column(name.strip('"')) for name in header}
 
 
@@ -89,8 +89,7 @@ def read_csv(text: str, *, source: str) -> Rows:
 
 
 def _read_csv(text: str, source: str) -> Rows:
-    before, text = from_header(text)
-    between = separator(text)
+    before, text, between = from_header(text)
     reader = csv.DictReader(io.StringIO(text), delimiter=between)
     header = set(names := columns_of(reader.fieldnames or ()))
     reader.fieldnames = names

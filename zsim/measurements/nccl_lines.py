@@ -10,6 +10,8 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 
+from zsim.measurements.table import DAMAGED, NUL
+
 TYPE_BYTES = {
     **dict.fromkeys(("int8", "uint8", "f8e4m3", "f8e5m2", "fp8_e4m3", "fp8_e5m2"), 1),
     **dict.fromkeys(("half", "bfloat16"), 2),
@@ -46,6 +48,8 @@ def why_no_row(cells: Sequence[str], *, columns: int) -> str:
 
     A third figure where the dtype should be is what a line begins with that has one before its size.
     """
+    if any(NUL in cell for cell in cells):
+        return DAMAGED
     if not (cells[0].isdecimal() and cells[1].isdecimal()) or _FIGURE.fullmatch("".join(cells[2:3])):
         return f"expected a size in bytes where its line begins, found {cells[0][:40]!r}"
     return "fewer fields than the table has" if len(cells) < columns else ""

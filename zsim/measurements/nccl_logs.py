@@ -16,6 +16,7 @@ from zsim.measurements.nccl_prefixes import plain
 from zsim.measurements.nccl_rows import NcclRow
 from zsim.measurements.nccl_units import size_unit
 from zsim.measurements.nccl_words import in_log
+from zsim.measurements.table import DAMAGED, NUL
 
 MOST_VARIABLES = 10_000
 """Of an environment that is looked through."""
@@ -65,6 +66,8 @@ def _read_run(lines: list[str], first: int, source: str, collective: str, gpu: s
     problem = ""
     if not any(line.startswith("# Avg bus bandwidth") for line in lines):
         problem = "log cut: no closing summary"
+    elif any(NUL in line for line in lines if line.startswith("#")):
+        problem = f"what it says of its run is {DAMAGED}"
     elif "(us)" not in words:
         problem = "no time in us"
     elif "cputime" in columns.names:

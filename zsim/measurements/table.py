@@ -28,6 +28,10 @@ MISSING = "nothing: there is no file or folder of that name"
 OTHER_FIELDS = "more or fewer fields than the header"
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 """Between the fields of a table; the one that its first line has most of."""
+_NAMED = re.compile(r"\"?sep=([,;\t])\"?[^\S\n]*\r?\n", re.IGNORECASE)
+"""The first line by which spreadsheets say what their fields are between."""
+NUL = "\0"
+DAMAGED = "damaged: a NUL byte in it"
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 TRUE, FALSE = ("true", "t", "yes", "y", "on", "1", "1.0", "enabled"), ("false", "f", "no", "n", "off", "0", "0.0", "disabled", "none")
 
@@ -193,14 +197,21 @@ def decoded(data: bytes, *, errors: str = "strict") -> str:
     return data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig", errors=errors)
 
 
-def from_header(text: str) -> tuple[int, str]:
-    """How many lines stand before a table's header, blank or comments that begin with `#`, and the text from it on."""
-    before = re.match(r"(?:[^\S\n]*+(?:#[^\n]*+)?\n)*+", text)
+def from_header(text: str) -> tuple[int, str, str]:
+    """How many lines stand before a table's header, the text from it on, and what its fields are between.
+
+    Before it stand blank lines, comments that begin with `#`, and first of all perhaps `sep=;`, which says what fields are between.
+    """
+    named = _NAMED.match(text)
+    before = _BEFORE.match(text, named.end() if named else 0)
     end = before.end() if before else 0
-    return text.count("\n", 0, end), text[end:]
+    return text.count("\n", 0, end), text[end:], named[1] if named else _separator(text[end:])
 
 
-def separator(text: str) -> str:
+_BEFORE = re.compile(r"(?:[^\S\n]*+(?:#[^\n]*+)?\n)*+")
+
+
+def _separator(text: str) -> str:
     """What the fields of a table are between, by its first line."""
     first = text.lstrip("\r\n").partition("\n")[0]
     return max(SEPARATORS, key=first.count)
@@ -212,9 +223,11 @@ def column(name: str) -> str:
 
 
 def columns_of(names: Sequence[str]) -> tuple[str, ...]:
-    """The columns of a header by their names; csv.Error for two of one name, and for more than any table of measurements has."""
+    """The columns of a header by their names; csv.Error for two of one name, more than any table of measurements has, and a NUL byte."""
     if len(names) > MAX_COLUMNS:
         raise csv.Error(f"{len(names):,} columns, more than {MAX_COLUMNS:,}")
+    if any(NUL in name for name in names):
+        raise csv.Error(f"its header is {DAMAGED}")
     columns = tuple(map(column, names))
     twice = next((name for name, count in Counter(columns).items() if name and count > 1), "")
     if twice:
@@ -230,6 +243,8 @@ def other_fields(fields: Mapping[str | None, str | list[str] | None], *, between
     beyond = fields.get(None) or ()
     found = [value for key, value in fields.items() if key is not None and isinstance(value, str)]
     expected = len(fields) - (None in fields)
+    if any(NUL in value for value in (*found, *beyond)):
+        return DAMAGED
     if not beyond and len(found) == expected:
         return ""
     others = {name: sum(value.count(sign) for value in found) for sign, name in SEPARATORS.items() if sign != between}
@@ -241,12 +256,12 @@ def other_fields(fields: Mapping[str | None, str | list[str] | None], *, between
 def table_of(data: bytes, *, where: str) -> tuple[tuple[str, ...], list[Record]]:
     """The columns and the rows of a table between commas, semicolons or tabs; MeasurementError, naming `where`, for anything else."""
     try:
-        before, text = from_header(decoded(data))
+        before, text, between = from_header(decoded(data))
         lines = io.StringIO(text, newline="")
-        reader = csv.DictReader(lines, strict=True, delimiter=separator(text))
+        reader = csv.DictReader(lines, strict=True, delimiter=between)
         columns = columns_of(reader.fieldnames or ())
         reader.fieldnames = columns
-        rows = list(_records(reader, between=separator(text), before=before))
+        rows = list(_records(reader, between=between, before=before))
         if rows and columns and not text.endswith(("\n", "\r")):
             rows[-1] = replace(rows[-1], unended=columns[-1])
     except (UnicodeDecodeError, csv.Error) as error:
