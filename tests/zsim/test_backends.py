@@ -84,6 +84,24 @@ def test_all_ranks_unfold_to_what_the_folded_ones_stand_for():
         assert rank.phases == by_rank[rank.rank].phases
 
 
+def test_a_folded_run_sends_what_the_busiest_of_its_ranks_does_in_a_steady_step():
+    """DDP on three ranks, which do not divide its bucket: chunks of a third rounded up, and a last one of the rest.
+
+    In a ring's all-reduce a rank sends all chunks twice but its own and its successor's, so that rank 0 sends less than 1 and 2. What the
+    first step broadcasts besides, as buckets are rebuilt, is no part of it.
+    """
+    text = load("parity/ddp-gpt-4-accumulate-every").text.replace("ranks = 4", "ranks = 3").replace("dp_replicate = 4", "dp_replicate = 3")
+    asked = scenario.parse(text.partition("[expect]")[0].encode(), where="three")
+    bucket = 4 * asked.model.num_parameters
+    chunk = -(-bucket // 3)
+    rest = bucket - 2 * chunk
+    assert rest < chunk
+    sent = [2 * (2 * bucket - own - following) for own, following in ((chunk, chunk), (chunk, rest), (rest, chunk))]
+    folded, whole = (backends.SimBackend().run(asked, options=RunOptions(all_ranks=every)) for every in (False, True))
+    assert [rank.bytes_sent for rank in whole.ranks] == sent
+    assert [(rank.stands_for, rank.bytes_sent) for rank in folded.ranks] == [(3, max(sent))]
+
+
 def test_only_the_ranks_asked_for_are_returned():
     assert [rank.rank for rank in simulated("scale/fsdp2-gpt-1024", ranks=(1023, 0)).ranks] == [0, 1023]
 

@@ -102,7 +102,10 @@ def test_a_collective_over_a_network_takes_less_from_streams_and_has_fewer_chann
 
 @pytest.mark.parametrize(
     ("generation", "nics", "expected"),
-    [("ampere", 8, 16), ("ampere", 4, 8), ("ampere", 1, 2), ("hopper", 8, 16), ("hopper", 4, 16), ("hopper", 2, 8), ("hopper", 1, 4)],
+    [
+        *(("ampere", nics, channels) for nics, channels in ((8, 16), (4, 8), (1, 2))),
+        *((newer, nics, channels) for newer in ("hopper", "blackwell") for nics, channels in ((8, 16), (4, 16), (2, 8), (1, 4))),
+    ],
 )
 def test_between_nodes_each_nic_has_its_channels(generation: Generation, nics: int, expected: int) -> None:
     group = Communicator(generation=generation, num_ranks=32, num_nodes=4, bus_gb_s=100.0, nics=nics)

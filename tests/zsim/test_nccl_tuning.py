@@ -128,6 +128,12 @@ def test_a_channel_between_h100_nodes_is_45_and_not_48_since_eight_of_48_do_not_
     assert between_nodes("ampere", Rails(count=4, line_gb_s=12.5)) == Graph(channels=4, intra=12, inter=12)
 
 
+@pytest.mark.parametrize(("line", "count"), [(10, 8), (10, 1), (36, 8), (40, 4)])
+def test_a_ring_that_fits_nvlink_has_what_its_nic_counts_for_whatever_speeds_the_search_tries(line: float, count: int) -> None:
+    """Four percent off the line (topo.h): 8 of 9.6 GB/s are a fifth of NVLink, so no even part of it is looked for."""
+    assert between_nodes("hopper", Rails(count=count, line_gb_s=line)) == Graph(channels=count, intra=0.96 * line, inter=0.96 * line)
+
+
 def test_all_gather_and_reduce_scatter_never_run_on_trees_or_in_the_switch() -> None:
     for asked in SYSTEMS.values():
         for op in ("all_gather", "reduce_scatter"):

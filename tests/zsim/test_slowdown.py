@@ -128,6 +128,23 @@ def test_a_kernel_loses_to_each_collective_beside_it_what_that_takes() -> None:
     assert list(simulate_step(program, costs=costs).ranks[0].ends) == [100 + 5 + 15, 20, 30, 130]
 
 
+@pytest.mark.parametrize("share", [0.5, 0.7, 0.95])
+def test_what_runs_beside_a_kernel_leaves_it_a_tenth_of_its_time(share: float) -> None:
+    """A forward of 100 beside two collectives that outlast it, each of which takes half of its time or more: it takes ten times as long at
+    most, though they want all of it."""
+    ops = (
+        Op(index=0, kind="forward", unit="a", stream="compute", kernels=(Kernel("linear", 100, 0, "float32"),)),
+        Op(index=1, kind="all_gather", unit="b", stream="all_gather", group="dp_shard", nbytes=5000),
+        Op(index=2, kind="all_reduce", unit="c", stream="all_reduce", group="dp_replicate", nbytes=5000),
+    )
+    program = Program(
+        mesh=Mesh(dp_replicate=2, dp_shard=2), ranks=(RankProgram(construction=(), first=(), steady=ops),), assignment=(0,) * 4
+    )
+    (found, *others) = simulate_step(program, costs=Shares(interference=share, collective_interference=0.0)).ranks[0].ends
+    assert 500 < found <= 1000
+    assert others == [5000, 5000]
+
+
 def test_a_collective_that_others_hold_up_moves_its_bytes_as_much_slower() -> None:
     """Gathers of 20 and of 30 share a link: one ends at 40, at half its speed, one at 50, at three fifths of it.
 

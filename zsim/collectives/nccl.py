@@ -257,7 +257,7 @@ def _filling_us(op: str, system: System) -> float:
     nodes (nanotron, 256 MiB), where its all-gathers fall from 229 to 44 as rings do."""
     few = system
     if op == "all_reduce" and system.num_nodes > MEASURED_NODES:
-        few = replace(system, num_nodes=MEASURED_NODES, num_ranks=MEASURED_NODES * system.per_node, fullest=0)
+        few = replace(system, num_nodes=MEASURED_NODES, num_ranks=MEASURED_NODES * system.per_node)
     longer = latency_us(op, "tree", "Simple", system) / latency_us(op, "tree", "Simple", few) if few is not system else 1.0
     return latency_us(op, "ring", "LL128", few) * longer
 
