@@ -19,6 +19,8 @@ class Call:
     `gradients` lists what backward makes, in order: an input's name, or a parameter's fqn; `backward_scratch` lives until they are
     made. `passes` are inputs that get the output's gradient itself, without a copy. `summed` are those of the `gradients` that
     are sums over broadcast dimensions, which the engine makes when the node is done, with the sizes of what it makes on the way.
+    `sum_first`: the scratch is such a sum, made by the node of an addition; the output's gradient is over with that node, unless it
+    `passes` on, before a node of its own makes the `gradients`.
 
     A `view` makes no memory: its output, and `also` its further outputs of the same node, are the storage of its first input.
     `turns` are inputs whose gradients come with their last two dimensions exchanged: a linear copies such a one before it multiplies.
@@ -49,6 +51,7 @@ class Call:
     gradients: Final[tuple[str, ...]] = ()
     passes: Final[tuple[str, ...]] = ()
     summed: Final[tuple[tuple[str, tuple[int, ...]], ...]] = ()
+    sum_first: Final[bool] = False
     view: Final[bool] = False
     also: Final[tuple[str, ...]] = ()
     turns: Final[tuple[str, ...]] = ()

@@ -123,6 +123,7 @@ def _positions(op: Operator, sizes: Sizes) -> Iterator[Call]:
         passes=op.inputs,
         parameters=(op.weight,),
         backward_scratch=(rows,),
+        sum_first=True,
         moved=2 * nbytes + rows,
         backward_moved=nbytes + rows,
     )

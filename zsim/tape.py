@@ -255,6 +255,9 @@ class Tape:
         scratches = [(f"{call.output}.backward_scratch{i}", nbytes) for i, nbytes in enumerate(call.backward_scratch)]
         for name, nbytes in scratches:
             self.storages.allocate(name, nbytes, temporary=True)
+        if call.sum_first and not self.needs_gradient.intersection(call.passes):
+            self.storages.release(gradient)
+            gradient = ""
         parts: list[Part] = []
         summed = dict(call.summed)
         for name in call.gradients:
@@ -283,7 +286,8 @@ class Tape:
                 parts.append((name, gradient))
                 if name in call.turns:
                     self.gradients.turned.add(gradient)
-        self.storages.release(gradient)
+        if gradient:
+            self.storages.release(gradient)
         for other in call.also:
             self.storages.release(self.gradients.waiting.pop(other))
         for name, part in parts:

@@ -65,6 +65,23 @@ def test_frozen_weights_change_allocations_and_frees_in_torchs_order(
 
 
 @pytest.mark.parametrize(
+    ("model", "strategy", "frozen", "more"),
+    [
+        ("gpt", FSDP2, '["wte.*"]', 'activation_checkpointing = { mode = "full" }'),
+        ("gpt sdpa", 'name = "ddp"', '["wte.*", "blocks.*"]', ""),
+        ("gpt sdpa", HSDP, '["wpe.*"]', ""),
+        ("llama", FSDP2, '["wte.*"]', ""),
+    ],
+)
+def test_a_gradient_is_over_with_the_addition_of_two_tables_of_which_the_other_is_frozen(
+    model: str, strategy: str, frozen: str, more: str
+) -> None:
+    """The sum over sequences that a table of places gets does not hold what it was made of, unless the words' table waits for that."""
+    case = scenario(model, strategy, frozen, ranks=4 if strategy == HSDP else 2, more=more)
+    assert of_program(case) == of_torch(case, steps=3)
+
+
+@pytest.mark.parametrize(
     ("model", "frozen", "again"),
     [
         ("gpt sdpa", '["w?e.*", "blocks.[01].*"]', 'mode = "selective", save = ["linear", "attention"]'),
