@@ -76,11 +76,15 @@ def cast_floats(value: Any, dtype: torch.dtype | None) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """A stretch of forward: the unit that it belongs to, and whether it is where the unit begins, with inputs that need a gradient."""
+    """A stretch of forward: the unit that it belongs to, and whether it is where the unit begins, with inputs that need a gradient.
+
+    Or whether it is where the unit ends, and `hands_on` what a unit in it has made.
+    """
 
     unit: str
     begins: bool = False
     needs_gradient: bool = False
+    hands_on: bool = False
 
 
 class Boundaries:
@@ -277,6 +281,7 @@ class Boundaries:
             self._views.put_back(fqn, module)
         if wanted:
             self._differentiable.add(first)
+            self.visits[last] = replace(self.visits[last], hands_on=all(map(self._made_before, wanted)))
         for tensor in wanted if self._hooked else ():
             require_history(fqn, tensor)
             tensor.register_hook(partial(self.gradient_arrives, last))
@@ -284,6 +289,11 @@ class Boundaries:
         if not wanted and not trains and not self.visits[first].needs_gradient:
             self.constant.add(last)
         self._visit(Visit(self.visits[self._open[-1]].unit if self._open else ROOT))
+
+    def _made_before(self, tensor: Tensor) -> bool:
+        """Whether the node that made `tensor` is older than this stretch of forward, which then has put none of its own behind it."""
+        node = tensor.grad_fn
+        return node is not None and torch_private.sequence_number(node) < self._since[self.log.place.stretch]
 
     def gradient_arrives(self, last: int, gradient: Tensor) -> None:
         """A gradient of a unit's output is there: its backward begins with its `last` stretch. UntraceableError when not its turn."""

@@ -66,6 +66,7 @@ class _Stretch:
     reads: dict[str, None]
     forward: list[Entry]
     backward: list[Entry]
+    hands_on: bool = False
     given_back: list[int] = field(default_factory=list)
     """Storages that its caller lets go of when it has returned, the last ones of forward."""
 
@@ -206,6 +207,7 @@ def _seen(
                 input_needs_gradient=s.needs_gradient,
                 recompute=tuple(entry.kernel for entry in s.backward if isinstance(entry, Again)),
                 given_back=tuple(buffers.freed[storage] for storage in s.given_back if storage in buffers.freed),
+                hands_on=s.hands_on,
             )
             for s, f, b in zip(stretches, forward, backward, strict=True)
         ),
@@ -244,6 +246,7 @@ def _stretches(
             fqn=fqn,
             unit=visit.unit,
             needs_gradient=visit.needs_gradient,
+            hands_on=visit.hands_on,
             reads=dict.fromkeys((*reads.get(here, ()), *(fqn for fqn in reads.get(back, ()) if fqn not in before))),
             forward=entries.get(here, []),
             backward=entries.get(back, []),

@@ -139,6 +139,7 @@ def lower_each(
                 takes=part.taken if module.within else "",
                 sums_losses=sums.get(module.fqn, ()),
                 uncached=let_go[module.fqn],
+                hands_on=not part.steps,
             )
         )
     return tuple(reversed(lowered))

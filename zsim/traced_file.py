@@ -58,6 +58,8 @@ PASSES_ON: Final = "passes_on"
 """What a unit in a block has besides where the gradient of its input is added to others."""
 GIVEN_BACK: Final = "given_back"
 """What a unit has besides where its caller lets go of something when it returns. In older files none has."""
+HANDS_ON: Final = "hands_on"
+"""What a unit has besides where it returns what a unit in it made. In older files none has."""
 COMPUTED: Final = ("input_needs_gradient", "forward", "backward", "recompute")
 
 
@@ -117,6 +119,7 @@ def _lowered_table(lowered: LoweredModule) -> dict[str, Any]:
         "recompute": _kernel_table(lowered.recompute),
         **({PASSES_ON: [_event_table(event) for event in lowered.passes_on]} if lowered.passes_on else {}),
         **({GIVEN_BACK: list(lowered.given_back)} if lowered.given_back else {}),
+        **({HANDS_ON: [True]} if lowered.hands_on else {}),
     }
 
 
@@ -235,7 +238,7 @@ def _otherwise(reader: Reader, modules: list[Module]) -> Otherwise:
 
 
 def _each_lowered(rows: Reader, modules: list[Module]) -> tuple[LoweredModule, ...]:
-    tables = [row.table(*COMPUTED, lists=(PASSES_ON, GIVEN_BACK, UNCACHED)) for row in rows.items(at_most=MAX_MODULES)]
+    tables = [row.table(*COMPUTED, lists=(PASSES_ON, GIVEN_BACK, HANDS_ON, UNCACHED)) for row in rows.items(at_most=MAX_MODULES)]
     if len(tables) != len(modules):
         raise rows.refuse(f"one row for each of the {len(modules)} modules")
     lowered = [_lowered(module, table) for module, table in zip(modules, tables, strict=True)]
@@ -283,7 +286,7 @@ def _parameter(reader: Reader) -> Parameter:
 
 
 def _module(reader: Reader, *, last: bool) -> tuple[Module, LoweredModule]:
-    table = reader.table("fqn", "unit", "reads", *COMPUTED, lists=(PASSES_ON, GIVEN_BACK))
+    table = reader.table("fqn", "unit", "reads", *COMPUTED, lists=(PASSES_ON, GIVEN_BACK, HANDS_ON))
     fqn, unit = table["fqn"].name(), table["unit"].name()
     rows = [row.row(2) for row in table["reads"].items()]
     weights = tuple((weight.name(), bias.name(empty=True)) for weight, bias in rows)
@@ -301,6 +304,7 @@ def _lowered(module: Module, table: dict[str, Reader]) -> LoweredModule:
         recompute=_kernels(table["recompute"]),
         passes_on=tuple(_event(event) for event in table[PASSES_ON].items()),
         given_back=tuple(buffer.name() for buffer in table[GIVEN_BACK].items()),
+        hands_on=any([mark.truth() for mark in table[HANDS_ON].items(at_most=1)]),
     )
 
 

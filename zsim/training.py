@@ -149,6 +149,7 @@ class LoweredModule:
     of a block is called with: others are called with the last one that is not theirs. Of a unit in a block `passes_on` is what
     comes when its hook after backward has run: the gradient of its input is added to what others have made. Of a traced one
     `given_back` are the last buffers that forward frees, when its hooks have run: what its caller gave it, and what that does not keep.
+    One that `hands_on` is the last part of a block that returns what a unit in it made: autograd has no node of its own between them.
     """
 
     fqn: str
@@ -163,6 +164,7 @@ class LoweredModule:
     takes: str = ""
     passes_on: tuple[TapeEvent, ...] = ()
     given_back: tuple[str, ...] = ()
+    hands_on: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -167,6 +167,25 @@ def test_where_no_fused_kernel_takes_the_heads_torchs_own_composite_runs(mask: s
     assert run(of_cuda=True) == run(of_cuda=False)
 
 
+def test_values_of_another_width_than_queries_are_not_for_flash_attention() -> None:
+    """As in latent attention, whose queries have a part more: sdp_utils.cpp, check_head_dim_size_flash wants one width of all three."""
+
+    class Latent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project = nn.Linear(16, 48)
+
+        def forward(self, x: Tensor) -> Tensor:
+            query, value = self.project(x).unflatten(-1, (2, 24)).transpose(1, 2).split([16, 8], dim=-1)
+            return functional.scaled_dot_product_attention(query, query, value, is_causal=True)
+
+    model = trace(Latent, [((3, 20, 16), "bfloat16")], units=["project"], dtype="bfloat16", device="cuda")
+    made = [(event.buffer, event.nbytes) for module in model.lowered for event in module.forward.memory if isinstance(event, Alloc)]
+    attention = [nbytes for name, nbytes in made if "_scaled_dot_product" in name]
+    assert all("_efficient_attention" in name for name, _ in made if "_scaled_dot_product" in name)
+    assert attention[:2] == [2 * 3 * 2 * 20 * 8, 4 * 3 * 2 * 32]  # as wide as the values, and of each row, padded to 32, a float
+
+
 @pytest.mark.parametrize("length", [20, 32])
 def test_rows_of_a_mask_are_padded_to_16_for_memory_efficient_attention(length: int) -> None:
     """attention.cpp, pad_bias: the padded mask is a copy, and one that needs none is taken as it is."""

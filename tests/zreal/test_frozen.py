@@ -82,6 +82,29 @@ def test_a_gradient_is_over_with_the_addition_of_two_tables_of_which_the_other_i
 
 
 @pytest.mark.parametrize(
+    ("strategy", "more"),
+    [
+        (FSDP2, ""),
+        (f"{FSDP2}, reshard_after_forward = true", 'activation_checkpointing = { mode = "full" }'),
+        (HSDP, 'precision = { parameters = "bf16", reduce = "fp32" }'),
+    ],
+)
+def test_a_frozen_block_that_returns_what_a_unit_in_it_made_gathers_after_that(strategy: str, more: str) -> None:
+    """Its last part has an op of its own, which only lets go of the block's input: both hooks are on one tensor all the same."""
+    text = f"""
+model = {{ {MODELS["mlp"]}, unused = ["blocks.1"] }}
+batch = {{ micro_batch = 2, forwards = 2 }}
+cluster = {{ preset = "cpu-gloo", ranks = {4 if strategy == HSDP else 2} }}
+strategy = {{ {strategy} }}
+wrapping = {{ nested = ["fc2"] }}
+frozen = ["blocks.3.*"]
+{more}
+"""
+    case = parse(text.encode(), where="frozen.toml")
+    assert of_program(case) == of_torch(case)
+
+
+@pytest.mark.parametrize(
     ("model", "frozen", "again"),
     [
         ("gpt sdpa", '["w?e.*", "blocks.[01].*"]', 'mode = "selective", save = ["linear", "attention"]'),

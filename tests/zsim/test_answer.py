@@ -184,6 +184,21 @@ def test_what_is_assumed_of_construction_is_said_beside_what_is_reserved(tmp_pat
         assert f"torch's caching allocator; assumes {'that the model is ' * (layers == 26)}{words}" in line
 
 
+def test_the_peak_may_be_that_of_the_first_step() -> None:
+    case = scenario(model="gpt-tiny", cluster="cpu-gloo", ranks=2)
+    program = plan.plan(case, device="cpu")
+    once = (Alloc("once", "temporaries", 10**9), Free("once"))
+    ranks = []
+    for one in program.ranks:
+        place = next(place for place, op in enumerate(one.first) if op.kind == "forward")
+        op = replace(one.first[place], memory=(*once, *one.first[place].memory))
+        ranks.append(replace(one, first=(*one.first[:place], op, *one.first[place + 1 :])))
+    found = answer(replace(program, ranks=tuple(ranks)), case.cluster)
+    assert (found.phase, found.peak_at.split()[0]) == ("first", "forward")
+    assert found.allocated_bytes > 10**9
+    assert of(case).phase == "steady"
+
+
 def test_workspaces_of_cublas_are_a_step_of_the_waterfall_by_themselves() -> None:
     case = scenario()
     stages = {stage.name: stage.nbytes for stage in waterfall(case, of(case))}

@@ -7,7 +7,7 @@ import pytest
 from zsim.costs import Costs
 from zsim.hardware import load_cluster
 from zsim.memory import replay
-from zsim.ops import Kernel
+from zsim.ops import Alloc, Kernel
 from zsim.plan import plan
 from zsim.program import Program
 from zsim.program import parse as parse_program
@@ -68,6 +68,10 @@ def test_a_shard_is_cast_on_the_device_before_the_next_one_comes() -> None:
     events = [str(getattr(event, "buffer", "")) for event in first.memory]
     fqns = [parameter.fqn for parameter in case.model.units[0].parameters]
     assert events == [f"{fqn}.{what}" for fqn in fqns for what in ("onloaded", "cast", "onloaded")] + [f"{first.unit}.all_gather"]
+    rows = case.mesh.dp_shard
+    shards = [-(-p.shape[0] // rows) * (p.numel // p.shape[0]) for p in case.model.units[0].parameters]
+    made = [event.nbytes for event in first.memory if isinstance(event, Alloc)]
+    assert made[:-1] == [nbytes for numel in shards for nbytes in (4 * numel, 2 * numel)]  # as it is kept, and as it computes
 
 
 def test_later_micro_batches_are_added_on_the_host_which_waits_for_them() -> None:

@@ -25,7 +25,7 @@ from zsim.strategies.sharded_construction import DerivedMesh, construction
 from zsim.strategies.sharded_gradients import UnshardedGradients
 from zsim.strategies.sharded_groups import Group, local_numels, sharded_groups
 from zsim.strategies.sharded_optimizer import memory_of, step_shards
-from zsim.training import DTYPE_NBYTES, NOTHING, InnerCall, LoweredModule, Optimizer, Training
+from zsim.training import DTYPE_NBYTES, InnerCall, LoweredModule, Optimizer, Training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,7 +271,7 @@ def backward(
         own = groups.get(wrapped_by[module.fqn])
         if own is not None and (own.fqn == ROOT or module.fqn in last):
             returned.insert(0, own)
-        while returned and module.forward != NOTHING:  # a block that returns what a unit in it made has the later hook on it
+        while returned and not module.hands_on:  # a block that returns what a unit in it made has the later hook on it
             entered = returned.pop(0)
             explicit = _following(entered, reverse, ahead) if entered.fqn != ROOT else []
             _pre_backward(step, entered, order, places[entered.fqn], explicit=explicit)
