@@ -28,7 +28,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         made: Tensor = self.up(functional.gelu(self.down(x)))
-        return {"itself": made, "a view": made.view(3, 2, 16), "a sum": made + x}[self.returns]
+        return {"itself": made, "a view": made.view(6, 16), "a sum": made + x}[self.returns]
 
 
 class Blocks(nn.Module):
@@ -41,11 +41,11 @@ class Blocks(nn.Module):
     def forward(self, x: Tensor, target: Tensor) -> Tensor:
         for block in self.blocks:
             x = block(x)
-        return functional.cross_entropy(self.head(x).flatten(end_dim=-2), target)
+        return functional.cross_entropy(self.head(x), target)
 
 
 def inputs() -> tuple[Tensor, Tensor]:
-    return torch.randn(3, 2, 16), torch.randint(9, (6,))
+    return torch.randn(6, 16), torch.randint(9, (6,))
 
 
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view tensor")
@@ -60,7 +60,7 @@ def test_the_units_hook_comes_first_only_on_the_very_tensor_that_it_made(returns
     save(model, tmp_path / "traced.json")
     text = """
 model = { traced = "traced.json" }
-batch = { micro_batch = 3 }
+batch = { micro_batch = 6 }
 cluster = { preset = "cpu-gloo", ranks = 2 }
 strategy = { name = "fsdp2" }
 """
