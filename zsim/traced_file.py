@@ -304,7 +304,7 @@ def _lowered(module: Module, table: dict[str, Reader]) -> LoweredModule:
         recompute=_kernels(table["recompute"]),
         passes_on=tuple(_event(event) for event in table[PASSES_ON].items()),
         given_back=tuple(buffer.name() for buffer in table[GIVEN_BACK].items()),
-        hands_on=any([mark.truth() for mark in table[HANDS_ON].items(at_most=1)]),
+        hands_on=any(mark.truth() for mark in table[HANDS_ON].items(at_most=1)),
     )
 
 
