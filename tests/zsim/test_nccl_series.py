@@ -17,7 +17,6 @@ COLUMNS = "collective,gpu,n_ranks,n_nodes,size_bytes,time_us,intra_node,notes\n"
 KIB, MIB = 2**10, 2**20
 SIZES = [MIB << power for power in range(10)]
 FASTER = "faster than its links: a time in another unit, or a size of another message"
-SLOWER = "hardly anything of its links' bandwidth: a time in another unit, or a size of another message"
 LIKELY = "a size of one rank's part, of elements, or a time in another unit; if the link is that slow, give busbw or algbw too"
 
 
@@ -66,11 +65,27 @@ def test_no_row_of_a_published_sweep_in_another_unit_is_used(column: str, factor
 
 
 def test_the_rest_of_a_series_is_refused_with_counts_where_a_fifth_of_it_is_impossible() -> None:
-    """In nanoseconds 64 MiB are refused by themselves, and 32 MiB are not; 4 MiB in 4.05 us come to 906 GB/s, 2 MiB to 520."""
-    found = table(time=lambda value: 1000 * value)
-    assert (found.rows, found.reasons) == ((), {SLOWER: 4, f"as 4 of the 10 rows of its series, {SLOWER}": 6})
+    """4 MiB in 4.05 us come to 906 GB/s, 2 MiB to 520."""
+    found = table(time=lambda value: value / 10)
+    assert (found.rows, found.reasons) == ((), {FASTER: 8, f"as 8 of the 10 rows of its series, {FASTER}": 2})
     assert [skip.line for skip in found.skipped] == list(range(2, 12))
-    assert table(time=lambda value: value / 10).reasons == {FASTER: 8, f"as 8 of the 10 rows of its series, {FASTER}": 2}
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("factor", [1e-3, 1e-6, 1e3])
+def test_small_messages_in_another_unit_are_refused_by_what_a_collective_takes(nodes: int, factor: float) -> None:
+    """Too small for links to matter: milliseconds, seconds, nanoseconds. Each row by itself, whatever is noted of it."""
+    found = table(sizes=[8 << power for power in range(12)], time=lambda value: factor * value, nodes=nodes)
+    assert not found.rows
+    assert all("a time in another unit" in skip.reason for skip in found.skipped)
+    assert len(table(sizes=[8 << power for power in range(12)], nodes=nodes).rows) == 12
+
+
+def test_what_is_slow_and_says_so_twice_is_believed() -> None:
+    """A network that fell back to something slow: its bandwidth agrees with its times."""
+    header = COLUMNS.replace("time_us", "time_us,busbw_gb_s")
+    rows = [f"all_gather,H100,16,2,{size},{size / 1000},{15 / 16:.4f},,\n" for size in SIZES]
+    assert len(read_any(header + "".join(rows), source="a.csv").rows) == len(SIZES)
 
 
 def test_one_impossible_row_is_refused_alone() -> None:

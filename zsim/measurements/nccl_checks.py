@@ -14,7 +14,7 @@ from math import isfinite
 
 from zsim.collectives.nccl_curves import LARGE
 from zsim.measurements.nccl_names import collectives_of
-from zsim.measurements.nccl_rows import NcclRow, UnknownGpuError, mapped
+from zsim.measurements.nccl_rows import NcclRow, UnknownGpuError, mapped, predict
 from zsim.measurements.nccl_units import another_unit, whole_message
 from zsim.measurements.nccl_words import UnmodelledError
 from zsim.measurements.table import plain_number
@@ -31,6 +31,8 @@ CONTRADICTION = 0.05
 FASTEST, SLOWEST = 2.5, 1 / 300
 """Bus bandwidth over that of the links: above what a switch that reduces adds to a ring in a node, and below any congestion of a large
 message."""
+LEAST_US = 1.0
+"""Of a collective: less than any kernel takes from its start to its end."""
 LEAST_GB_S = 1.0
 """Of a bandwidth that a time is taken from: with two digits behind the point a smaller one says too little."""
 MOST_BYTES = 1 << 44
@@ -131,10 +133,24 @@ def checked(row: NcclRow, timed: Timed) -> NcclRow:
         raise RefusedError("time, size and bus bandwidth contradict one another")
     if bus > FASTEST * max(carried, inside):
         raise RefusedError("faster than its links: a time in another unit, or a size of another message", impossible=row)
+    if row.microseconds < LEAST_US:
+        reason = f"{row.microseconds:.3g} us, where any kernel takes at least {LEAST_US:g}: a time in another unit"
+        raise RefusedError(reason, impossible=row)
+    row = replace(row, bandwidth_agrees=timed.bus is not None or timed.algorithm is not None)
+    if not row.bandwidth_agrees:
+        _possible(row, bus=bus, carried=carried)
+    return row
+
+
+def _possible(row: NcclRow, *, bus: float, carried: float) -> None:
+    """RefusedError for a time that no machine takes and no bandwidth beside it confirms."""
     if bus < SLOWEST * carried and row.size_bytes >= LARGE:
         reason = "hardly anything of its links' bandwidth: a time in another unit, or a size of another message"
         raise RefusedError(reason, impossible=row)
-    return replace(row, bandwidth_agrees=timed.bus is not None or timed.algorithm is not None)
+    usual = predict(replace(row, microseconds=None)).microseconds
+    if row.microseconds is not None and row.microseconds * SLOWEST > usual:
+        reason = f"{row.microseconds:.4g} us for what takes {usual:.3g} us: a time in another unit"
+        raise RefusedError(f"{reason}; if it is that slow, give busbw or algbw too", impossible=row)
 
 
 def _differ(said: float | None, expected: float) -> bool:
