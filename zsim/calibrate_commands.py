@@ -17,15 +17,20 @@ from zsim.hardware import load_cluster
 from zsim.measurements import Skipped
 from zsim.report import progress, say, tell, warn, write_json
 
+USUAL = "dgx-h100"
+"""The cluster of files that do not say on which one they were measured."""
+
 
 def calibrated(options: argparse.Namespace) -> int:
     """`zsim calibrate --from FILE…`: constants fitted to measurements, their errors, and with --out a cluster's file."""
     if options.out:
         places.require(Path(options.out), option="--out", apart_from=map(Path, options.files), kind="a cluster's file")
-    cluster = load_cluster(options.cluster)
-    node = cluster.nccl
+    if options.cluster:
+        load_cluster(options.cluster)  # an unknown one is said before files are read
     found = calibration_files.read(list(map(Path, options.files)), scenarios=Path(options.scenarios) if options.scenarios else None)
-    names = ", ".join(found.names)
+    preset = options.cluster or found.cluster or USUAL
+    cluster, names = load_cluster(preset), ", ".join(found.names)
+    node = cluster.nccl
     curves: FittedCurves | None = None
     with progress("calibration"):
         if found.collectives and node:
@@ -38,7 +43,7 @@ def calibrated(options: argparse.Namespace) -> int:
         tell(f"{name} is simulated: nobody has measured it, and what is fitted to it counts as assumed")
     warn("calibrate", doubts.of(fitted, curves))
     if options.out:
-        text = cluster_file.text(options.cluster, fitted, source=names, curves=curves, simulated=bool(found.simulated))
+        text = cluster_file.text(preset, fitted, source=names, curves=curves, simulated=bool(found.simulated))
         places.write(Path(options.out), text)
     if options.json:
         write_json(_as_json(fitted, curves, found))

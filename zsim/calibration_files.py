@@ -14,6 +14,7 @@ from zsim import measurements, saved, scenario
 from zsim.calibrate import CalibrationError, Case
 from zsim.devices import is_called
 from zsim.errors import ZsimError
+from zsim.hardware import clusters
 from zsim.measurements import NcclRow, Product, Skipped, Step
 from zsim.measurements.table import content
 from zsim.plan import plan
@@ -35,6 +36,12 @@ class Material:
     simulated: list[str] = field(default_factory=list)
     names: tuple[str, ...] = ()
     """Of the files, each content once."""
+
+    @property
+    def cluster(self) -> str:
+        """The preset that all saved Runs were on, where there is nothing else; "" otherwise."""
+        named = {case.scenario.cluster.name for case in self.cases} if not self.steps and not self.collectives else set()
+        return named.pop() if len(named) == 1 and named <= set(clusters()) else ""
 
 
 def read(files: Sequence[Path], *, scenarios: Path | None) -> Material:

@@ -127,7 +127,9 @@ def parser() -> argparse.ArgumentParser:
         help="tables, nccl-tests' text or JSON, saved Runs",
     )
     calibrate.add_argument("--scenarios", metavar="FOLDER", type=_path, help="where the scenarios of saved Runs are looked for")
-    calibrate.add_argument("--cluster", default="dgx-h100", metavar="PRESET", help="the preset that --out begins with (dgx-h100)")
+    calibrate.add_argument(
+        "--cluster", default="", metavar="PRESET", help="the preset that --out begins with (that of saved Runs by themselves, or dgx-h100)"
+    )
     calibrate.add_argument("--out", metavar="FILE.toml", type=_path, help="write the cluster with the fitted constants")
     _json(calibrate)
     listing = commands.add_parser("list", help="what there is to choose from", allow_abbrev=False)

@@ -34,7 +34,7 @@ def test_runs_saved_on_gloo_are_calibrated_on(tmp_path, capsys):
 
     files = [str(tmp_path / f"{name}.json") for name in names]
     out = tmp_path / "mine.toml"
-    asked = ["calibrate", "--from", *files, "--scenarios", str(SCENARIOS), "--cluster", "cpu-gloo", "--out", str(out), "--json"]
+    asked = ["calibrate", "--from", *files, "--scenarios", str(SCENARIOS), "--out", str(out), "--json"]
     assert main(asked) == 0
     found = json.loads(capsys.readouterr().out)
     assert sorted(row["source"] for row in found["rows"]) == sorted(Path(file).name for file in files)

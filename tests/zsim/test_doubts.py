@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.zsim.test_calibrate import all_reduces, measured, nccl_text, on_a_curve, slower, table
+from tests.zsim.test_calibrate import ROWS, all_reduces, measured, nccl_text, on_a_curve, slower, table
 from zsim import cli, cluster_reader, doubts
+from zsim.calibrate import Fitted, prepared
+from zsim.measurements import rows
 
 PUBLISHED = Path(__file__).parents[1] / "published"
 FORCED = {"notes": "NCCL_ALGO=Ring"}
@@ -82,3 +85,17 @@ def test_files_may_be_given_together_or_one_by_one(tmp_path: Path, capsys: pytes
         counts.append(json.loads(capsys.readouterr().out)["collectives"]["fitted"])
     assert counts[0]["n"] == 18
     assert counts == [counts[0]] * 3
+
+
+def test_steps_that_hang_on_the_host_and_are_missed_are_doubted_for_nothing_fitted_is_its_pace(tmp_path: Path) -> None:
+    """A small model of 512 tokens a GPU, which a host of half the pace makes longer; one of 16,384 tokens keeps the device busy."""
+    sizes = {"d_model": "768", "n_heads": "12", "n_layers": "12"}
+    small = ROWS[0] | sizes | {"model": "mpt-125m", "seq_len": "512", "micro_batch": "1", "grad_accum": "1", "tokens_per_s": "88283"}
+    large = small | {"seq_len": "2048", "micro_batch": "8", "tokens_per_s": "350000"}
+    found, skipped = prepared(rows(table(tmp_path / "a.csv", small, large)))
+    assert not skipped
+    fitted = Fitted(factors={}, errors=(-0.25, -0.25), left_out=(0.0, 0.0), cases=tuple(found))
+    words = doubts.of_host(fitted)
+    assert words.startswith("the fit misses 1 of 2 steps that half the host's pace would lengthen by a tenth and more, by up to 25 %")
+    assert words in doubts.of(fitted, None)
+    assert doubts.of_host(replace(fitted, errors=(-0.05, -0.25))) == ""
