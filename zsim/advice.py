@@ -15,7 +15,8 @@ from zsim.answer import Answer, Verdict, answer
 from zsim.belongings import belongings
 from zsim.changes import changes, dropped, refusals
 from zsim.errors import ScenarioError
-from zsim.run import RunOptions
+from zsim.metrics import band_ns
+from zsim.run import RunOptions, band_of
 from zsim.scenario import Scenario
 from zsim.simulator import SimBackend
 from zsim.units import format_bytes
@@ -32,7 +33,8 @@ REMEDY = "take more ranks, a smaller micro-batch or shorter sequences"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
-    """One change: what is saved of what is needed, and what the step takes more, both negative when it is the other way.
+    """One change: what is saved of what is needed, and what the step takes more, both negative when it is the other way; and what it takes
+    then, between which times.
 
     Of the peak of allocated bytes `saved_allocated_bytes` are saved, which may fit in the very segments that were needed before.
     `saved_by_part` says where the change lowers what a part of the step has at most, which is of no use where the peak is not there.
@@ -43,6 +45,8 @@ class Effect:
     saved_bytes: int
     saved_allocated_bytes: int
     added_ns: int
+    step_time_ns: int
+    step_time_band_ns: tuple[int, int]
     needed_bytes: int
     verdict: Verdict
     peak_at: str
@@ -66,6 +70,14 @@ class Way:
         strategies = [change for change in self.changes if change.startswith("strategy ")]
         told = [change for change in self.changes if change not in strategies[:-1]]
         return " + ".join(change if times == 1 else f"{times} times {change}" for change, times in Counter(told).items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """A simulated step time, and between which times the true one is expected."""
+
+    ns: int
+    band_ns: tuple[int, int]
 
 
 def advice(scenario: Scenario) -> tuple[Effect, ...]:
@@ -96,11 +108,14 @@ def none_fits(before: Answer, effects: Sequence[Effect]) -> str:
 
 
 def _effect(way: Way, scenario: Scenario, before: Answer, before_ns: int) -> Effect:
+    took = step_time(way.scenario)
     return Effect(
         change=way.name,
         saved_bytes=before.needed.nbytes - way.answer.needed.nbytes,
         saved_allocated_bytes=before.allocated_bytes - way.answer.allocated_bytes,
-        added_ns=step_time_ns(way.scenario) - before_ns,
+        added_ns=took.ns - before_ns,
+        step_time_ns=took.ns,
+        step_time_band_ns=took.band_ns,
         needed_bytes=way.answer.needed.nbytes,
         verdict=way.answer.verdict,
         peak_at=way.answer.peak_at,
@@ -157,7 +172,7 @@ def _key(scenario: Scenario) -> tuple[object, ...]:
 
 def assess(scenario: Scenario) -> tuple[Answer, int]:
     """What the scenario needs, and its step time in ns."""
-    return needs(scenario), step_time_ns(scenario)
+    return needs(scenario), step_time(scenario).ns
 
 
 def needs(scenario: Scenario) -> Answer:
@@ -166,6 +181,8 @@ def needs(scenario: Scenario) -> Answer:
     return answer(program, scenario.cluster, expandable_segments=scenario.expandable_segments, besides=belongings(scenario))
 
 
-def step_time_ns(scenario: Scenario) -> int:
-    """The scenario's simulated step time."""
-    return SimBackend().run(scenario, options=RunOptions()).step_time_ns or 0
+def step_time(scenario: Scenario) -> StepTime:
+    """The scenario's simulated step time, as a Run has it."""
+    run = SimBackend().run(scenario, options=RunOptions())
+    found = run.step_time_ns or 0
+    return StepTime(ns=found, band_ns=band_ns(found, band_of(run)))

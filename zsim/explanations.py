@@ -45,6 +45,7 @@ def _product(row: Product) -> dict[str, str]:
         "product": f"{m} x {k} times {k} x {n} in {row.dtype}",
         "device": f"preset {row.device}",
         "predicted": f"{row.predicted_s * 1e6:.4g} us",
+        "band": " to ".join(f"{row.predicted_s * factor * 1e6:.4g} us" for factor in row.band),
     }
 
 
@@ -61,6 +62,7 @@ def _collective(row: NcclRow) -> dict[str, str]:
         "bus bandwidth": f"{group.bus_gb_s:.6g} GB/s",
         "provenance": found.provenance,
         "predicted": format_time(round(found.microseconds * 1000)),
+        "band": " to ".join(format_time(round(end * 1000)) for end in (found.low, found.high)),
     }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from zsim.advice import REMEDY, Way, needs, step_time_ns, together
+from zsim.advice import REMEDY, Way, needs, step_time, together
 from zsim.answer import Answer
 from zsim.changes import can_checkpoint, dropped, moved, refusals
 from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
@@ -28,12 +28,13 @@ MOST_STARTS = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One way to train the scenario: what a rank needs, and how long a step takes; `dropped` are options that it does without."""
+    """One way to train the scenario: what a rank needs, how long a step takes and between which times that is expected; `dropped` are options that it does without."""
 
     name: str
     scenario: Scenario
     answer: Answer
     step_time_ns: int
+    step_time_band_ns: tuple[int, int]
     dropped: tuple[str, ...] = ()
 
 
@@ -70,11 +71,13 @@ def fit(scenario: Scenario) -> Fit:
 
 
 def _candidate(scenario: Scenario, way: Way) -> Candidate:
+    took = step_time(way.scenario)
     return Candidate(
         name=way.name,
         scenario=way.scenario,
         answer=way.answer,
-        step_time_ns=step_time_ns(way.scenario),
+        step_time_ns=took.ns,
+        step_time_band_ns=took.band_ns,
         dropped=tuple(option for option in dropped(scenario, way.scenario) if option.partition(" = ")[0] not in way.name),
     )
 

@@ -113,7 +113,8 @@ def print_advice(effects: Sequence[Effect], nothing_fits: str = "") -> None:
     say("what would help, each planned and simulated again")
     for effect in effects:
         what = finding(effect)
-        time = f"{'+' if effect.added_ns >= 0 else '-'}{format_time(abs(effect.added_ns))} a step"
+        more = f"{'+' if effect.added_ns >= 0 else '-'}{format_time(abs(effect.added_ns))} a step"
+        time = f"{more}, {_between(effect.step_time_ns, effect.step_time_band_ns)}"
         then = f"{effect.verdict}{f', {effect.running}' if effect.running else ''}, peak in {effect.peak_at}{_without(effect.dropped)}"
         say(f"      {effect.change:48} {what}, {time}; then {then}")
     if nothing_fits:
@@ -157,13 +158,19 @@ def print_fit(scenario: str, found: Fit, *, as_json: bool) -> None:
     for one in found.candidates:
         mark = "<- take this" if one is found.recommended else ""
         needed = format_bytes(one.answer.needed.nbytes)
-        figures = f"{one.answer.verdict:6} needs {needed:>12}  step {format_time(one.step_time_ns):>12}"
+        step = _between(one.step_time_ns, one.step_time_band_ns)
+        figures = f"{one.answer.verdict:6} needs {needed:>12}  step {step:>38}"
         rows.append((one.name, "  ".join(filter(None, (figures, one.answer.running, mark))) + _without(one.dropped)))
     capacity = format_bytes(found.candidates[0].answer.capacity.nbytes) if found.candidates else "-"
     table(f"{scenario}: what fits {capacity} a rank, from least to most sharded", rows)
     for name, reason in found.refused:
         say(f"  {name} cannot be: {reason}")
     say(f"{found.recommended.name if found.recommended else 'nothing'}: {found.reason}")
+
+
+def _between(step_ns: int, band_ns: tuple[int, int]) -> str:
+    """A step time, and between which times it is expected."""
+    return f"{format_time(step_ns)} ({' to '.join(map(format_time, band_ns))})"
 
 
 def _candidate(one: Candidate) -> dict[str, Any]:
@@ -180,6 +187,7 @@ def _candidate(one: Candidate) -> dict[str, Any]:
         "peak_memory_bytes": one.answer.allocated_bytes,
         "peak_at": one.answer.peak_at,
         "step_time_ns": one.step_time_ns,
+        "step_time_band_ns": list(one.step_time_band_ns),
         "expandable_segments": one.scenario.expandable_segments,
         "micro_batch": one.scenario.batch.micro_batch,
         "accumulation": one.scenario.batch.accumulation,
