@@ -11,9 +11,9 @@ holds, and together they are all of them:
    start back to the end of the thing before the last, the last alone held it; from there back to the one before that, that one; and
    so on. As much as compute ran in such a stretch it lost to that reason, provided that its communicator was free: what another
    collective of it is hidden under, or has been said to have lost already, is not there twice. What is ahead of it counts where
-   nothing held it longer; of a queue it is all compute that ran meanwhile, as a communicator of its own would have hidden. Of such a
-   stretch the last is due to shared links: by as much as those ahead in the queue took longer than alone, one after another, the queue
-   would have been over earlier.
+   nothing held it longer; of a queue it is all compute that ran meanwhile, as a communicator of its own would have hidden. Of
+   this, shared links have as much as those ahead in the queue took longer than alone, one after another: it would have been over so much
+   earlier.
 2. It shared its links: by so much it took longer than it takes alone.
 3. It is longer than the compute over it: alone on its links, and begun as early as can be, it would not have been hidden either.
 
@@ -235,8 +235,9 @@ def _each_exposed(
     collectives = (op.index for op in ops if op.kind in COLLECTIVES)
     for index in sorted(collectives if lags else shares, key=lambda index: (times.starts[index], index)):
         held = _held(ops[index], ops, times, befores)
-        last, *earlier = held
-        lag = min(lags.get(last.by, 0), last.until - earlier[0].until) if last.kind == "queue" and last.by is not None else 0
+        last, lag = held[0], 0
+        if last.kind == "queue" and last.by is not None:
+            lag = min(lags.get(last.by, 0), last.until - next(one.until for one in held if one.kind not in AHEAD))
         found = _exposed(ops[index], ops, times, held, rooms[ops[index].group], lag, shares[index]) if index in shares else None
         if found:
             yield found
@@ -249,13 +250,12 @@ def _late(held: Sequence[_Held], room: Room, lag: int, ns: int) -> Iterator[tupl
     counted = [one for one in held if one is held[0] or one.kind not in AHEAD]
     for one, before in zip(counted, [*counted[1:], _Held(0, "issued", None)], strict=True):
         since, until = before.until, one.until
-        if one.kind == "queue" and lag:
-            until -= lag
-            lost = min(ns, room.work(until, one.until))
-            ns -= lost
-            yield SHARED, lost, one.by
         part = min(ns, room.work(since, until)) if one.kind == "queue" else room.take(since, until, ns)
         ns -= part
+        if one.kind == "queue":
+            lost = min(part, lag)
+            part -= lost
+            yield SHARED, lost, one.by
         yield HELD[one.kind], part, one.by
 
 
