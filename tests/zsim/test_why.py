@@ -222,6 +222,10 @@ def test_a_queue_hands_on_what_it_lost_only_as_far_as_it_alone_held_the_next() -
     ahead = forward(0, "x", 110), gather(1, "b", 60), all_reduce(2, "c", 60)
     step = over_replicas(*ahead, gather(3, "d", 30, 0), forward(4, "y", 10), forward(5, "d", 10, 3))
     assert reasons(step) == {"all_gather d": {SHARED: 10, LONGER: 20}}
+    hidden = over_replicas(*ahead, gather(3, "d", 30, 0), forward(4, "y", 100), gather(5, "e", 80), forward(6, "e", 10, 5))
+    assert reasons(hidden) == {"all_gather e": {SHARED: 10, "its communicator's queue": 10}}
+    apart = explain(hidden, simulate(hidden, costs=Toy(), contention=False))
+    assert [(name(one.op), one.parts) for one in apart.exposed] == [("all_gather e", (("its communicator's queue", 10),))]
 
 
 def test_where_several_collectives_are_exposed_at_once_the_one_that_ends_last_has_the_time() -> None:
