@@ -118,8 +118,9 @@ class Parts:
 
 
 def band(program: Program, timeline: Timeline, *, costs: Costs) -> tuple[float, float]:
-    """(low, high) as factors of the step time of `timeline`, which is that of `program` by `costs`."""
-    return parts(program, timeline, costs=costs).factors
+    """(low, high) as factors of the step time of `timeline`, which is that of `program` by `costs`; in as many digits as a Run keeps."""
+    low, high = parts(program, timeline, costs=costs).factors
+    return round(low, 4), round(high, 4)
 
 
 def parts(program: Program, timeline: Timeline, *, costs: Costs) -> Parts:

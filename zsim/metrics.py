@@ -49,9 +49,9 @@ class Figures:
     """What the scenario's device has; None where the Run was on another kind of device."""
 
 
-def _band(run: Run, time: int) -> tuple[int, int]:
+def band_ns(time: int, factors: tuple[float, float] | None) -> tuple[int, int]:
     """Where the true step time is expected, by the factors that the backend gave; a measured time is its own band."""
-    low, high = band_of(run) or (1.0, 1.0)
+    low, high = factors or (1.0, 1.0)
     return round(time * low), round(time * high)
 
 
@@ -67,7 +67,7 @@ def figures(run: Run, scenario: Scenario) -> Figures:
     memory = steady.phases["steady"].memory
     return Figures(
         step_time_ns=time,
-        step_time_band_ns=_band(run, time) if time else None,
+        step_time_band_ns=band_ns(time, band_of(run)) if time else None,
         compute_ns=_largest(map(compute_ns, distinct)) if spans else None,
         communication_ns=_largest(map(communication_ns, distinct)) if spans else None,
         exposed_communication_ns=exposed,

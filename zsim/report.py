@@ -137,13 +137,17 @@ def print_runs(
             say(f"  {WORDS[verdict.ok]:6} {verdict.name}: {verdict.expected}, found {verdict.found}")
 
 
+def step_words(step_ns: int, band: tuple[int, int] | None, known: str) -> str:
+    """The step time, between which times it is expected, and what is `known` of the machine."""
+    between = f"{format_time(band[0])} to {format_time(band[1])}, " if band and band[0] < band[1] else ""
+    return f"{format_time(step_ns)} ({between}{known})"
+
+
 def _figure_rows(one: RunReport) -> Iterator[tuple[str, str]]:
     figures = one.figures
     if figures.step_time_ns is not None:
         known = one.run.provenance.get("calibration", "measured")
-        band = figures.step_time_band_ns
-        between = f"{format_time(band[0])} to {format_time(band[1])}, " if band and band[0] < band[1] else ""
-        yield "step time", f"{format_time(figures.step_time_ns)} ({between}{known})"
+        yield "step time", step_words(figures.step_time_ns, figures.step_time_band_ns, known)
     if figures.exposed_communication_ns is not None:
         share = f" ({100 * figures.exposed_share:.1f} % of the step)" if figures.exposed_share is not None else ""
         yield "exposed communication", format_time(figures.exposed_communication_ns) + share

@@ -50,10 +50,10 @@ ROUNDS = 16
 """Rounds at most: each changes what is lost by a fraction of what the one before did, seven tenths where FSDP1's copies run beside much."""
 
 
-def simulate_step(program: Program, *, costs: StepCosts, all_ranks: bool = False) -> Timeline:
-    """The times of the steady step with all that slows it down."""
+def simulate_step(program: Program, *, costs: StepCosts, all_ranks: bool = False, contention: bool = True) -> Timeline:
+    """The times of the steady step with all that slows it down; without `contention`, no two collectives share a link."""
     pauses = [_pauses(rank.steady, costs.execution) for rank in program.ranks]
-    prepared = Prepared(program, costs=costs, all_ranks=all_ranks)
+    prepared = Prepared(program, costs=costs, all_ranks=all_ranks, contention=contention)
     alone = prepared.simulate([Delays(one, one) for one in pauses])
     lost = interference(program, alone, costs=costs, pauses=pauses)
     if not any(lost.values()):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from zsim import report
+from zsim import bands, metrics, report
 from zsim.costs import Costs
 from zsim.exposure import COMPUTE_STREAM
 from zsim.hiding import HIDDEN, Change, Hiding, hiding
@@ -15,6 +15,7 @@ from zsim.ops import COLLECTIVES, Op
 from zsim.program import Program
 from zsim.scenario import Scenario
 from zsim.slowdown import simulate_step
+from zsim.timeline import Timeline
 from zsim.units import format_time
 from zsim.why import LONGER, Exposed, Link, Why, explain, name
 
@@ -25,23 +26,59 @@ T = TypeVar("T")
 def why(scenario: Scenario, program: Program) -> Why:
     """Why the scenario's steady step takes as long as it does. Where host and device are one thread, neither waits for the other."""
     costs = Costs(cluster=scenario.cluster, execution=scenario.executed)
-    found = explain(program, simulate_step(program, costs=costs), launch_queue=costs.launch_queue)
+    return _why(scenario, program, simulate_step(program, costs=costs), costs)
+
+
+def _why(scenario: Scenario, program: Program, timeline: Timeline, costs: Costs) -> Why:
+    found = explain(program, timeline, launch_queue=costs.launch_queue)
     return replace(found, host_bound_ns=0) if scenario.executed.synchronous else found
 
 
-def interference_ns(scenario: Scenario, program: Program, step_ns: int) -> int:
-    """By how much the step is longer because collectives slow down the kernels beside them."""
-    alone = Costs(cluster=scenario.cluster, execution=replace(scenario.executed, interference=False))
-    return step_ns - simulate_step(program, costs=alone).step_time_ns
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whole:
+    """The step as a whole: its time and its band as a Run of it has them, and what of it is there since its parts are in one another's way.
+
+    It is `interference_ns` longer because collectives slow down the kernels beside them, and `sharing_ns` longer because they share links:
+    than the same step without the one, and without the other.
+    """
+
+    step_ns: int
+    band_ns: tuple[int, int]
+    calibration: str
+    interference_ns: int
+    sharing_ns: int
+
+
+def whole(scenario: Scenario, program: Program) -> Whole:
+    """The step of the scenario as it is, and simulated again without what slows it down."""
+    return _told(scenario, program)[1]
+
+
+def _told(scenario: Scenario, program: Program) -> tuple[Why, Whole]:
+    costs = Costs(cluster=scenario.cluster, execution=scenario.executed)
+    timeline = simulate_step(program, costs=costs)
+    step = timeline.step_time_ns
+    undisturbed = Costs(cluster=scenario.cluster, execution=replace(scenario.executed, interference=False))
+    shares = any(any(times.shared.values()) for times in timeline.ranks.values())  # if not, no simulation is needed to know
+    return _why(scenario, program, timeline, costs), Whole(
+        step_ns=step,
+        band_ns=metrics.band_ns(step, bands.band(program, timeline, costs=costs)),
+        calibration=bands.calibration(scenario.cluster, scenario.executed),
+        interference_ns=step - simulate_step(program, costs=undisturbed).step_time_ns,
+        sharing_ns=step - simulate_step(program, costs=costs, contention=False).step_time_ns if shares else 0,
+    )
 
 
 def as_object(scenario: Scenario, program: Program) -> dict[str, Any]:
     """All of it for JSON; times in nanoseconds."""
-    found, helps = why(scenario, program), hiding(scenario)
+    (found, step), helps = _told(scenario, program), hiding(scenario)
     return {
         "step_time_ns": found.step_ns,
+        "step_time_band_ns": step.band_ns,
+        "calibration": step.calibration,
         "rank": found.rank,
-        "interference_ns": interference_ns(scenario, program, found.step_ns),
+        "interference_ns": step.interference_ns,
+        "sharing_ns": step.sharing_ns,
         "host_bound": found.host_bound,
         "host_bound_ns": found.host_bound_ns,
         "exposed_by_reason_ns": found.by_reason,
@@ -91,10 +128,9 @@ def _change(change: Change) -> dict[str, Any]:
 
 def show(scenario: Scenario, program: Program) -> None:
     """The same in words."""
-    found = why(scenario, program)
-    slower = interference_ns(scenario, program, found.step_ns)
+    found, step = _told(scenario, program)
     hosted = hosted_ns(program.of_rank(found.rank).steady, Costs(cluster=scenario.cluster, execution=scenario.executed))
-    for line in lines(found, hiding(scenario), slower_ns=slower, synchronous=scenario.executed.synchronous, hosted_ns=hosted):
+    for line in lines(found, hiding(scenario), step=step, synchronous=scenario.executed.synchronous, hosted_ns=hosted):
         report.say(line)
 
 
@@ -104,12 +140,15 @@ def hosted_ns(ops: Sequence[Op], costs: Costs) -> int:
     return sum(costs.compute_ns(kernels) for kernels in own if kernels)
 
 
-def lines(found: Why, helps: Hiding, *, slower_ns: int, synchronous: bool = False, hosted_ns: int = 0) -> Iterator[str]:
-    """The report, line by line; `slower_ns` are lost to collectives that run beside kernels, in `hosted_ns` the host computes itself."""
+def lines(found: Why, helps: Hiding, *, step: Whole, synchronous: bool = False, hosted_ns: int = 0) -> Iterator[str]:
+    """The report, line by line; in `hosted_ns` the host computes itself."""
     waits = format_time(found.host_bound_ns)
-    yield f"step of {format_time(found.step_ns)} on rank {found.rank}; compute is idle until the host issues it for {waits}"
-    if slower_ns:
-        yield f"  {format_time(slower_ns)} of the step because collectives slow down the kernels beside them"
+    took = report.step_words(step.step_ns, step.band_ns, step.calibration)
+    yield f"step of {took} on rank {found.rank}; compute is idle until the host issues it for {waits}"
+    if step.interference_ns:
+        yield f"  {format_time(step.interference_ns)} of the step because collectives slow down the kernels beside them"
+    if step.sharing_ns:
+        yield f"  {format_time(step.sharing_ns)} of the step because collectives share links"
     if synchronous:
         yield "  one thing after another: on a CPU FSDP waits for each collective where it calls it, so nothing hides any"
     if hosted_ns:

@@ -11,7 +11,9 @@ holds, and together they are all of them:
    start back to the end of the thing before the last, the last alone held it; from there back to the one before that, that one; and
    so on. As much as compute ran in such a stretch it lost to that reason, provided that its communicator was free: what another
    collective of it is hidden under, or has been said to have lost already, is not there twice. What is ahead of it counts where
-   nothing held it longer; of a queue it is all compute that ran meanwhile, as a communicator of its own would have hidden.
+   nothing held it longer; of a queue it is all compute that ran meanwhile, as a communicator of its own would have hidden. Of
+   this, shared links have as much as those ahead in the queue took longer than alone, one after another: it would have been over so much
+   earlier.
 2. It shared its links: by so much it took longer than it takes alone.
 3. It is longer than the compute over it: alone on its links, and begun as early as can be, it would not have been hidden either.
 
@@ -153,9 +155,8 @@ def explain(program: Program, timeline: Timeline, *, rank: int | None = None, la
     ops, times = program.of_rank(chosen).steady, timeline.ranks[chosen]
     befores = _befores(ops)
     idle = list(idle_stretches(ops, times))
-    shares = sorted(((op, ns) for op, ns in shares_of(ops, times, idle) if ns), key=lambda one: (times.starts[one[0].index], one[0].index))
-    rooms = {group: _room(ops, times, group) for group in {op.group for op, _ in shares}}
-    exposed = [_exposed(op, ops, times, befores, rooms[op.group], ns) for op, ns in shares]
+    shares = {op.index: ns for op, ns in shares_of(ops, times, idle) if ns}
+    exposed = list(_each_exposed(shares, ops, times, befores))
     before, after = at_ends(ops, times, idle, later_than=[one.values() for one in befores])
     exposed = [replace(one, before_ns=before.get(one.op.index, 0), after_ns=after.get(one.op.index, 0)) for one in exposed]
     return Why(
@@ -221,19 +222,46 @@ def _room(ops: Sequence[Op], times: Times, group: str) -> Room:
     return Room([(times.starts[op.index], times.ends[op.index]) for op in compute_ops(ops, times)], taken=spans)
 
 
-def _late(held: Sequence[_Held], room: Room, ns: int) -> Iterator[tuple[Reason, int, int | None]]:
+def _each_exposed(
+    shares: Mapping[int, int], ops: Sequence[Op], times: Times, befores: Sequence[dict[Kind, int]]
+) -> Iterator[Exposed]:
+    """Why each collective that has one of the `shares` is exposed, by its start; with how much its queue lost to shared links so far.
+
+    Such a loss is handed on as far as the queue alone held the next one: what came later than that would have held it as well. What is
+    exposed for it has held up compute too, and is not lost again by those that come after.
+    """
+    rooms = {group: _room(ops, times, group) for group in {ops[index].group for index in shares}}
+    lags = dict(times.shared)
+    collectives = (op.index for op in ops if op.kind in COLLECTIVES)
+    for index in sorted(collectives if lags else shares, key=lambda index: (times.starts[index], index)):
+        held = _held(ops[index], ops, times, befores)
+        last, lag = held[0], 0
+        if last.kind == "queue" and last.by is not None:
+            lag = min(lags.get(last.by, 0), last.until - next(one.until for one in held if one.kind not in AHEAD))
+        found = _exposed(ops[index], ops, times, held, rooms[ops[index].group], lag, shares[index]) if index in shares else None
+        if found:
+            yield found
+        if lag or lags.get(index):
+            lags[index] = max(0, lags.get(index, 0) + lag - (dict(found.parts).get(SHARED, 0) if found else 0))
+
+
+def _late(held: Sequence[_Held], room: Room, lag: int, ns: int) -> Iterator[tuple[Reason, int, int | None]]:
     """By what held a collective: of its `ns` exposed nanoseconds those that compute was there for, and which op it was."""
     counted = [one for one in held if one is held[0] or one.kind not in AHEAD]
     for one, before in zip(counted, [*counted[1:], _Held(0, "issued", None)], strict=True):
         since, until = before.until, one.until
         part = min(ns, room.work(since, until)) if one.kind == "queue" else room.take(since, until, ns)
         ns -= part
+        if one.kind == "queue":
+            lost = min(part, lag)
+            part -= lost
+            yield SHARED, lost, one.by
         yield HELD[one.kind], part, one.by
 
 
-def _exposed(op: Op, ops: Sequence[Op], times: Times, befores: Sequence[dict[Kind, int]], room: Room, ns: int) -> Exposed:
-    held = _held(op, ops, times, befores)
-    found = list(_late(held, room, ns))
+def _exposed(op: Op, ops: Sequence[Op], times: Times, held: Sequence[_Held], room: Room, lag: int, ns: int) -> Exposed:
+    """`lag`: by how much the queue that `held` it would have been over earlier if none ahead of it had shared its links."""
+    found = list(_late(held, room, lag, ns))
     rest = ns - sum(part for _, part, _ in found)
     shared = min(rest, times.shared.get(op.index, 0))
     found += [(SHARED, shared, held[0].by), (LONGER, rest - shared, held[0].by)]

@@ -34,6 +34,12 @@ execution = {{ interference = false }}
     return scenario.parse(text.encode(), where="small.toml")
 
 
+def said(asked: Scenario, found: Hiding) -> list[str]:
+    """The report on `asked`, with what was found to hide its communication."""
+    program = plan(asked, device="cuda")
+    return list(time_report.lines(time_report.why(asked, program), found, step=time_report.whole(asked, program)))
+
+
 def simulated(asked: Scenario) -> tuple[float, float]:
     """Nanoseconds per token, and the exposed share."""
     return timed(asked)[:2]
@@ -137,7 +143,7 @@ def test_where_only_single_blocks_can_be_units_none_of_several_is_proposed() -> 
     assert found.useless == ("gathering earlier",)
     eager = replace(asked, options=replace(asked.options, forward_prefetch=True))
     assert simulated(eager)[0] > 0.995 * found.now.ns_per_token
-    lines = list(time_report.lines(time_report.why(asked, plan(asked, device="cuda")), found, slower_ns=0))
+    lines = said(asked, found)
     assert [line for line in lines if "nothing is gained" in line] == ["    nothing is gained by gathering earlier"]
     text = """
 model.preset = "llama-3.2-1b"
@@ -194,7 +200,7 @@ def test_a_proposal_that_does_not_fit_the_device_says_so_and_the_largest_that_fi
     assert (ahead.memory, batch.memory) == ("FITS", "OOM")
     assert batch.needed_bytes > batch.capacity_bytes == ahead.capacity_bytes
     assert batch.memory_words.startswith("does not fit: needs ")
-    lines = list(time_report.lines(time_report.why(asked, plan(asked, device="cuda")), found, slower_ns=0))
+    lines = said(asked, found)
     assert [line.endswith(batch.memory_words) for line in lines if "micro_batch" in line] == [False, True]
     assert not any("fit" in line for line in lines if "lookahead" in line)
 
@@ -264,7 +270,7 @@ def test_where_only_the_ends_are_left_what_makes_them_shorter_is_proposed_and_no
     less = FACTORS[FACTORS.index(factor) - 1]
     assert simulated(replace(asked, cluster=faster(asked.cluster, factor)))[1] == links.exposed < 0.01
     assert simulated(replace(asked, cluster=faster(asked.cluster, less)))[1] >= 0.01
-    lines = list(time_report.lines(time_report.why(asked, plan(asked, device="cuda")), found, slower_ns=0))
+    lines = said(asked, found)
     assert (
         "  at the ends, where there is no compute to hide it: 5.158 ms before the first of forward, 10.299 ms after the last of a backward"
     ) in lines
@@ -330,7 +336,7 @@ optimizer = { name = "adamw", implementation = "fused" }
     assert [(change.ns_per_token, change.exposed) for change in links] == [times[hides], times[gains]]
     assert all(change.memory for change in links)
     assert "faster links" not in found.useless
-    lines = list(time_report.lines(time_report.why(asked, plan(asked, device="cuda")), found, slower_ns=0))
+    lines = said(asked, found)
     assert [line.endswith("for each token, which gains nothing") for line in lines if line.startswith("    links")] == [True, False]
 
 
@@ -366,5 +372,5 @@ def test_what_leaves_the_ends_as_they_are_is_no_proposal_to_make_them_shorter() 
     assert found.elsewhere == ("other units",)
     assert [change.words.split()[0] for change in found.changes] == ["links"]
     assert all(change.at_ends <= found.now.at_ends - 0.001 for change in found.changes)
-    lines = list(time_report.lines(time_report.why(asked, plan(asked, device="cuda")), found, slower_ns=0))
+    lines = said(asked, found)
     assert lines[-1] == "    other units make the step shorter, but not its ends"

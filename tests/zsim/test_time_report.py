@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from zsim import scenario, time_report
+from zsim.cli import main
 from zsim.costs import Costs
 from zsim.ops import COLLECTIVES
 from zsim.plan import plan
+from zsim.slowdown import simulate_step
 from zsim.units import format_time
 from zsim.why import name
 
@@ -27,7 +33,7 @@ def test_an_op_of_every_micro_batch_is_one_line_with_the_time_of_all() -> None:
     program = plan(case, device="cuda")
     found = time_report.why(case, program)
     helps = time_report.hiding(case)
-    lines = list(time_report.lines(found, helps, slower_ns=0))
+    lines = list(time_report.lines(found, helps, step=time_report.whole(case, program)))
     exposed = [re.match(r"    (\w+ \S+) +([\d.]+ \w+) of ([\d.]+ \w+) +(.*)", line) for line in lines]
     rows = [row for row in exposed if row]
 
@@ -55,7 +61,7 @@ def test_a_host_that_only_issues_collectives_late_keeps_no_kernels_waiting() -> 
     case = scenario.parse(text.encode(), where="report.toml")
     program = plan(case, device="cuda")
     found = time_report.why(case, program)
-    lines = list(time_report.lines(found, time_report.hiding(case), slower_ns=0))
+    lines = list(time_report.lines(found, time_report.hiding(case), step=time_report.whole(case, program)))
     first = found.critical_path[0]
 
     assert (first.op.kind, first.waited_for, first.waited_ns > 0, found.host_bound_ns) == ("all_gather", "the host", True, 0)
@@ -73,7 +79,8 @@ def test_a_host_that_steps_itself_is_told_apart_from_one_that_launches_too_slowl
         program = plan(case, device="cuda")
         hosted = time_report.hosted_ns(program.of_rank(0).steady, Costs(cluster=case.cluster, execution=case.executed))
         assert (hosted > 0) == (text is offloaded)
-        lines = time_report.lines(time_report.why(case, program), time_report.hiding(case), slower_ns=0, hosted_ns=hosted)
+        found, step = time_report.why(case, program), time_report.whole(case, program)
+        lines = time_report.lines(found, time_report.hiding(case), step=step, hosted_ns=hosted)
         said += [line for line in lines if "bound by" in line or "the host's own" in line]
     assert len(said) == 2
     assert "execution.compile" in said[0]
@@ -97,3 +104,64 @@ strategy = { name = "fsdp2", offload = true }
     assert two == pytest.approx(one, rel=0.01)
     assert eight == pytest.approx(one, rel=0.01)
     assert nodes == pytest.approx(one / 2, rel=0.01)
+
+
+HYBRID = """
+description = "replicas whose all-reduces go over the NICs of the gathers"
+model = { preset = "llama-3.2-3b" }
+batch = { micro_batch = 1, sequence_length = 2048 }
+cluster = { preset = "p4d", nodes = 4 }
+strategy = { name = "hsdp", dp_shard = 16, dp_replicate = 2 }
+precision = { parameters = "bf16", reduce = "bf16" }
+"""
+
+
+class LinksOfTheirOwn(Costs):
+    """No collective takes anything from the links of another."""
+
+    def usage(self, ranks: tuple[int, ...]) -> dict[int, dict[str, Fraction]]:
+        return {}
+
+
+def told(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> tuple[dict[str, Any], list[str]]:
+    """What `show --time` says of it, as JSON and as text."""
+    (tmp_path / "told.toml").write_text(text, encoding="utf-8")
+    command = ["show", str(tmp_path / "told.toml"), "--time"]
+    assert main([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["time"]
+    assert main(command) == 0
+    return found, capsys.readouterr().out.splitlines()
+
+
+def test_what_shared_links_cost_the_step_is_the_step_without_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    case = scenario.parse(HYBRID.encode(), where="told.toml")
+    program = plan(case, device="cuda")
+    every = [costs(cluster=case.cluster, execution=case.executed) for costs in (Costs, LinksOfTheirOwn)]
+    with_others, alone = (simulate_step(program, costs=costs).step_time_ns for costs in every)
+    found, lines = told(tmp_path, capsys, HYBRID)
+    assert found["sharing_ns"] == with_others - alone > 0.1 * alone
+    assert f"  {format_time(with_others - alone)} of the step because collectives share links" in lines
+    reasons = found["exposed_by_reason_ns"]
+    assert abs(reasons["a shared link"] / found["sharing_ns"] - 1) < 0.1, "nearly all of it is exposed, most of it in queues"
+    assert sum(reasons.values()) == sum(one["exposed_ns"] for one in found["exposed"])
+
+
+def test_one_communicator_shares_its_links_with_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found, lines = told(tmp_path, capsys, HYBRID.replace('"hsdp", dp_shard = 16, dp_replicate = 2', '"fsdp2"'))
+    assert found["sharing_ns"] == 0
+    assert found["interference_ns"] > 0
+    assert not [line for line in lines if "share links" in line]
+
+
+@pytest.mark.parametrize("text", [TEXT, HYBRID])
+def test_the_step_has_the_band_that_a_run_of_it_has(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    found, lines = told(tmp_path, capsys, text)
+    assert main(["run", str(tmp_path / "told.toml"), "--json"]) == 0
+    run = json.loads(capsys.readouterr().out)
+    low, high = run["step_time_band_ns"]
+    assert low < found["step_time_ns"] == run["step_time_ns"] < high
+    assert (found["step_time_band_ns"], found["calibration"]) == ([low, high], run["provenance"]["calibration"])
+    assert main(["run", str(tmp_path / "told.toml")]) == 0
+    (words,) = (line.split("step time")[1].strip() for line in capsys.readouterr().out.splitlines() if "step time " in line)
+    assert f"{format_time(low)} to {format_time(high)}" in words
+    assert [line for line in lines if line.startswith(f"step of {words} on rank ")]

@@ -192,6 +192,42 @@ def test_two_collectives_that_share_a_link_are_exposed_for_that() -> None:
     assert reasons(short) == {"all_reduce c": {SHARED: 60, LONGER: 20}}
 
 
+def test_a_queue_that_is_long_since_those_ahead_share_their_links_is_a_shared_link() -> None:
+    """b and c take 120 instead of 60, so d comes 60 later, when a that it was to run beside is over. Of its 30 none would be exposed."""
+    ahead = gather(1, "b", 60), all_reduce(2, "c", 60)
+    step = over_replicas(forward(0, "a", 120), *ahead, gather(3, "d", 30), forward(4, "d", 10, 3))
+    assert reasons(step) == {"all_gather d": {SHARED: 30}}
+    alone = explain(step, simulate(step, costs=Toy(), contention=False))
+    assert alone.exposed == ()
+    longer = over_replicas(forward(0, "a", 120), *ahead, gather(3, "d", 80), forward(4, "d", 10, 3))
+    assert reasons(longer) == {"all_gather d": {SHARED: 60, "its communicator's queue": 20}}
+
+
+def test_what_a_queue_lost_to_shared_links_is_exposed_once() -> None:
+    """d is exposed for 30 of the 60 that b lost, e for 20 beside d's own 10 of compute; f would have been exposed for its other 10 as well.
+
+    Without sharing the step takes 140 instead of 190: what is told are these 50.
+    """
+    ops = forward(0, "a", 120), gather(1, "b", 60), all_reduce(2, "c", 60), gather(3, "d", 30), forward(4, "d", 10, 3), gather(5, "e", 30)
+    step = over_replicas(*ops, forward(6, "e", 10, 5))
+    with_others, alone = (simulate(step, costs=Toy(), contention=contention).step_time_ns for contention in (True, False))
+    assert (with_others, alone) == (190, 140)
+    assert reasons(step) == {"all_gather d": {SHARED: 30}, "all_gather e": {SHARED: 20}}
+    further = over_replicas(*ops, forward(6, "e", 10, 5), gather(7, "f", 40), forward(8, "f", 10, 7))
+    assert reasons(further)["all_gather f"] == {SHARED: 10, "its communicator's queue": 20}
+
+
+def test_a_queue_hands_on_what_it_lost_only_as_far_as_it_alone_held_the_next() -> None:
+    """d waits until 110 for x, which is as long without sharing: b, over at 120 instead of 60, holds it for 10 of its 30."""
+    ahead = forward(0, "x", 110), gather(1, "b", 60), all_reduce(2, "c", 60)
+    step = over_replicas(*ahead, gather(3, "d", 30, 0), forward(4, "y", 10), forward(5, "d", 10, 3))
+    assert reasons(step) == {"all_gather d": {SHARED: 10, LONGER: 20}}
+    hidden = over_replicas(*ahead, gather(3, "d", 30, 0), forward(4, "y", 100), gather(5, "e", 80), forward(6, "e", 10, 5))
+    assert reasons(hidden) == {"all_gather e": {SHARED: 10, "its communicator's queue": 10}}
+    apart = explain(hidden, simulate(hidden, costs=Toy(), contention=False))
+    assert [(name(one.op), one.parts) for one in apart.exposed] == [("all_gather e", (("its communicator's queue", 10),))]
+
+
 def test_where_several_collectives_are_exposed_at_once_the_one_that_ends_last_has_the_time() -> None:
     """Over links of their own: the all-reduce is over at 30 and the gather at 50, of which 10 are hidden."""
     step = over_replicas(forward(0, "a", 10), all_reduce(1, "b", 30), gather(2, "c", 50))
