@@ -28,7 +28,10 @@ MOST_STARTS = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One way to train the scenario: what a rank needs, how long a step takes and between which times that is expected; `dropped` are options that it does without."""
+    """One way to train the scenario: what a rank needs, how long a step takes and between which times that is expected.
+
+    `dropped` are options that it does without.
+    """
 
     name: str
     scenario: Scenario

@@ -179,6 +179,7 @@ channels: 8
 bus bandwidth: 360 GB/s
 provenance: assumed
 predicted: 775.975 us
+band: 310.390 us to 1.630 ms
 """
 
 

@@ -14,7 +14,7 @@ from zsim.cli import main
 from zsim.fit import Candidate, fit, ways
 from zsim.mesh import Mesh
 from zsim.scenario import Scenario, parse
-from zsim.units import format_bytes
+from zsim.units import format_bytes, format_time
 
 PREFETCHED = 'name = "fsdp2", forward_prefetch = 2, backward_prefetch = 1, offload = true, reshard_after_forward = 4'
 
@@ -275,6 +275,31 @@ def test_of_what_was_not_tried_nothing_is_said(capsys: pytest.CaptureFixture[str
     assert "what would help is not computed" in said.err
     assert "nothing fits" not in said.out
     assert "each planned and simulated again" not in said.out
+
+
+# -- how long a step takes then
+
+
+def test_every_step_time_has_its_band_that_zsim_run_gives_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path, changed = tmp_path / "plain.toml", tmp_path / "changed.toml"
+    path.write_text(text('name = "fsdp2"'))
+    changed.write_text(text('name = "fsdp2"', more='optimizer = { name = "adamw", implementation = "fused" }'))
+    times = []
+    for one in (path, changed):
+        assert main(["run", str(one), "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        times.append((found["step_time_ns"], found["step_time_band_ns"]))
+        assert found["step_time_band_ns"][0] < found["step_time_ns"] < found["step_time_band_ns"][1]
+    assert main(["fit", str(path), "--json"]) == 0
+    (row,) = (one for one in json.loads(capsys.readouterr().out)["candidates"] if one["name"] == "fsdp2")
+    assert (row["step_time_ns"], row["step_time_band_ns"]) == times[0]
+    assert main(["show", "--memory", "--json", str(path)]) == 0
+    (effect,) = (one for one in json.loads(capsys.readouterr().out)["what_would_help"] if one["change"] == "fused optimizer")
+    assert (effect["step_time_ns"], effect["step_time_band_ns"]) == times[1]
+    assert effect["added_ns"] == times[1][0] - times[0][0]
+    low, high = (format_time(ns) for ns in times[0][1])
+    assert main(["fit", str(path)]) == 0
+    assert f"step {format_time(times[0][0])} ({low} to {high})".replace(" ", "") in capsys.readouterr().out.replace(" ", "")
 
 
 # -- the allocator's settings

@@ -340,7 +340,7 @@ def candidate(name: str, verdict: str, time: int) -> Candidate:
     case = scenario()
     nbytes = {"FITS": 10, "TIGHT": 100, "OOM": 200}[verdict]
     one = replace(of(case), needed=Band(nbytes=nbytes, low=nbytes - 1, high=nbytes + 1), capacity=Band(nbytes=100, low=100, high=100))
-    return Candidate(name=name, scenario=case, answer=one, step_time_ns=time)
+    return Candidate(name=name, scenario=case, answer=one, step_time_ns=time, step_time_band_ns=(time, time))
 
 
 def test_the_fastest_that_fits_is_taken_unless_one_that_shards_less_is_as_fast() -> None:

@@ -199,7 +199,8 @@ def test_the_formula_is_what_is_held_between_steps_but_for_gradients_and_padding
 
 def test_what_is_less_than_a_segment_is_not_called_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
     effect = Effect(
-        change="x", saved_bytes=0, saved_allocated_bytes=512, added_ns=0, needed_bytes=1, verdict="FITS", peak_at="backward root"
+        change="x", saved_bytes=0, saved_allocated_bytes=512, added_ns=0, step_time_ns=10, step_time_band_ns=(9, 12), needed_bytes=1,
+        verdict="FITS", peak_at="backward root"
     )
     print_advice([effect, replace(effect, saved_allocated_bytes=-512), replace(effect, saved_allocated_bytes=0)])
     written = capsys.readouterr()

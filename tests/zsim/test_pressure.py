@@ -158,7 +158,7 @@ def tight(name: str, pressed: Pressure | None, time: int) -> Candidate:
     case = scenario(LLAMA_1B)
     one = replace(needs(case), needed=needed, capacity=Band(nbytes=100, low=100, high=100), pressure=pressed)
     assert one.verdict == "TIGHT"
-    return Candidate(name=name, scenario=case, answer=one, step_time_ns=time)
+    return Candidate(name=name, scenario=case, answer=one, step_time_ns=time, step_time_band_ns=(time, time))
 
 
 def test_of_what_is_tight_that_which_runs_smoothest_is_recommended_first() -> None:
