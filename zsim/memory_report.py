@@ -21,6 +21,9 @@ MOST_HOLDINGS = 12
 MOST_POINTS = 48
 """Lines of the timeline. Of a longer step each stands for several computations; `--json` has all of them."""
 WIDTH = 40
+SURER = "step times are expected in the bands in brackets; all rest on the same constants, so differences are surer than the times"
+"""A constant that is off moves the times of all candidates in one direction, and so their difference by less than the times. How much less
+depends on what the two have in common: bands of differences are not known."""
 
 
 def answer_object(found: Answer, stages: Sequence[Stage], ridge: Sequence[tuple[str, int]]) -> dict[str, Any]:
@@ -110,7 +113,7 @@ def _bars(nbytes: int, highest: int) -> str:
 
 def print_advice(effects: Sequence[Effect], nothing_fits: str = "") -> None:
     """What each change saves and takes, and a sentence where none is enough."""
-    say("what would help, each planned and simulated again")
+    say(f"what would help, each planned and simulated again{f'; {SURER}' if effects else ''}")
     for effect in effects:
         what = finding(effect)
         more = f"{'+' if effect.added_ns >= 0 else '-'}{format_time(abs(effect.added_ns))} a step"
@@ -163,6 +166,8 @@ def print_fit(scenario: str, found: Fit, *, as_json: bool) -> None:
         rows.append((one.name, "  ".join(filter(None, (figures, one.answer.running, mark))) + _without(one.dropped)))
     capacity = format_bytes(found.candidates[0].answer.capacity.nbytes) if found.candidates else "-"
     table(f"{scenario}: what fits {capacity} a rank, from least to most sharded", rows)
+    if len(found.candidates) > 1:
+        say(f"  {SURER}")
     for name, reason in found.refused:
         say(f"  {name} cannot be: {reason}")
     say(f"{found.recommended.name if found.recommended else 'nothing'}: {found.reason}")

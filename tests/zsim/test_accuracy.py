@@ -199,6 +199,21 @@ def test_products_are_predicted_and_accelerators_without_a_preset_are_named(
     assert "device: preset a100-80" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("row", [SWEEP, PRODUCT], ids=["collective", "product"])
+def test_what_a_row_was_taken_for_has_the_band_that_its_prediction_has(
+    row: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table(tmp_path / "a.csv", row)
+    assert cli.main(["accuracy", str(tmp_path), "--json"]) == 0
+    (one,) = json.loads(capsys.readouterr().out)["rows"]
+    assert cli.main(["accuracy", str(tmp_path), "--explain", "a.csv:2"]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("band: "))
+    low, high = (float(end.removesuffix(" us")) / 1e6 for end in line.removeprefix("band: ").split(" to "))
+    assert (low, high) == (pytest.approx(one["band"][0], rel=1e-3), pytest.approx(one["band"][1], rel=1e-3))
+    assert cli.main(["accuracy", str(tmp_path), "--explain", "a.csv:2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["taken_for"]["band"] == line.removeprefix("band: ")
+
+
 @pytest.mark.parametrize(
     ("gpu", "dtype", "tflops", "shape", "within"),
     [

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from zsim.advice import advice, needs, none_fits
+from zsim.advice import advice, needs, none_fits, step_time
 from zsim.changes import changes, dropped, moved
 from zsim.cli import main
 from zsim.fit import Candidate, fit, ways
+from zsim.memory_report import SURER
 from zsim.mesh import Mesh
 from zsim.scenario import Scenario, parse
 from zsim.units import format_bytes, format_time
@@ -299,7 +300,28 @@ def test_every_step_time_has_its_band_that_zsim_run_gives_it(capsys: pytest.Capt
     assert effect["added_ns"] == times[1][0] - times[0][0]
     low, high = (format_time(ns) for ns in times[0][1])
     assert main(["fit", str(path)]) == 0
-    assert f"step {format_time(times[0][0])} ({low} to {high})".replace(" ", "") in capsys.readouterr().out.replace(" ", "")
+    said = capsys.readouterr().out
+    assert f"step {format_time(times[0][0])} ({low} to {high})".replace(" ", "") in said.replace(" ", "")
+    assert said.count(SURER) == 1
+    assert main(["show", "--memory", str(path)]) == 0
+    said, (low, high) = capsys.readouterr().out, (format_time(ns) for ns in times[1][1])
+    assert f" a step, {format_time(times[1][0])} ({low} to {high}); then" in said
+    assert said.count(f"what would help, each planned and simulated again; {SURER}\n") == 1
+
+
+@pytest.mark.parametrize("off", ["matmul_efficiency", "elementwise_efficiency", "memory_efficiency", "fabric"])
+def test_a_constant_that_is_off_moves_all_candidates_in_one_direction_and_differences_by_less(off: str) -> None:
+    case = scenario('name = "fsdp2"', model='preset = "llama-3-8b", num_layers = 4', batch="micro_batch = 1, sequence_length = 2048")
+    cluster = case.cluster
+    if off == "fabric":
+        links = replace(cluster.links, fabric=replace(cluster.links.fabric, bandwidth=cluster.links.fabric.bandwidth * 2 // 3))
+        worse = replace(cluster, links=links)
+    else:
+        worse = replace(cluster, device=replace(cluster.device, **{off: getattr(cluster.device, off) * 0.8}))
+    before, after = ({name: step_time(one).ns for name, one in ways(asked)} for asked in (case, replace(case, cluster=worse)))
+    moved_by = [after[name] - ns for name, ns in before.items()]
+    assert len(moved_by) > 8
+    assert min(moved_by) > 0  # so of any two the difference moves by less than the time that moves more
 
 
 # -- the allocator's settings
