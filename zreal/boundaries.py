@@ -281,10 +281,11 @@ class Boundaries:
             self._views.put_back(fqn, module)
         if wanted:
             self._differentiable.add(first)
-            self.visits[last] = replace(self.visits[last], hands_on=all(map(self._made_before, wanted)))
         for tensor in wanted if self._hooked else ():
             require_history(fqn, tensor)
             tensor.register_hook(partial(self.gradient_arrives, last))
+        if wanted and self._hooked:  # asked last: who asks for a node makes a stale one anew
+            self.visits[last] = replace(self.visits[last], hands_on=all(map(self._made_before, wanted)))
         trains = any(p.requires_grad for p in module.parameters())
         if not wanted and not trains and not self.visits[first].needs_gradient:
             self.constant.add(last)
