@@ -119,6 +119,7 @@ class Boundaries:
         self._views = views
         self._since = [0]
         self.casts = self.keeps_apart = self.goes_on = False
+        self._forward_is_over = False
 
     @contextmanager
     def hooks(self) -> Iterator[None]:
@@ -149,6 +150,7 @@ class Boundaries:
 
     def begin_backward(self, loss: Tensor) -> None:
         """Forward is over, and has made `loss`: UntraceableError for a unit that did not run, unless nobody has read what it owns."""
+        self._forward_is_over = True
         run, read = {visit.unit for visit in self.visits}, {fqn for reads in self.log.reads.values() for fqn in reads}
         for fqn in self._units:
             if fqn not in run and any(parameter.startswith(f"{fqn}.") for parameter in read):
@@ -298,6 +300,13 @@ class Boundaries:
 
     def gradient_arrives(self, last: int, gradient: Tensor) -> None:
         """A gradient of a unit's output is there: its backward begins with its `last` stretch. UntraceableError when not its turn."""
+        if not self._forward_is_over:
+            raise UntraceableError(
+                where=self.visits[last].unit,
+                expected="a unit whose gradients are taken when forward is over",
+                found="torch.autograd.grad, or a backward, within forward that goes through its output",
+                remedy="make the module that takes them the unit; units=[] makes the whole model one",
+            )
         if last in self.begun:
             return
         for place in range(self.log.place.stretch, last + 1, -1):  # stretches that are left without anybody's notice

@@ -31,7 +31,12 @@ MAX_SIZE = 10_000_000
 MAX_USES = 64
 """The most often that a block runs in a forward, or a model before a backward."""
 MAX_PAUSE_NS = 3600 * 10**9
-WORDS = (("a valid integer", "a whole number"), ("a valid string", "text"), ("a valid boolean", "true or false"))
+WORDS = (
+    ("a valid integer", "a whole number"),
+    ("a valid string", "text"),
+    ("a valid boolean", "true or false"),
+    ("a valid tuple", "a list"),
+)
 """pydantic's words for types, and those of scenario files."""
 FILES = ("model.huggingface", "model.traced", "cluster.file")
 """The keys that name files, which have keys of their own."""

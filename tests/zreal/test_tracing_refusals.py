@@ -234,6 +234,19 @@ def test_a_unit_that_is_recomputed_together_with_more_is_refused() -> None:
         trace(Checkpointed, X)
 
 
+def test_gradients_that_forward_takes_through_a_unit_are_refused_and_within_one_are_traced() -> None:
+    class Penalized(Plain):
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.layers[0](x)
+            (slope,) = torch.autograd.grad((hidden**2).sum(), hidden, create_graph=True)
+            return self.layers[1](slope)
+
+    expected = r"^layers.0: expected a unit whose gradients are taken when forward is over.*units=\[\]"
+    with pytest.raises(UntraceableError, match=expected):
+        trace(Penalized, X, units=["layers.0", "layers.1"])
+    assert trace(Penalized, X, units=[]).units
+
+
 def test_a_backward_that_leaves_the_order_of_units_is_refused() -> None:
     boundaries = Boundaries(StorageLog(), units={}, dtype=None)
     visits = [visit for place in range(2) for visit in (Visit(f"layers.{place}", begins=True, needs_gradient=True), Visit("root"))]

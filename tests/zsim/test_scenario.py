@@ -107,6 +107,7 @@ def test_the_published_schema_is_in_step():
         ("steps = 4", "steps = [1, [2]]", "x.toml: steps: expected a whole number, found [1, …]"),
         ("steps = 4", "steps = { a = true }", "x.toml: steps: expected a whole number, found { a = true }"),
         ("steps = 4", "steps = 2020-01-02", "x.toml: steps: expected a whole number, found 2020-01-02"),
+        ("steps = 4", 'steps = 4\nfrozen = "["', 'x.toml: frozen: expected a list, found "["'),
         ("momentum = 0.9", "momentum = nan", "x.toml: optimizer.momentum: expected a finite number, found nan"),
         ("momentum = 0.9", "momentum = 1e999", "x.toml: optimizer.momentum: expected a finite number, found inf"),
         ("steps = 4", "steps = 0x" + "f" * 40, "x.toml: steps: expected an integer of at most 64 bits"),
