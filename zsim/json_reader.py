@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,25 @@ from zsim.guards import MAX_INT
 MAX_NAME = 400
 MAX_SENTENCE = 400
 MAX_ITEMS = 10_000_000
+
+
+class TwiceError(ValueError):
+    """A table in JSON has a key twice, of which a reader that says nothing would take the last."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"the key {key[:60]!r} twice in a table")
+
+
+def loads(text: str | bytes) -> Any:
+    """What JSON text says; ValueError where it is none, TwiceError of a key that is given twice, RecursionError where it is too deep."""
+    return json.loads(text, object_pairs_hook=_each_once)
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        raise TwiceError(next(key for place, (key, _) in enumerate(pairs) if key in dict(pairs[:place])))
+    return table
 
 
 class UnreadableError(ZsimError):

@@ -13,6 +13,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from zsim import places
 from zsim.errors import ZsimError, visible
+from zsim.json_reader import TwiceError, loads
 from zsim.program import PARTS, PHASES
 from zsim.run import SCHEMA_VERSION, Numerics, RankRun, Run
 
@@ -68,9 +69,11 @@ def load(path: Path) -> Run:
         if path.is_fifo() or path.is_char_device():  # which may never end
             raise OSError(EINVAL, "a pipe or a device")
         with path.open("rb") as file:
-            table = json.loads(file.read(MAX_SAVED_BYTES))
+            table = loads(file.read(MAX_SAVED_BYTES))
     except OSError as error:
         raise SavedRunError(where=str(path), expected="a saved Run", found=str(error.strerror)) from None
+    except TwiceError as error:
+        raise _not_a_run(path, str(error)) from None
     except (ValueError, RecursionError):
         raise _not_a_run(path, "no JSON") from None
     if not isinstance(table, dict) or "run" not in table:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from zsim import places
 from zsim.checkpointing import NO_CHECKPOINTING, SAVEABLE, Checkpointing
-from zsim.json_reader import Reader
+from zsim.json_reader import Reader, TwiceError, loads
 from zsim.model import ROOT, Module, Parameter, ParamGroup
 from zsim.ops import MEMORY_KINDS, Alloc, Free, Kernel
 from zsim.traced import DEVICES, FAMILY, Otherwise, TracedModel, TracedModelError, check_whole, placed, stretch, whole
@@ -183,7 +183,9 @@ def parse(data: bytes, *, where: str = "traced model") -> TracedModel:
     if len(data) > MAX_FILE_BYTES:
         raise TracedModelError(where=where, expected=f"at most {MAX_FILE_BYTES:,} bytes", found="more")
     try:
-        table = json.loads(data.decode("utf-8"))
+        table = loads(data.decode("utf-8"))
+    except TwiceError as error:
+        raise TracedModelError(where=where, expected="each key of a table once", found=str(error)) from None
     except (ValueError, RecursionError):
         raise TracedModelError(where=where, expected="a traced model", found="no JSON") from None
     return check_whole(_model(Reader(table, where)))
@@ -280,6 +282,8 @@ def _parameter(reader: Reader) -> Parameter:
     fqn, shape, *rest = reader.row(3 if marked else 2)
     marks = [mark.one_of((FROZEN, NOT_IN_LOSS)) for mark in rest]
     dims = tuple(dim.size() for dim in shape.items(at_most=MAX_DIMS))
+    if 0 in dims:
+        raise shape.refuse("sizes above 0")
     parameter = Parameter(fqn=fqn.name(), shape=dims, requires_grad=FROZEN not in marks, in_loss=NOT_IN_LOSS not in marks)
     Reader(parameter.numel, f"{reader.where}: elements").size()
     return parameter

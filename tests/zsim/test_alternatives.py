@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from zsim.advice import advice, needs, none_fits, step_time
+from zsim.advice import Way, advice, changed, needs, none_fits, step_time, together
 from zsim.changes import changes, dropped, moved
 from zsim.cli import main
 from zsim.fit import Candidate, fit, ways
@@ -129,6 +129,16 @@ def test_where_no_single_change_is_enough_several_are_tried_together() -> None:
     assert "strategy zero1 + activation checkpointing of every block" in {one.change for one in joint}
 
 
+def test_of_several_ways_that_are_enough_the_fastest_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = 'preset = "llama-3-8b", num_layers = 20', "micro_batch = 2, sequence_length = 8192"
+    case = scenario('name = "ddp"', model=model, batch=batch)
+    enough = together(changed(Way(changes=(), scenario=case, answer=needs(case))))
+    fastest = min(enough, key=lambda way: step_time(way.scenario).ns)
+    assert fastest != min(enough, key=lambda way: way.answer.needed.nbytes)
+    monkeypatch.setattr("zsim.advice.MOST_SHOWN", 1)
+    assert [one.change for one in advice(case) if " + " in one.change] == [fastest.name]
+
+
 def test_where_several_changes_may_just_fit_they_are_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "tight.toml"
     path.write_text(text('name = "ddp"', **OF_FSDP1 | {"batch": "micro_batch = 1, sequence_length = 24576", "more": ""}))
@@ -139,7 +149,10 @@ def test_where_several_changes_may_just_fit_they_are_told(capsys: pytest.Capture
     assert {one["verdict"] for one in found["what_would_help"] if one["change"] not in joint} == {"OOM"}
     assert found["nothing_fits"] is None
     assert main(["fit", str(path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["recommended"]
+    told = json.loads(capsys.readouterr().out)
+    verdicts = {one["name"]: one["verdict"] for one in told["candidates"]}
+    assert {verdicts[name] for name in verdicts if " + " not in name} == {"TIGHT", "OOM"}  # more is tried where one may just fit, too
+    assert verdicts[told["recommended"]] == "FITS"
 
 
 def test_where_a_single_change_is_enough_none_are_joined() -> None:

@@ -304,7 +304,8 @@ def test_a_saved_run_is_read_back_to_the_last_field(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "{}", '{"schema_version": 1, "run": {}}', '{"schema_version": 9, "run": {}}', "[" * 9999]
+    "text",
+    ["", "{", "[]", "{}", '{"schema_version": 1, "run": {}}', '{"schema_version": 9, "run": {}}', '{"run": 1, "run": {}}', "[" * 9999],
 )
 def test_a_file_that_is_no_saved_run_is_refused_with_its_name(tmp_path, text):
     file = tmp_path / "run.json"

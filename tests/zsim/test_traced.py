@@ -391,6 +391,7 @@ def changed(change: Callable[[Any], Any]) -> bytes:
             lambda t: t["units"][1][1][0].__setitem__(1, [1] * 17),
             "file: units[1][1][0][1]: expected a list of at most 16",
         ),
+        (lambda t: t["units"][1][1][0].__setitem__(1, [0, 8]), "file: units[1][1][0][1]: expected sizes above 0"),
         (lambda t: t["units"][1][1][0].__setitem__(1, [2**40] * 2), "file: units[1][1][0]: elements: expected a whole"),
         (lambda t: t["modules"][0]["forward"]["memory"].append(["+", "y", "gold", 1]), "expected one of parameters"),
         (lambda t: t["modules"][0]["forward"]["memory"].append(["+", "y"]), "expected a list of 4"),
@@ -422,6 +423,12 @@ def test_a_file_that_lies_is_refused_with_the_place(change: Callable[[Any], Any]
     with pytest.raises((UnreadableError, TracedModelError)) as error:
         parse(changed(change), where="file")
     assert place in str(error.value)
+
+
+def test_a_key_that_is_given_twice_is_refused() -> None:
+    twice = changed(lambda t: None).decode().replace('{"schema"', '{"name":"other","schema"', 1).encode()
+    with pytest.raises(TracedModelError, match="expected each key of a table once, found the key 'name' twice"):
+        parse(twice)
 
 
 @pytest.mark.parametrize(
