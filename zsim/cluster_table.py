@@ -8,7 +8,8 @@ from pathlib import Path
 from zsim import cluster_reader
 from zsim.errors import ScenarioError, ZsimError
 from zsim.hardware import ClusterSpec, SlowRail, clusters, load_cluster
-from zsim.schema import ClusterTable, did_you_mean
+from zsim.schema import ClusterTable
+from zsim.table_checks import did_you_mean
 from zsim.units import format_rate, parse_rate
 
 

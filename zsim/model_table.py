@@ -10,7 +10,8 @@ from zsim.model import ModelSpec
 from zsim.models import FAMILIES, build, huggingface, load_preset
 from zsim.models.checks import fit_problems
 from zsim.repeats import Uses, with_uses
-from zsim.schema import BatchTable, ModelTable, did_you_mean, sizes_table, validated
+from zsim.schema import BatchTable, ModelTable, sizes_table
+from zsim.table_checks import did_you_mean, validated
 
 
 def made_model(table: ModelTable, batch: BatchTable, folder: Path | None) -> ModelSpec:

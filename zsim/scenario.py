@@ -32,11 +32,9 @@ from zsim.schema import (
     OptimizerTable,
     PrecisionTable,
     WrappingTable,
-    each_key_once,
-    parts,
-    strategy_of,
 )
 from zsim.strategies import STRATEGIES, model_problems, recomputed_problems, wrapped
+from zsim.table_checks import each_key_once, parts, strategy_of
 from zsim.traced import FAMILY, TracedModel
 from zsim.training import Batch, Dtype, Optimizer, Precision
 from zsim.units import parse_time
