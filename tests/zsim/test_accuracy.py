@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import xml.etree.ElementTree
+from errno import EACCES
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -294,6 +297,35 @@ def test_every_file_of_a_folder_is_read_or_skipped_by_name(tmp_path: Path) -> No
         assert reasons[name].startswith(words)
     named = accuracy.accuracy(tmp_path / "unnamed.log", collective="all_reduce")
     assert [row.of for row in named.rows] == ["all_reduce large"]
+
+
+def test_links_pipes_and_closed_folders_are_skipped_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, elsewhere = tmp_path / "folder", tmp_path / "elsewhere"
+    for place in (folder, elsewhere, folder / "closed"):
+        place.mkdir()
+        table(place / "a.csv", SWEEP)
+    (folder / "link.csv").symlink_to(elsewhere / "a.csv")
+    (folder / "gone.csv").symlink_to(tmp_path / "nothing.csv")
+    (folder / "linked").symlink_to(elsewhere)
+    (folder / "zero.csv").symlink_to("/dev/zero")
+    os.mkfifo(folder / "pipe.csv")
+    scandir = os.scandir
+
+    def without(path: str) -> Any:
+        if str(path).endswith("closed"):  # a user who may do everything is shut out of nothing
+            raise PermissionError(EACCES, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", without)
+    found = measurements.files(folder)
+    assert [name for _, name in found.files] == ["a.csv", "link.csv"]
+    assert {one.source: one.reason.partition(",")[0].partition(":")[0] for one in found.skipped} == {
+        "gone.csv": "a link to a file that is not here",
+        "linked": "a link to a folder",
+        "zero.csv": "no plain file",
+        "pipe.csv": "no plain file",
+        "closed": "a folder that cannot be listed",
+    }
 
 
 def test_files_beyond_the_most_that_are_read_are_skipped_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,7 +83,7 @@ class Found:
 def files(folder: Path) -> Found:
     """The tables, logs and JSON files of a folder and of the folders in it, or the one file given; MeasurementError where there are none.
 
-    Every other file is skipped by name, but those whose names begin with a dot.
+    Everything else is skipped by name, but what begins with a dot.
     """
     expected = "a folder with CSV files of measurements, or logs of nccl-tests"
     if folder.is_file():
@@ -94,7 +94,9 @@ def files(folder: Path) -> Found:
     skipped: list[Skipped] = []
     for path in _below(folder):
         name = path.relative_to(folder).as_posix()
-        if path.suffix.lower() not in SUFFIXES:
+        if reason := _no_plain_file(path):
+            skipped.append(Skipped(source=name, line=1, reason=reason))
+        elif path.suffix.lower() not in SUFFIXES:
             skipped.append(Skipped(source=name, line=1, reason=f"no file of measurements: its name does not end in {', '.join(SUFFIXES)}"))
         elif len(paths) >= MAX_FILES:
             skipped.append(Skipped(source=name, line=1, reason=f"more than {MAX_FILES:,} files in the folder"))
@@ -106,10 +108,22 @@ def files(folder: Path) -> Found:
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """Plain files below a folder in order, not those that begin with a dot nor what links lead to."""
-    for place, folders, names in os.walk(folder):
+    """Files below a folder in order, and folders that links lead to or that cannot be listed; nothing that begins with a dot."""
+    closed: list[OSError] = []
+    for place, folders, names in os.walk(folder, onerror=closed.append):
         folders[:] = sorted(name for name in folders if not name.startswith((".", "__")))
-        yield from (Path(place) / name for name in sorted(names) if not name.startswith(".") and (Path(place) / name).is_file())
+        yield from (Path(place) / name for name in folders if (Path(place) / name).is_symlink())
+        yield from (Path(place) / name for name in sorted(names) if not name.startswith("."))
+    yield from (Path(error.filename) for error in closed)
+
+
+def _no_plain_file(path: Path) -> str:
+    """Why what is called `path` is not opened, as it may lead elsewhere, to nothing, or to something without an end; "" where it is."""
+    if path.is_dir():
+        return "a link to a folder, not followed: give that one by itself" if path.is_symlink() else "a folder that cannot be listed"
+    if not path.exists():
+        return "a link to a file that is not here"
+    return "" if path.is_file() else "no plain file, but a pipe or a device"
 
 
 def rows(path: Path, *, name: str = "", collective: str = "") -> list[Row | Skipped]:
