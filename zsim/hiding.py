@@ -108,7 +108,7 @@ class Hiding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Tried:
+class Tried:
     """A candidate that was simulated."""
 
     change: Change
@@ -117,7 +117,7 @@ class _Tried:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Aim:
+class Aim:
     """What a change is to do to the scenario as it is: to hide its communication, that at its `ends` too if asked, or only there."""
 
     now: Change
@@ -151,7 +151,7 @@ def hiding(scenario: Scenario) -> Hiding:
     useless: list[str] = []
     elsewhere: list[str] = []
     for kind in ENDS if now.hides else KINDS:
-        aim = _Aim(now=now, ends=now.hides or kind in (UNITS, APART))  # units move what is exposed to the ends
+        aim = Aim(now=now, ends=now.hides or kind in (UNITS, APART))  # units move what is exposed to the ends
         tried = _batches(scenario, aim) if kind == BATCH else _smallest(KINDS[kind](scenario), aim)
         if any(aim.gains(one.change) and aim.helps(one.change) for one in tried):
             proposed += [_with_memory(one).change for one in tried]
@@ -160,7 +160,7 @@ def hiding(scenario: Scenario) -> Hiding:
     return Hiding(now=now, changes=tuple(proposed), useless=tuple(useless), elsewhere=tuple(elsewhere))
 
 
-def _batches(scenario: Scenario, aim: _Aim) -> list[_Tried]:
+def _batches(scenario: Scenario, aim: Aim) -> list[Tried]:
     """The breakeven micro-batch, and where it is too large, or there is none, the largest multiple that fits and gains something."""
     tried = [_with_memory(one) for one in _breakeven(scenario, aim)]
     if not tried or (tried[0].change.hides and tried[0].change.memory != "OOM"):
@@ -175,17 +175,17 @@ def _batches(scenario: Scenario, aim: _Aim) -> list[_Tried]:
     return tried
 
 
-def _simulated(words: str, scenario: Scenario) -> _Tried:
+def _simulated(words: str, scenario: Scenario) -> Tried:
     program = plan(scenario, device=scenario.cluster.kind)
     timeline = simulate_step(program, costs=Costs(cluster=scenario.cluster, execution=scenario.executed))
     batch = scenario.batch
     tokens = batch.micro_batch * batch.sequence_length * batch.accumulation * batch.forwards
     why, step_ns = explain(program, timeline), max(1, timeline.step_time_ns)
     change = Change(words=words, ns_per_token=step_ns / tokens, exposed=why.exposed_ns / step_ns, at_ends=why.at_ends_ns / step_ns)
-    return _Tried(change=change, scenario=scenario, program=program)
+    return Tried(change=change, scenario=scenario, program=program)
 
 
-def _tried(words: str, scenario: Scenario) -> _Tried | None:
+def _tried(words: str, scenario: Scenario) -> Tried | None:
     """The candidate simulated; None where a scenario file that asked for it would be refused."""
     if refusals(scenario):
         return None
@@ -195,7 +195,7 @@ def _tried(words: str, scenario: Scenario) -> _Tried | None:
         return None
 
 
-def _with_memory(tried: _Tried) -> _Tried:
+def _with_memory(tried: Tried) -> Tried:
     """With what is known of its memory, which is looked at once."""
     if tried.change.memory:
         return tried
@@ -212,12 +212,12 @@ def _with_memory(tried: _Tried) -> _Tried:
     return replace(tried, change=change)
 
 
-def _smallest(candidates: Iterable[tuple[str, Scenario]], aim: _Aim) -> list[_Tried]:
+def _smallest(candidates: Iterable[tuple[str, Scenario]], aim: Aim) -> list[Tried]:
     """The first that hides and gains, else the first that gains as much as any: more that gains nothing is not asked for.
 
     Before it the first that hides, if that one gains nothing. Where none does what is asked, what comes nearest; none if none can be tried.
     """
-    seen: list[_Tried] = []
+    seen: list[Tried] = []
     for words, scenario in candidates:
         tried = _tried(words, scenario)
         if tried is not None:
@@ -227,19 +227,19 @@ def _smallest(candidates: Iterable[tuple[str, Scenario]], aim: _Aim) -> list[_Tr
     gaining = [tried for tried in seen if aim.gains(tried.change)]
     useful = [tried for tried in gaining if aim.helps(tried.change)]
     if not useful:
-        return _as_good_as_any(gaining or seen)
+        return as_good_as_any(gaining or seen)
     hiding_only = next((tried for tried in seen if aim.only_hides(tried.change)), None)
-    chosen = useful[-1:] if aim.is_met(useful[-1].change) else _as_good_as_any(useful)
+    chosen = useful[-1:] if aim.is_met(useful[-1].change) else as_good_as_any(useful)
     return [hiding_only, *chosen] if hiding_only else chosen
 
 
-def _as_good_as_any(seen: list[_Tried]) -> list[_Tried]:
+def as_good_as_any(seen: list[Tried]) -> list[Tried]:
     """The first that takes no longer than any worth speaking of, alone."""
     best = min((tried.change.ns_per_token for tried in seen), default=0.0)
     return [tried for tried in seen if tried.change.ns_per_token <= best * (1 + NOTHING)][:1]
 
 
-def _breakeven(scenario: Scenario, aim: _Aim) -> list[_Tried]:
+def _breakeven(scenario: Scenario, aim: Aim) -> list[Tried]:
     """The smallest micro-batch that hides, or the best of its multiples; where that one gains nothing, after it a multiple that does."""
     if scenario.model.family == wrapping.TRACED:
         return []

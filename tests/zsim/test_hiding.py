@@ -12,7 +12,7 @@ from zsim import scenario, time_report
 from zsim.candidates import FACTORS
 from zsim.costs import Costs
 from zsim.hardware import ClusterSpec, Link, MeasuredCurve, SlowRail, load_cluster
-from zsim.hiding import Change, Hiding, hiding
+from zsim.hiding import Aim, Change, Hiding, Tried, as_good_as_any, hiding
 from zsim.plan import plan
 from zsim.scenario import Scenario
 from zsim.slowdown import simulate_step
@@ -374,3 +374,32 @@ def test_what_leaves_the_ends_as_they_are_is_no_proposal_to_make_them_shorter() 
     assert all(change.at_ends <= found.now.at_ends - 0.001 for change in found.changes)
     lines = said(asked, found)
     assert lines[-1] == "    other units make the step shorter, but not its ends"
+
+
+# -- which of the candidates is proposed
+
+NOW = Change(words="as it is", ns_per_token=100.0, exposed=0.2, at_ends=0.05)
+HIDDEN = Change(words="hides", ns_per_token=100.0, exposed=0.05, at_ends=0.05)
+
+
+def test_what_hides_and_makes_the_step_longer_is_no_proposal() -> None:
+    aim = Aim(now=NOW, ends=False)
+    assert aim.only_hides(HIDDEN)
+    assert not aim.only_hides(replace(HIDDEN, ns_per_token=100.1))
+    assert not aim.only_hides(replace(HIDDEN, exposed=0.07))  # more than the ends
+    assert not aim.only_hides(replace(HIDDEN, ns_per_token=99.0))  # which gains, and is one of those
+    assert not Aim(now=NOW, ends=True).only_hides(HIDDEN)
+    assert Aim(now=NOW, ends=True).only_hides(replace(HIDDEN, exposed=0.0, at_ends=0.0))
+
+
+def test_where_the_ends_alone_are_left_they_have_to_be_shorter_by_a_digit_that_is_shown() -> None:
+    aim = Aim(now=HIDDEN, ends=True)
+    assert [aim.helps(replace(HIDDEN, at_ends=share)) for share in (0.06, 0.05, 0.0495, 0.0485)] == [False, False, False, True]
+    assert Aim(now=NOW, ends=True).helps(replace(NOW, at_ends=0.06))
+
+
+def test_of_those_that_are_as_good_as_any_the_first_is_taken() -> None:
+    asked = small(2)
+    seen = [Tried(change=replace(NOW, ns_per_token=ns), scenario=asked, program=plan(asked, device="cuda")) for ns in (95, 90.4, 90, 90.1)]
+    assert as_good_as_any(seen) == seen[1:2]
+    assert as_good_as_any([]) == []

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.collectives.nccl_search import Rails, between_nodes, system
-from zsim.collectives.nccl_tuning import GENERATIONS, Graph, System, bus_factor, choices, choose
+from zsim.collectives.nccl_tuning import GENERATIONS, Algorithm, Graph, System, bus_factor, choices, choose, latency_us
 
 MIB, GIB = 2**20, 2**30
 HDR, NDR = Rails(count=8, line_gb_s=25), Rails(count=8, line_gb_s=50)
@@ -70,6 +70,21 @@ def test_latency_and_bandwidth_of_each_algorithm_are_those_of_the_tuner_within_o
     found = {(each.algorithm, each.protocol): each for each in choices(op, GIB, SYSTEMS[name])}[algorithm, protocol]
     assert found.latency_us == pytest.approx(latency, rel=0.01)
     assert found.gigabytes_per_s == pytest.approx(rate, rel=0.01)
+
+
+@pytest.mark.parametrize(("op", "algorithm"), [("all_reduce", "tree"), ("all_reduce", "nvls_tree"), ("all_gather", "pat")])
+def test_trees_are_as_deep_as_the_whole_logarithm_of_their_nodes(op: str, algorithm: Algorithm) -> None:
+    """Published rows are of 2, 4, 8 … nodes, of which the logarithm is whole anyway; of 6 and 7 nodes it is that of 4."""
+    per_node = 1 if algorithm == "pat" else 8
+
+    def latency(nodes: int) -> float:
+        found = latency_us(op, algorithm, "Simple", system("hopper", num_ranks=per_node * nodes, num_nodes=nodes, rails=NDR))
+        return found - (2.8 * nodes if algorithm == "pat" else 0.0)
+
+    assert latency(3) == pytest.approx(latency(2))
+    assert latency(4) == pytest.approx(latency(6)) == pytest.approx(latency(7))
+    assert latency(4) - latency(2) == pytest.approx(latency(8) - latency(4))
+    assert latency(4) > latency(2)
 
 
 MODEL_BUS = [
