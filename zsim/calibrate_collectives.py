@@ -5,6 +5,11 @@ systems of one generation differ by, so few rows move it little. Errors count by
 Each system of each file is left out in turn, and predicted by what the others and the published curve say; for rows that the published
 curve was itself fitted on that is less than unseen (`zsim.measurements.nccl_left_out` has those). It needs scipy.
 
+A curve's band is what systems that were left out are missed by. Where one system alone was measured that would be how far the published
+curve is from it, and the more a machine needs its calibration the less that would be trusted: there sizes are left out instead, every
+fourth at a time. Over a network those say nothing of other numbers of nodes, so that the band is no narrower there than that of the
+published curve, or than what this one misses the system by if that is less.
+
 What NCCL chooses by itself in a node with a switch is fitted on the switch's curve and goes by it alone from then on. The simulator
 otherwise takes the faster of switch and ring, so the published ring, which no row of the machine speaks of, would hold a slower machine's
 times to its own; rows of a ring that was forced have their own curve, and say nothing of NCCL's choice.
@@ -15,11 +20,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
-from typing import Any
+from typing import Any, Literal
 
 from zsim.calibrate import solver
 from zsim.collectives.nccl import algorithms
-from zsim.collectives.nccl_curves import CURVES, Curves
+from zsim.collectives.nccl_curves import CURVES, LARGE, MIDDLE, Band, Curves
 from zsim.collectives.nccl_measured import as_it_is, with_curve
 from zsim.hardware import ClusterSpec, MeasuredCurve, Nccl
 from zsim.measurements import NcclRow, Skipped
@@ -34,11 +39,16 @@ WIDTHS = {"floor": 0.3, "share": 0.04, "added": 0.5, "half": 0.7}
 three sources of A100 up to 40 % apart, half sizes from 16 to 32 MiB on one machine."""
 STEP = 0.01
 """Of a constant, for the slope of a prediction."""
-NARROWEST = 0.05
-"""Of a curve's band: what a system is from one day to the next."""
+NARROWEST = Band(large=0.05, middle=0.05, small=0.1)
+"""Of a curve's bands: what a system is from one day to the next, and what small messages are from one run to the next."""
+WIDEST = 0.9
+"""Beyond which a band's lower end says nothing."""
+FOLDS = 4
+"""Of the sizes of a system that is alone: every fourth is left out."""
 ALONE = ", by which alone NCCL's own choice in a node goes, without the published ring"
 """Of the curve of a switch, where its file says what it was fitted to."""
 Key = tuple[str, str]
+Size = Literal["large", "middle", "small"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,17 +113,19 @@ def fit(rows: Sequence[NcclRow], node: Nccl, *, source: str) -> FittedCurves:
     for key in sorted(set(keys)):
         places = [place for place, own in enumerate(keys) if own == key]
         curve = _fitted([rows[place] for place in places], key, node)
-        for group in sorted({groups[place] for place in places}):
+        systems = sorted({groups[place] for place in places})
+        for group in systems:
             apart = [rows[place] for place in places if groups[place] != group]
             others = _fitted(apart, key, node)
             for place in places:
                 if groups[place] == group:
                     before[place] = "" if apart else others.source
                     left_out[place] = exp(_error(rows[place], with_curve(CURVES, others, node) if apart else CURVES)) - 1
-        far = sorted(abs(left_out[place]) for place in places)
-        band = min(0.9, max(NARROWEST, far[min(len(far) - 1, int(0.95 * len(far)))]))
+        band = _band([rows[place] for place in places], [left_out[place] for place in places], key, node, alone=len(systems) == 1)
         words = f"{len(places)} rows of {source}{ALONE if key[0] == 'nvls' else ''}; before: {curve.source}"
-        found.append(replace(curve, band=band, provenance="calibrated", source=words))
+        found.append(
+            replace(curve, band=band.large, band_middle=band.middle, band_small=band.small, provenance="calibrated", source=words)
+        )
         curves = with_curve(curves, found[-1], node)
     for place, row in enumerate(rows):
         errors[place] = exp(_error(row, curves)) - 1
@@ -127,6 +139,56 @@ def fit(rows: Sequence[NcclRow], node: Nccl, *, source: str) -> FittedCurves:
         left_out=tuple(left_out),
         before=tuple(before),
     )
+
+
+def _band(rows: Sequence[NcclRow], missed: Sequence[float], key: Key, node: Nccl, *, alone: bool) -> Band:
+    """How far a curve may be off for large, middle and small messages: as the published one where no row is of the size.
+
+    `missed` are the errors of rows whose system is left out; where it is `alone`, as the published curve predicts it.
+    """
+    sizes = sorted({row.size_bytes for row in rows})
+    unseen = _sizes_left_out(rows, sizes, key, node) if alone and len(sizes) >= FOLDS else missed
+    published = _published_band(key, node)
+
+    def width(size: Size) -> float:
+        places = [place for place, row in enumerate(rows) if _size(row.size_bytes) == size]
+        most: float = getattr(published, size)
+        if not places:
+            return most
+        least: list[float] = [getattr(NARROWEST, size), _most([unseen[place] for place in places])]
+        if alone and key[0] == "network":
+            least.append(min(most, _most([missed[place] for place in places])))
+        return min(WIDEST, max(least))
+
+    return Band(large=width("large"), middle=width("middle"), small=width("small"))
+
+
+def _published_band(key: Key, node: Nccl) -> Band:
+    curve = as_it_is(CURVES, *key, node)
+    assert curve is not None  # some row was predicted on it
+    return Band(large=curve.band, middle=curve.band_middle, small=curve.band_small)
+
+
+def _sizes_left_out(rows: Sequence[NcclRow], sizes: Sequence[int], key: Key, node: Nccl) -> list[float]:
+    """The errors of the rows of one system, each predicted by those of other sizes."""
+    found = [0.0] * len(rows)
+    for fold in range(FOLDS):
+        out = set(sizes[fold::FOLDS])
+        curves = with_curve(CURVES, _fitted([row for row in rows if row.size_bytes not in out], key, node), node)
+        for place, row in enumerate(rows):
+            if row.size_bytes in out:
+                found[place] = exp(_error(row, curves)) - 1
+    return found
+
+
+def _size(nbytes: int) -> Size:
+    return "large" if nbytes >= LARGE else "middle" if nbytes >= MIDDLE else "small"
+
+
+def _most(errors: Sequence[float]) -> float:
+    """The 95th percentile of what `errors` are off."""
+    far = sorted(map(abs, errors))
+    return far[min(len(far) - 1, int(0.95 * len(far)))]
 
 
 def _key(row: NcclRow) -> Key:

@@ -118,6 +118,8 @@ def _curves_as_json(curves: FittedCurves | None) -> dict[str, Any]:
                 "share": one.share,
                 "added": [list(term) for term in one.added],
                 "band": one.band,
+                "band_middle": one.band_middle,
+                "band_small": one.band_small,
             }
             for one in curves.curves
         ],

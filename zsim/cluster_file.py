@@ -159,7 +159,9 @@ def _curves(fitted: FittedCurves) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for curve in fitted.curves:
         unit = "" if curve.scope == "network" else " us"
-        values = {"floor": f"{curve.floor:.4g}{unit}", "share": f"{100 * curve.share:.4g} %", "band": f"{100 * curve.band:.3g} %"}
+        bands = {"band": curve.band, "band_middle": curve.band_middle, "band_small": curve.band_small}
+        values = {"floor": f"{curve.floor:.4g}{unit}", "share": f"{100 * curve.share:.4g} %"}
+        values |= {name: f"{100 * band:.3g} %" for name, band in bands.items()}
         for place, (added, half) in enumerate(curve.added, start=1):
             suffix = "" if place == 1 else f"_{place}"
             values |= {f"added{suffix}": f"{added:.4g}{unit}", f"half{suffix}": f"{half} B"}

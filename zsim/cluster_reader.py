@@ -210,7 +210,8 @@ def _curves(check: _Checked, value: object) -> list[MeasuredCurve]:
 
 def _curve(check: _Checked, key: str, value: object, scope: Any, op: str) -> MeasuredCurve:
     terms = [suffix for suffix in ("", "_2", "_3", "_4")[:MOST_TERMS] if isinstance(value, dict) and f"added{suffix}" in value]
-    names = ("floor", "share", "band", *(f"{part}{suffix}" for suffix in terms for part in ("added", "half")))
+    by_size = [name for name in ("band_middle", "band_small") if isinstance(value, dict) and name in value]
+    names = ("floor", "share", "band", *by_size, *(f"{part}{suffix}" for suffix in terms for part in ("added", "half")))
     table = check.table(key, value, names)
     texts = {name: check.entry(f"{key}.{name}", table[name]) for name in names}
 
@@ -223,13 +224,16 @@ def _curve(check: _Checked, key: str, value: object, scope: Any, op: str) -> Mea
             raise check.wrong(f"{key}.{name}", f"{least:g} to {most:g}", texts[name])
         return found
 
+    bands = {name: number(name, 0.01, 0.9) for name in ("band", *by_size)}
     return MeasuredCurve(
         scope=scope,
         collective=op,
         floor=number("floor", 0, 1e6),
         share=number("share", 0.01, 2),
         added=tuple((number(f"added{suffix}", 0, 1e6), int(number(f"half{suffix}", 1, 2**44))) for suffix in terms),
-        band=number("band", 0.01, 0.9),
+        band=bands["band"],
+        band_middle=bands.get("band_middle", bands["band"]),
+        band_small=bands.get("band_small", bands["band"]),
         provenance=table["floor"]["provenance"],
         source=table["floor"]["source"],
     )
@@ -239,6 +243,6 @@ def _curve_number(name: str, text: str, scope: str) -> float:
     """Bytes, shares, and times: in µs inside a node, in multiples of the tuner's latency on a network."""
     if name.startswith("half"):
         return parse_bytes(text)
-    if name in ("share", "band"):
+    if name == "share" or name.startswith("band"):
         return parse_fraction(text)
     return float(text) if scope == "network" else parse_time(text) / 1000

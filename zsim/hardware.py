@@ -74,7 +74,7 @@ class MeasuredCurve:
 
     `scope`: rings inside a node, its switch's all-reduce, or the network. t = floor + wire/share + Σ added·B/(B + half), with floor and
     added in microseconds inside a node, and in multiples of the tuner's latencies on a network; half in bytes. `band`: the half-width
-    as a share in which nine of ten measurements are expected.
+    as a share in which nine of ten measurements are expected, of messages from 64 MiB on; `band_middle` from 1 MiB on, `band_small` below.
     """
 
     scope: Literal["ring", "nvls", "network"]
@@ -83,6 +83,8 @@ class MeasuredCurve:
     share: float
     added: tuple[tuple[float, int], ...]
     band: float
+    band_middle: float
+    band_small: float
     provenance: Provenance
     source: str
 

@@ -338,6 +338,53 @@ def test_all_reduces_that_are_slower_than_the_published_ring_are_fitted_as_they_
         assert predict(question(row), curves=curves_of(cluster)).microseconds == pytest.approx(row.microseconds, rel=0.02)
 
 
+def bands_of(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[float, ...]:
+    """Of the one curve that is calibrated on the file: for large, middle and small messages."""
+    assert cli.main(["calibrate", "--from", str(path), "--cluster", "dgx-h100", "--json"]) == 0
+    (curve,) = json.loads(capsys.readouterr().out)["collectives"]["curves"]
+    return tuple(curve[name] for name in ("band", "band_middle", "band_small"))
+
+
+@pytest.mark.parametrize("times", [1.0, 1.3, 2.0])
+def test_a_machine_that_differs_from_its_preset_is_trusted_as_much_once_it_was_measured(
+    times: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its band is what its own sizes miss one another by, and not what the preset misses it by, which is up to half."""
+    path = all_reduces(tmp_path / "a.csv", {size: times * us for size, us in on_a_curve(28, 470, 50).items()})
+    assert bands_of(path, capsys) == (0.05, 0.05, 0.1)
+
+
+def test_a_curve_that_its_own_rows_scatter_about_has_a_band_that_says_so_where_they_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = on_a_curve(28, 470, 50)
+    for place, size in enumerate(size for size in times if size < 2**20):
+        times[size] *= 1.5 if place in (2, 6) else 1.0
+    large, middle, small = bands_of(all_reduces(tmp_path / "a.csv", times), capsys)
+    assert (large, middle) == (0.05, 0.05)
+    assert 0.3 <= small < 0.4  # 1 - 1/1.5
+
+
+def test_sizes_of_which_there_is_no_row_keep_the_band_that_they_had(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    times = {size: us for size, us in on_a_curve(28, 470, 50).items() if size >= 2**26}
+    published = CURVES.nvls["hopper"].band
+    assert bands_of(all_reduces(tmp_path / "a.csv", times), capsys) == (0.05, published.middle, published.small)
+
+
+@pytest.mark.parametrize("times", [1.0, 1.2, 1.6])
+def test_one_number_of_nodes_does_not_vouch_for_others(times: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The band is no narrower than that of the published curve, or than what this one misses the one number by."""
+    fabric = "InfiniBand 3200 Gbps/node"
+    asked = measurements.NcclRow(collective="all_gather", gpu="H100", n_ranks=32, n_nodes=4, size_bytes=0, inter_node=fabric)
+    sizes = [1 << power for power in range(18, 32)]
+    took = {size: times * predict(question(replace(asked, size_bytes=size)), curves=CURVES).microseconds for size in sizes}
+    common = {"collective": "all_gather", "gpu": "H100", "n_ranks": "32", "n_nodes": "4", "inter_node": fabric}
+    path = table(tmp_path / "a.csv", *(common | {"size_bytes": str(size), "time_us": repr(us)} for size, us in took.items()))
+    published = CURVES.crossing("ib", "all_gather", "hopper")[1]
+    widths = zip((0.05, 0.05, 0.1), (published.large, published.middle, published.small), strict=True)
+    assert bands_of(path, capsys) == pytest.approx([max(least, min(1 - 1 / times, most)) for least, most in widths], rel=0.02)
+
+
 def test_a_preset_predicts_what_is_left_out_as_it_does_by_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With the ring that it chooses where that is faster, as of few ranks and small messages."""
     path = all_reduces(tmp_path / "a.csv", {1 << power: 40.0 for power in range(12, 20)}, n_ranks="6")

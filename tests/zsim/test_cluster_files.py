@@ -49,6 +49,8 @@ def ring(op: str, scope: str = "ring") -> MeasuredCurve:
         share=0.5,
         added=((100, 2**23),),
         band=0.06,
+        band_middle=0.12,
+        band_small=0.2,
         provenance="calibrated",
         source="mine",
     )
@@ -93,11 +95,20 @@ def test_measured_curves_are_what_collectives_take() -> None:
     mine, preset = cluster_reader.parse(written().encode(), where="mine.toml", nodes=2), load_cluster("dgx-b200", nodes=2)
     found = estimated("all_gather", 2**23, cluster=mine, ranks=tuple(range(8)))
     assert found.microseconds == pytest.approx(50 + 7 / 8 * 2**23 / 360e3 + 50, rel=1e-3)
-    assert (found.high / found.microseconds, found.provenance) == (pytest.approx(1.06), "calibrated")
+    assert found.provenance == "calibrated"
+    for nbytes, band in ((2**27, 0.06), (2**23, 0.12), (2**19, 0.2)):
+        found = estimated("all_gather", nbytes, cluster=mine, ranks=tuple(range(8)))
+        assert found.high / found.microseconds == pytest.approx(1 + band)
     elsewhere = [estimated("all_gather", 2**23, cluster=one, ranks=tuple(range(16))) for one in (mine, preset)]
     assert elsewhere[0] != elsewhere[1]
     same = [estimated("reduce_scatter", 2**20, cluster=one, ranks=tuple(range(8))) for one in (mine, preset)]
     assert same[0] == same[1]
+
+
+def test_a_curve_with_one_band_has_it_for_messages_of_all_sizes() -> None:
+    kept = [line for line in written().splitlines() if not line.startswith(("band_middle", "band_small"))]
+    (one, *_) = cluster_reader.parse("\n".join(kept).encode(), where="mine.toml").curves
+    assert (one.band, one.band_middle, one.band_small) == (0.06, 0.06, 0.06)
 
 
 @pytest.mark.parametrize("preset", ["dgx-h100", "p4d", "cpu-gloo"])

@@ -208,7 +208,16 @@ def test_a_proposal_that_does_not_fit_the_device_says_so_and_the_largest_that_fi
 def test_faster_links_are_links_of_more_bandwidth_whose_latency_stays() -> None:
     """One gather of 720 MB on 8 H100, on a curve of 20 us + wire/0.5: 1,750 us of wire, of which a link twice as fast saves half."""
     curve = MeasuredCurve(
-        scope="ring", collective="all_gather", floor=20.0, share=0.5, added=(), band=0.1, provenance="measured", source="by hand"
+        scope="ring",
+        collective="all_gather",
+        floor=20.0,
+        share=0.5,
+        added=(),
+        band=0.1,
+        band_middle=0.1,
+        band_small=0.1,
+        provenance="measured",
+        source="by hand",
     )
     cluster = replace(load_cluster("dgx-h100"), curves=(curve,))
     times = [Costs(cluster=each).collective_ns("all_gather", 720_000_000, tuple(range(8))) for each in (cluster, faster(cluster, 2))]

@@ -26,7 +26,7 @@ def _curves(measured: tuple[MeasuredCurve, ...], node: Nccl) -> Curves:
 
 def with_curve(curves: Curves, one: MeasuredCurve, node: Nccl) -> Curves:
     """`curves` with `one` for the generation and the network of `node`; with one of its switch NCCL's own choice goes by that alone."""
-    band = Band(large=one.band, middle=one.band, small=one.band)
+    band = Band(large=one.band, middle=one.band_middle, small=one.band_small)
     provenance = PROVENANCES.get(one.provenance, "assumed")
     if one.scope == "network":
         reduces = one.collective == "all_reduce"
@@ -64,6 +64,8 @@ def as_it_is(curves: Curves, scope: str, collective: str, node: Nccl) -> Measure
             share=crossing.share,
             added=crossing.added,
             band=band.large,
+            band_middle=band.middle,
+            band_small=band.small,
             provenance=provenance,
             source=crossing.source,
         )
@@ -77,6 +79,8 @@ def as_it_is(curves: Curves, scope: str, collective: str, node: Nccl) -> Measure
         share=curve.share,
         added=tuple((each.microseconds, each.half) for each in curve.added),
         band=curve.band.large,
+        band_middle=curve.band.middle,
+        band_small=curve.band.small,
         provenance=curve.provenance,
         source=curve.source,
     )
