@@ -365,6 +365,17 @@ def test_a_curve_that_its_own_rows_scatter_about_has_a_band_that_says_so_where_t
     assert 0.3 <= small < 0.4  # 1 - 1/1.5
 
 
+def test_a_size_that_no_other_vouches_for_is_not_trusted_although_the_fit_meets_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of four sizes 16 MiB alone shows what middle ones have added, which is six times the preset's."""
+    times = {size: us for size, us in on_a_curve(28, 470, 300).items() if size in (2**12, 2**18, 2**24, 2**33)}
+    path = all_reduces(tmp_path / "a.csv", times)
+    assert cli.main(["calibrate", "--from", str(path), "--cluster", "dgx-h100", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["collectives"]["fitted"]["max"] < 0.1
+    assert bands_of(path, capsys)[1] > 0.3
+
+
 def test_sizes_of_which_there_is_no_row_keep_the_band_that_they_had(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     times = {size: us for size, us in on_a_curve(28, 470, 50).items() if size >= 2**26}
     published = CURVES.nvls["hopper"].band
