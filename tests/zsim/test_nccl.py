@@ -152,6 +152,14 @@ def test_every_preset_has_a_time_for_every_collective_inside_and_between_nodes(n
     assert 0 < inside <= across
 
 
+def test_what_a_large_domain_adds_to_middle_sizes_grows_in_proportion_from_a_fifth_of_that_of_72() -> None:
+    """280 µs of 560 are there at 32 MiB on 72 GPUs: on 40, which are half-way from 8, three fifths of them."""
+    whole, half = (
+        estimate("all_reduce", 32 * MIB, replace(node("blackwell", n), bus_gb_s=720, algorithm="nvls")).microseconds for n in (72, 40)
+    )
+    assert whole - half == pytest.approx(0.4 * 280)
+
+
 def test_a_group_s_communicator_is_as_wide_as_its_narrowest_shared_place() -> None:
     cluster = load_cluster("p4d", nodes=4)
     rails = communicator(cluster, cluster.path(tuple(range(32))))
