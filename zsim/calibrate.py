@@ -185,7 +185,7 @@ def fit(
     at, silent, heard = [0.0] * len(places), set(range(len(places))), set[str]()
     for turn in range(rounds):
         errors, slopes = _linear(cases, places, at, say=lambda text, turn=turn: say(f"round {turn + 1} of {rounds}: {text}"))  # type: ignore[misc]
-        silent &= _quiet(slopes, places)  # a share that has come to 100 % is quiet too, but was heard before
+        silent &= quiet(slopes, places)  # a share that has come to 100 % is quiet too, but was heard before
         slopes = [[0.0 if place in silent else slope for place, slope in enumerate(row)] for row in slopes]
         heard |= set(_heard(cases, slopes, places))
         at = _reached(cases, places, at, _best(errors, slopes, places, start=at), before=_cost(errors, at, places))
@@ -203,7 +203,7 @@ def fit(
     return Fitted(factors=factors, errors=shares[0], left_out=shares[1], cases=tuple(cases), heard=frozenset(heard))
 
 
-def _quiet(slopes: Sequence[Sequence[float]], places: Sequence[tuple[str, Knob]]) -> set[int]:
+def quiet(slopes: Sequence[Sequence[float]], places: Sequence[tuple[str, Knob]]) -> set[int]:
     """The places of constants that move no row's time by anything that a measurement could show."""
     return {
         place

@@ -126,6 +126,13 @@ def test_constants_of_which_no_row_speaks_stay_what_they_were(tmp_path: Path, ca
     assert f"attention was run by {ran}: other kernels stay as before" in said
 
 
+def test_a_constant_that_moves_a_row_by_a_tenth_of_the_noise_is_spoken_of() -> None:
+    knob = calibrate.KNOBS[0]
+    least = calibrate.NOISE / 10 / knob.width
+    assert calibrate.quiet([[0.5 * least], [-1.01 * least]], [("", knob)]) == set()
+    assert calibrate.quiet([[0.5 * least], [-0.99 * least]], [("", knob)]) == {0}
+
+
 def test_a_share_that_the_fit_takes_to_all_there_is_has_been_heard(tmp_path: Path) -> None:
     """Element-wise kernels cannot reach more than the whole bandwidth: there they move nothing upwards, and rows spoke of them."""
     found = [replace(case, step=replace(case.step, seconds=case.step.seconds / 3)) for case in cases(tmp_path)]
