@@ -357,11 +357,17 @@ def test_a_log_that_was_cut_is_refused_with_the_number_of_its_rows(lines_kept: i
     assert found.reasons == {"log cut: no closing summary": min(2, lines_kept - 10)}
 
 
+def test_a_log_whose_rows_have_another_operation_than_what_it_says_it_ran_is_refused_by_name() -> None:
+    """Each reduces or does not, whatever a line of its header has been made to say."""
+    assert len(read_text(LOG, source="a").rows) == 2
+    assert read_text(LOG.replace(" sum ", " none "), source="a").reasons == {"its operation is none, which contradicts all_reduce": 2}
+
+
 def test_several_runs_in_one_log_are_read_one_by_one() -> None:
     """A run that was cut and started anew into the same file, and one collective after another: ranks are those of each run."""
     cut = "\n".join(LOG.splitlines()[:11]) + "\n"
     gathers = LOG.replace("all_reduce_perf", "all_gather_perf").replace(" 268435456 ", " 134217728 ").replace(" 536870912 ", " 268435456 ")
-    for full, half in (("357.91  357.91", "357.91  178.96"), ("358.51  358.51", "358.51  179.25")):
+    for full, half in (("357.91  357.91", "357.91  178.96"), ("358.51  358.51", "358.51  179.25"), (" sum ", " none ")):
         gathers = gathers.replace(full, half)
     found = read_text(cut + LOG + gathers, source="both.log")
     assert [(row.collective, row.n_ranks, row.line) for row in found.rows] == [

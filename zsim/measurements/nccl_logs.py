@@ -99,7 +99,8 @@ def _read_run(lines: list[str], first: int, source: str, collective: str, gpu: s
             if problem := why_no_row(cells, columns=len(columns.names)) or why_not_its_count(name, cells, ranks=about.ranks):
                 raise RefusedError(problem)
             timed = columns.timed(cells, name)
-            if problem := columns.why_wrong(cells) or ("" if about.collectives else columns.why_not_of(name, cells)):
+            contradiction = (columns.why_not_called if about.collectives else columns.why_not_of)(name, cells)
+            if problem := columns.why_wrong(cells) or contradiction:
                 raise RefusedError(problem)
             return checked(
                 NcclRow(

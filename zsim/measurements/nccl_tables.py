@@ -57,23 +57,27 @@ class Table:
         found = [why for place in self._places("#wrong") if place < len(cells) and (why := _why_wrong(cells[place]))]
         return WRONG if WRONG in found else "".join(found[:1])
 
+    def why_not_called(self, collective: str, cells: Sequence[str]) -> str:
+        """Why a row is not of the `collective` that its log says it ran, "" where it may be: what reduces has an operation."""
+        if "redop" in self.names and "root" in self.names:
+            operation = cells[self.names.index("redop")]
+            if REDUCES[collective] == (operation == "none"):
+                return f"its operation is {operation[:20]}, which contradicts {collective}"
+        return ""
+
     def why_not_of(self, collective: str, cells: Sequence[str]) -> str:
         """Why a row cannot be of `collective` whatever it is called, "" where it can.
 
         Since 2.11 an all-gather's rows are those of an all-to-all and of a sendrecv but for one thing: those two do not run in place, so
         their results are counted out of place alone.
         """
-        if "redop" in self.names and "root" in self.names:
-            operation = cells[self.names.index("redop")]
-            if REDUCES[collective] == (operation == "none"):
-                return f"its operation is {operation[:20]}, which contradicts {collective}"
-        elif REDUCES[collective] != ("redop" in self.names) or (collective == "broadcast") != ("root" in self.names):
-            has = [name for name in ("redop", "root") if name in self.names]
-            return f"its table has {' and '.join(has) or 'no redop and no root'}, which contradicts {collective}"
+        columns = [name for name in ("redop", "root") if name in self.names]
+        if len(columns) < 2 and (REDUCES[collective] != ("redop" in columns) or (collective == "broadcast") != ("root" in columns)):
+            return f"its table has {' and '.join(columns) or 'no redop and no root'}, which contradicts {collective}"
         counted = [cells[place] for name in COUNTED for place in self._places(name) if place < len(cells)]
         if len(counted) == 2 and counted[1] == UNCOUNTED != counted[0]:
             return f"its results are checked out of place alone, as of alltoall and sendrecv, which contradicts {collective}"
-        return ""
+        return self.why_not_called(collective, cells)
 
     def _places(self, column: str) -> list[int]:
         return [place for place, name in enumerate(self.names) if name == column]
