@@ -282,10 +282,9 @@ def _parameter(reader: Reader) -> Parameter:
     fqn, shape, *rest = reader.row(3 if marked else 2)
     marks = [mark.one_of((FROZEN, NOT_IN_LOSS)) for mark in rest]
     dims = tuple(dim.size() for dim in shape.items(at_most=MAX_DIMS))
-    if 0 in dims:
-        raise shape.refuse("sizes above 0")
     parameter = Parameter(fqn=fqn.name(), shape=dims, requires_grad=FROZEN not in marks, in_loss=NOT_IN_LOSS not in marks)
-    Reader(parameter.numel, f"{reader.where}: elements").size()
+    if not Reader(parameter.numel, f"{reader.where}: elements").size() and not marks:
+        raise shape.refuse("sizes above 0 of what is trained")
     return parameter
 
 

@@ -391,7 +391,7 @@ def changed(change: Callable[[Any], Any]) -> bytes:
             lambda t: t["units"][1][1][0].__setitem__(1, [1] * 17),
             "file: units[1][1][0][1]: expected a list of at most 16",
         ),
-        (lambda t: t["units"][1][1][0].__setitem__(1, [0, 8]), "file: units[1][1][0][1]: expected sizes above 0"),
+        (lambda t: t["units"][1][1][0].__setitem__(1, [0, 8]), "file: units[1][1][0][1]: expected sizes above 0 of what is trained"),
         (lambda t: t["units"][1][1][0].__setitem__(1, [2**40] * 2), "file: units[1][1][0]: elements: expected a whole"),
         (lambda t: t["modules"][0]["forward"]["memory"].append(["+", "y", "gold", 1]), "expected one of parameters"),
         (lambda t: t["modules"][0]["forward"]["memory"].append(["+", "y"]), "expected a list of 4"),
