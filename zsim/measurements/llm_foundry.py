@@ -8,7 +8,7 @@ What a row says is taken from it; what it leaves open is decided here and named 
 - Whether recomputation stops early, as it does since torch 2.1, goes by what dates the row's software (`software.py`).
 - A model without sizes is the preset of its name. FULL_SHARD with `reshard_after_forward` = False is what FSDP1 calls SHARD_GRAD_OP.
 - The optimizer is Composer's DecoupledAdamW, which is not fused, with gradients clipped by their norm.
-- Composer's trainer pauses: 12 ms for each step, 6 ms for each micro-batch, both calibrated (data, loss and metrics on the host).
+- Composer's trainer pauses: 18 ms for each step, 6 ms for each micro-batch, both calibrated (data, loss and metrics on the host).
 """
 
 from __future__ import annotations
