@@ -8,6 +8,7 @@ from statistics import mean
 import pytest
 
 from tests.published import errors
+from zsim.measurements import llm_foundry, megatron
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
@@ -25,6 +26,13 @@ def test_the_readmes_errors_of_vtrains_many_steps_are_those_of_the_committed_row
 def test_the_readme_has_a_line_for_each_source_and_names_the_recorded_ones() -> None:
     for words in (*errors.STEPS.values(), *errors.SIZES.values(), *errors.LEFT_OUT.values()):
         assert words in README
+
+
+def test_the_pages_of_mappings_tell_the_constants_that_they_have() -> None:
+    composer, vtrain = (str(one.__doc__) for one in (llm_foundry, megatron))
+    assert f"{llm_foundry.STEP_OVERHEAD} for each step, {llm_foundry.MICRO_BATCH_OVERHEAD} for each micro-batch" in composer
+    assert f"the host {megatron.ISSUE_KERNEL}, each micro-batch {megatron.MICRO_BATCH_US / 1000:g} ms more" in vtrain
+    assert f"each token {megatron.TOKEN_US:g} us outside" in vtrain
 
 
 def test_vtrains_errors_do_not_grow_with_layers() -> None:
