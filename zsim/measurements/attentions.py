@@ -66,6 +66,10 @@ class Attention:
         """What a scenario's execution has besides."""
         return {"attention_kernels": self.kernels} if self.kernels else {}
 
+    def __str__(self) -> str:
+        """What ran, alike for all words that mean it."""
+        return " ".join((self.model, self.kernels)).strip()
+
 
 def words_of(record: Record) -> tuple[str, str]:
     """The column that says which attention ran, and its words; the first column and "" where none does."""

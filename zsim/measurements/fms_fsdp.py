@@ -26,7 +26,7 @@ from zsim.measurements.optimizer_words import implementation_of
 from zsim.measurements.precisions import two_bytes
 from zsim.measurements.resharding import of_fsdp1
 from zsim.measurements.shardings import of_fsdp2, one_replica, sharding, unsharded
-from zsim.measurements.software import norms
+from zsim.measurements.software import norms, version
 from zsim.measurements.table import Record, RowError, Step
 from zsim.models import preset
 
@@ -83,8 +83,17 @@ def step(record: Record, *, source: str) -> Step:
         activation_checkpointing=again,
         execution=({"compile": True} if is_compiled(record, assumed) else norms(record, assumed)) | attention.execution,
     )
+    also = {"attention": str(attention), "optimizer": implementation} | version(record)
     return step_of(
-        record, text, source=source, machine=place, seconds=seconds, names=FIELDS, assumed=assumed, or_models=or_models
+        record,
+        text,
+        source=source,
+        machine=place,
+        seconds=seconds,
+        assumed=assumed,
+        names=FIELDS,
+        also=also,
+        or_models=or_models,
     )
 
 

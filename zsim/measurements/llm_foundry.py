@@ -57,7 +57,14 @@ FIELDS = (
     "learned_pos_emb",
     "reshard_after_forward",
 )
-SIZES = {"d_model": "hidden_size", "n_heads": "num_heads", "n_layers": "num_layers", "vocab_size": "vocabulary"}
+SIZES = {
+    "d_model": "hidden_size",
+    "n_heads": "num_heads",
+    "n_layers": "num_layers",
+    "vocab_size": "vocabulary",
+    "d_ff": "feed_forward",
+    "tied_embeddings": "tied",
+}
 """The columns of a model's sizes, and what a scenario calls them."""
 STEP_OVERHEAD, MICRO_BATCH_OVERHEAD = "18 ms", "6 ms"
 SMALL_CHANGE = 0.05
@@ -88,7 +95,13 @@ def step(record: Record, *, source: str) -> Step:
     seconds = seconds_of(record, "tokens_per_s", tokens=batch * steps * length, ranks=place.ranks, assumed=assumed)
     _consistent(record, text.model, sequences=sequences, rate=sequences * length / seconds, ranks=place.ranks, assumed=assumed)
     _as_named(record, text.model["sizes"], assumed)
-    also = {f"model.{name}": str(text.model["sizes"][key]) for name, key in SIZES.items()}
+    also = {
+        **{f"model.{name}": str(text.model["sizes"][key]) for name, key in SIZES.items()},
+        "attn_impl": str(attention),
+        "optimizer": text.optimizer["implementation"],
+        "torch_compile": str(bool(text.execution.get("compile"))),
+        "activation_checkpointing.early_stop": str(text.activation_checkpointing.get("early_stop", "")),
+    }
     return step_of(
         record,
         text,

@@ -81,7 +81,8 @@ def step(record: Record, *, source: str) -> Step:
     implementation = implementation_of(record, default="fused", assumed=assumed)
     if compiling(record):
         assumed.add("compiled, as its kernels are fused in any case", widens=COMPILING)
-    strategy = _strategy(record, place.ranks, assumed)
+    stage = stage_said(record)
+    strategy = _strategy(stage, place.ranks, assumed)
     said(record, "dp", place.ranks, within=0.0)
     batch = micro_batch(record, "micro_batch", total="global_batch_seqs", steps="n_microbatches", ranks=place.ranks, assumed=assumed)
     length = record.size("seq_len")
@@ -114,14 +115,29 @@ def step(record: Record, *, source: str) -> Step:
             **attention.execution,
         },
     )
+    also = {
+        "zero_stage": str(stage or 0),
+        "attention": str(attention),
+        "optimizer": implementation,
+        "precision": f"{precision.compute} {precision.reduce}",
+        "vocab_size": str(vocabulary),
+        "d_ff": record.text("d_ff", ""),
+    }
     return step_of(
-        record, text, source=source, machine=place, seconds=seconds, names=FIELDS, assumed=assumed, or_models=or_models
+        record,
+        text,
+        source=source,
+        machine=place,
+        seconds=seconds,
+        assumed=assumed,
+        names=FIELDS,
+        also=also,
+        or_models=or_models,
     )
 
 
-def _strategy(record: Record, ranks: int, assumed: Assumed) -> dict[str, object]:
+def _strategy(stage: int | None, ranks: int, assumed: Assumed) -> dict[str, object]:
     """ddp, or ZeRO where the row states a stage: its first reduces gradients once per iteration as well, of the others each micro-batch."""
-    stage = stage_said(record)
     if not stage:
         assumed.add("ddp with a fused Adam" + (", for the ZeRO stage is not stated" if stage is None else ""))
         return {"name": "ddp", "dp_replicate": ranks, "sync": "last"}

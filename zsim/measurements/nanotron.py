@@ -75,18 +75,23 @@ def step(record: Record, *, source: str) -> Step:
     model, *or_models = tables({"family": "llama", "sizes": _sizes(record)}, attention, grouped=grouped)
     seconds = seconds_of(record, "tokens_per_s_per_gpu", tokens=batch * steps * length, ranks=place.ranks, assumed=assumed)
     _consistent(record, model, length, batch * steps * length / seconds)
+    stage = stage_said(record) or 0
     text = ScenarioText(
         description=f"nanotron, {record.text('model', 'a llama')} on {place.ranks} GPUs",
         model=model,
         batch={"micro_batch": batch, "sequence_length": length, "accumulation": steps},
         cluster=place.table,
-        strategy=_strategy(stage_said(record) or 0, place.ranks),
+        strategy=_strategy(stage, place.ranks),
         precision={"parameters": precision.compute, "reduce": precision.reduce},
         optimizer={"name": "adamw", "implementation": implementation, "clip_norm": 1.0},
         execution={"loss": "composite", **({"accumulation": "fp32"} if precision.reduce == "fp32" else {})} | attention.execution,
         activation_checkpointing=checkpointing(record.text("activation_checkpointing", "none"), assumed),
     )
-    also = sizes(record, *SIZES)
+    also = sizes(record, *SIZES) | {
+        "zero_stage": str(stage),
+        "attention": str(attention),
+        "optimizer": implementation,
+    }
     return step_of(
         record,
         text,

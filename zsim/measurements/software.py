@@ -46,6 +46,11 @@ def stops_early(record: Record, model: str, assumed: Assumed) -> bool:
     return _said(assumed, not old_gpu, by=f"the GPU{f' and the date {latest}' if latest else ''}", surely=bool(latest) and not old_gpu)
 
 
+def version(record: Record) -> dict[str, str]:
+    """The row's torch as a field that tells rows apart, "" where it names none."""
+    return {"torch_version": next((words for name in VERSIONS if (words := record.text(name, ""))), "")}
+
+
 def norms(record: Record, assumed: Assumed) -> dict[str, str]:
     """How a trainer's RMSNorms run that are torch's own or written in single calls: those, unless the row says a torch that fuses them."""
     for name in VERSIONS:

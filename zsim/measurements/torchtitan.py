@@ -35,7 +35,7 @@ from zsim.measurements.precisions import two_bytes
 from zsim.measurements.recipes import gathers_narrow, is_narrow
 from zsim.measurements.resharding import resharding, said_in
 from zsim.measurements.shardings import one_replica
-from zsim.measurements.software import norms
+from zsim.measurements.software import norms, version
 from zsim.measurements.table import Record, RowError, Step
 from zsim.models import preset
 
@@ -113,7 +113,7 @@ def step(record: Record, *, source: str) -> Step:
         execution=_execution(record, place, assumed, narrow=precision.eight_bits, asked=asked) | attention.execution,
     )
     record.text("async_tp", "")  # changes nothing without tensor parallelism
-    also = _told_apart(strategy, text.execution, place, steps)
+    also = _told_apart(text, attention, place, steps, recipe=record.text("float8", "True").lower()) | version(record)
     return step_of(
         record,
         text,
@@ -131,16 +131,22 @@ def _model(record: Record, name: str) -> dict[str, object]:
     return table_of(name, vocabulary=record.size("vocab_size") if record.text("vocab_size", "") else 0)
 
 
-def _told_apart(strategy: Mapping[str, Any], execution: Mapping[str, Any], place: Machine, steps: int) -> dict[str, str]:
+def _told_apart(text: ScenarioText, attention: Attention, place: Machine, steps: int, *, recipe: str) -> dict[str, str]:
     """What is read out of several columns: pairs of rows differ in what ran, however their words do."""
+    strategy = text.strategy
     shards, kind = strategy.get("dp_shard", place.ranks), {"hsdp": "fsdp2"}.get(strategy["name"], strategy["name"])
     reshards = strategy.get("reshard_after_forward", strategy.get("sharding") != "grad_op")
+    always = reshards is True and "reshard_after_forward" in strategy  # the root as well, which FSDP2 by itself keeps
     return {
         "technique": kind,
         "dp_shard": "all" if shards == place.ranks else str(shards),
         "accumulation": str(steps),
-        "reshard_after_forward": str(reshards),
-        "torch_compile": str(bool(execution.get("compile"))),
+        "reshard_after_forward": "always" if always else str(reshards),
+        "torch_compile": str(bool(text.execution.get("compile"))),
+        "float8": recipe if text.execution.get("float8") else "False",
+        "attention": str(attention),
+        "optimizer": text.optimizer["implementation"],
+        "model.vocab_size": str(text.model.get("sizes", {}).get("vocabulary", "")),
     }
 
 
