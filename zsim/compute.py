@@ -132,9 +132,9 @@ def _moved_plainly(kernel: Kernel, execution: Execution) -> float | None:
 
 
 def _arithmetic_s(kernel: Kernel, device: Device, execution: Execution) -> float:
-    if is_attention(kernel.operator) and kernel.shape and device.attention:
+    if is_attention(kernel.operator) and device.attention and kernel.shape:
         return _attention_s(kernel, device, execution.attention_kernels)
-    if kernel.shape:
+    if kernel.shape and not is_attention(kernel.operator):
         dtype = "float8" if _in_eight_bits(kernel, execution) else kernel.dtype
         seconds = product_s(kernel.shape, device, dtype, transposed=kernel.transposed)
         return seconds * alone(device) if execution.products == "alone" else seconds

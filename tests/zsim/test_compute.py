@@ -138,6 +138,29 @@ def test_a_longer_product_never_takes_less(m: int, n: int, k: int, more: int, na
     assert product_s(shorter, device, "bfloat16") <= product_s(longer, device, "bfloat16")
 
 
+def test_a_cpu_takes_the_flops_of_a_product_and_of_attention_at_the_rate_of_its_core() -> None:
+    """96 GFLOP/s, of which large products reach 80 %. Attention's FLOPs are its kernel's own: backward has 2.5 times forward's, and all of
+    the scores twice those of a causal one, whatever its shape."""
+    cpu = load_device("cpu-core")
+    assert product_s((1, 100, 200, 300), cpu, "float32") == pytest.approx(2 * 100 * 200 * 300 / 76.8e9)
+    causal = 2 * 16 * 1024 * 1024 * 64
+    for operator, flops in (
+        ("attention", causal),
+        ("attention", 2 * causal),
+        (ATTENTION_BACKWARD, causal * 5 // 2),
+        (ATTENTION_BACKWARD, 5 * causal),
+    ):
+        assert kernel_ns(Kernel(operator, flops, 0, "float32", shape=(16, 1024, 1024, 64)), cpu) == ceil(flops / 76.8)
+
+
+@given(flops=st.integers(1, 10**15), heads=SIZES, length=SIZES, width=st.integers(8, 512), name=st.sampled_from(devices()))
+@pytest.mark.parametrize("operator", ["attention", ATTENTION_BACKWARD])
+def test_no_attention_is_faster_than_the_peak(operator: str, flops: int, heads: int, length: int, width: int, name: str) -> None:
+    device = load_device(name)
+    kernel = Kernel(operator, flops, 0, "bfloat16", shape=(heads, length, length, width))
+    assert kernel_ns(kernel, device) >= flops / device.bfloat16 * 1e9
+
+
 @given(m=SIZES, n=SIZES, k=SIZES)
 def test_no_product_is_faster_than_the_peak_or_its_memory(m: int, n: int, k: int) -> None:
     kernel = product(m, n, k)
