@@ -13,7 +13,8 @@ holds, and together they are all of them:
    collective of it is hidden under, or has been said to have lost already, is not there twice. What is ahead of it counts where
    nothing held it longer; of a queue it is all compute that ran meanwhile, as a communicator of its own would have hidden. Of
    this, shared links have as much as those ahead in the queue took longer than alone, one after another: it would have been over so much
-   earlier.
+   earlier. The host counts where it issued the op after all of its dependencies were over: one that is issued while they run would begin
+   no earlier with a faster host.
 2. It shared its links: by so much it took longer than it takes alone.
 3. It is longer than the compute over it: alone on its links, and begun as early as can be, it would not have been hidden either.
 
@@ -247,7 +248,10 @@ def _each_exposed(
 
 def _late(held: Sequence[_Held], room: Room, lag: int, ns: int) -> Iterator[tuple[Reason, int, int | None]]:
     """By what held a collective: of its `ns` exposed nanoseconds those that compute was there for, and which op it was."""
-    counted = [one for one in held if one is held[0] or one.kind not in AHEAD]
+    waits = [one for one in held if one.kind not in AHEAD]
+    if waits[0].kind != "issued":
+        waits = [one for one in waits if one.kind != "issued"]
+    counted = [held[0], *waits] if held[0].kind in AHEAD else waits
     for one, before in zip(counted, [*counted[1:], _Held(0, "issued", None)], strict=True):
         since, until = before.until, one.until
         part = min(ns, room.work(since, until)) if one.kind == "queue" else room.take(since, until, ns)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -144,6 +144,29 @@ def test_a_collective_that_waits_for_a_dependency_does_so_also_when_some_other_c
     assert reasons(step) == {"all_gather b": {"a dependency": 49}}
     step = program(forward(0, "a", 100), forward(1, "c", 9), gather(2, "b", 50, 0))
     assert reasons(step, Toy(late={2: 103})) == {"all_gather b": {"a dependency": 41, "the host": 3}}
+
+
+def test_a_collective_that_is_issued_while_its_dependency_runs_never_waited_for_the_host() -> None:
+    """A gather of 200 waits for a, which ends at 100, and is issued at 20 or at once: a host that costs nothing changes nothing."""
+    step = program(forward(0, "a", 100), gather(1, "b", 200, 0))
+    for issued in (0, 20, 100):
+        assert reasons(step, Toy(late={1: issued})) == {"all_gather b": {"a dependency": 100, LONGER: 100}}
+    step = program(forward(0, "a", 100), forward(1, "c", 50), gather(2, "b", 200, 0))
+    assert reasons(step, Toy(late={2: 130})) == {"all_gather b": {"a dependency": 100, "the host": 30, LONGER: 50}}
+
+
+@pytest.mark.parametrize("path", ["parity/ddp-gpt-4", "memory/zero2-gpt-small-4", "parity/zero1-gpt-4-accumulate-last"])
+def test_the_host_is_no_reason_where_one_that_costs_nothing_changes_nothing(path: str) -> None:
+    asked = scenario.load(SCENARIOS / f"{path}.toml")
+    planned = plan(asked, device=asked.cluster.kind)
+    free = replace(asked.cluster.overheads, issue_kernel=0, issue_collective=0, issue_hook=0)
+    clusters = asked.cluster, replace(asked.cluster, overheads=free)
+    found, at_once = (
+        explain(planned, simulate_step(planned, costs=Costs(cluster=cluster, execution=asked.executed))) for cluster in clusters
+    )
+    assert found.exposed_ns == at_once.exposed_ns
+    assert found.by_reason == at_once.by_reason
+    assert "the host" not in found.by_reason
 
 
 def test_what_is_ahead_of_a_collective_that_something_else_holds_longer_is_no_reason() -> None:
