@@ -159,6 +159,8 @@ def test_a_cell_changes_its_scenario(tmp_path: Path, row: dict[str, str], change
         (FOUNDRY, {"learned_pos_emb": "False"}, "learned positions, of which the row's model has none"),
         (MEGATRON, {"gpus_per_node": "4"}, "a node of 4 GPUs as part of"),
         (FOUNDRY, {"colour": "blue"}, "colour = 'blue' changes nothing: the column is not known"),
+        (FOUNDRY, {"notes": "power capped at 300 W"}, "notes = 'power capped at 300 W' changes nothing: it is not understood"),
+        (NANOTRON, {"comment": "OOM at first"}, "comment = 'OOM at first' changes nothing: it is not understood"),
         (MEGATRON, {"n_gpus": "64", "dp": "64"}, "1600 Gbit/s of network a node, as dgx-a100 has"),
         (MEGATRON, {"n_gpus": "64", "dp": "64", "inter_node_gbps_per_node": "200"}, "200 Gbit/s a node as slower links of dgx-a100"),
         (FMS, {"interconnect": "400 Gbps/node InfiniBand"}, "400 Gbit/s a node as slower links of dgx-a100"),
@@ -239,6 +241,10 @@ def test_what_cannot_be_mapped_is_skipped_by_name(tmp_path: Path, row: dict[str,
         (NANOTRON, {"tokens_per_s_per_gpu": "40.15"}, "40.15 tokens a second of one GPU are"),
         (NANOTRON, {"config_consistent": "False"}, "config_consistent: False, so the source itself says"),
         (NANOTRON, {"mfu_pct": "3.92"}, "mfu_pct: 3.92 contradicts 39.2"),
+        (NANOTRON, {"model": "llama-70B"}, "model: llama-70B contradicts the row's sizes, which make 1,34"),
+        (NANOTRON, {"model": "llama 0.5b"}, "model: llama 0.5b contradicts the row's sizes, which make 1,34"),
+        (TITAN, {"tokens_per_s_range": "1000-2000"}, "tokens_per_s_range: 1000-2000 contradicts 6667 tokens a second of each GPU"),
+        (TITAN, {"tokens_per_s_range": "6,900 to 7,000"}, "tokens_per_s_range: 6,900 to 7,000 contradicts 6667"),
         (TITAN, {"tokens_per_s_per_gpu": "6.667"}, "6.667 tokens a second of one GPU are"),
         (FMS, {"mfu_frac": "57"}, "mfu_frac: 57 contradicts 0.5"),
         (FMS, {"hfu_frac": "0.057"}, "hfu_frac: 0.057 contradicts 0.5"),
@@ -248,6 +254,14 @@ def test_what_cannot_be_mapped_is_skipped_by_name(tmp_path: Path, row: dict[str,
 )
 def test_a_row_that_contradicts_itself_is_skipped_by_name(tmp_path: Path, row: dict[str, str], change: dict[str, str], words: str) -> None:
     assert reason(tmp_path, row | change).startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("row", "change"),
+    [(NANOTRON, {"model": "llama-1B"}), (NANOTRON, {"model": "ours, 2.5B"}), (TITAN, {"tokens_per_s_range": "6,500 - 6,660"})],
+)
+def test_what_a_row_rounds_or_names_roughly_contradicts_nothing(tmp_path: Path, row: dict[str, str], change: dict[str, str]) -> None:
+    assert step(tmp_path, row | change).seconds == step(tmp_path, row).seconds
 
 
 @pytest.mark.parametrize(("row", "column", "says"), [(TITAN, "mfu_pct", 39), (FMS, "mfu_frac", 0.57)])

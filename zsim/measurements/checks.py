@@ -22,7 +22,8 @@ OUTCOMES = re.compile(
     r".*(?:mfu|hfu|peak_mem|peak_active|max_reserved|mem_metric|memory_g|flops|loss|_range).*|.*_(?:derived|recomputed|inferred)(?:_\w+)?"
     r"|table|source|date|notes?|comments?|url|license|provenance|tool|framework|version|readme_revision|measured_by|subset|config_name|run|id"
 )
-"""Columns that say what came out of a run or where it was published, and nothing of what ran."""
+"""Columns that say what came out of a run or where it was published, and nothing of what ran; but for remarks, which may say anything."""
+REMARKS = ("note", "notes", "comment", "comments")
 DTYPES = {
     "bf16": "bf16",
     "bfloat16": "bf16",
@@ -220,3 +221,6 @@ def unread(record: Record, assumed: Assumed) -> None:
     for name in unknown(record):
         if value := record.fields[name].strip():
             assumed.add(f"{name} = {value[:40]!r} changes nothing: the column is not known", widens=UNREAD)
+    for name in REMARKS:
+        if value := record.text(name, ""):
+            assumed.add(f"{name} = {value[:40]!r} changes nothing: it is not understood", widens=UNREAD)

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -48,6 +49,8 @@ FIELDS = (
 )
 SIZES = ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "vocab_size", "tied_embeddings")
 PEAK = 989.5e12
+NAMED = 2.0
+"""How many times as large or as small as its name says a model may be."""
 CLUSTER, NETWORK_GB_S = "H100", 400.0
 """The GPUs of the source's own cluster, and what the network of one of its nodes carries."""
 
@@ -141,9 +144,13 @@ def _sizes(record: Record) -> dict[str, object]:
 
 
 def _consistent(record: Record, model: Mapping[str, object], length: int, rate: float) -> None:
-    """RowError where the row's other figures do not follow from its sizes and its rate."""
+    """RowError where the row's other figures do not follow from its sizes and its rate, or its model goes by the name of a much larger or
+    smaller one: the source's own 1B has 1.34e9 parameters."""
     parameters = num_parameters(model, length)
     said(record, "n_params", parameters)
+    named = re.search(r"(?<![\w.])(\d+(?:\.\d+)?)b\b", record.text("model", "").lower())
+    if named and not 1 / NAMED <= parameters / (float(named[1]) * 1e9 or 1) <= NAMED:
+        raise RowError(f"model: {record.text('model')[:40]} contradicts the row's sizes, which make {parameters:,} parameters")
     flops = 6 * parameters + 12 * record.size("n_layers") * record.size("d_model") * length
     for name in ("mfu_pct", "mfu_pct_recomputed"):
         said(record, name, 100 * flops * rate / PEAK, within=0.1, rounding=0.1)

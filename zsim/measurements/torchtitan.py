@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from zsim.measurements.attentions import Attention, asked_of, tables
 from zsim.measurements.checks import (
@@ -71,6 +70,8 @@ MX = ("B200",)
 """Models with products of blocks that have a scale each."""
 ANOTHER_RECIPE = 0.05
 """And for scales of rows or blocks, which are more to compute than one of a whole tensor."""
+ROUNDED = 0.02
+"""By how much a rate may be outside of the range of the runs that it is of."""
 NARROW_GATHERS = 0.04
 """And for parameters that are gathered in 8 bits: links of twice the bandwidth make Llama 3.1 8B on 8 to 256 H100 on InfiniBand faster by
 1 % with two sequences on a GPU and by 2 % with one; twice that, since there are slower networks."""
@@ -151,7 +152,11 @@ def _told_apart(text: ScenarioText, attention: Attention, place: Machine, steps:
 
 
 def _consistent(record: Record, name: str, length: int, rate: float, place: Machine) -> None:
-    """RowError where its parameters are others, or its MFU, which counts all of them but the input embedding's, is of another rate."""
+    """RowError where its parameters are others, its rate is outside the range that it states, or its MFU, which counts all parameters but
+    the input embedding's, is of another rate."""
+    ends = [float(end.replace(",", "")) for end in re.findall(r"\d[\d,]{0,12}(?:\.\d+)?", record.text("tokens_per_s_range", ""))]
+    if len(ends) == 2 and not min(ends) * (1 - ROUNDED) <= rate <= max(ends) * (1 + ROUNDED):
+        raise RowError(f"tokens_per_s_range: {record.text('tokens_per_s_range')[:40]} contradicts {rate:.0f} tokens a second of each GPU")
     parameters, sizes = num_parameters({"preset": name}, length), preset(name).sizes
     said(record, "n_params", parameters)
     embedding = sizes.vocabulary * sizes.hidden_size  # type: ignore[union-attr]
