@@ -166,6 +166,11 @@ class ClusterSpec:
             begin = ranks[0] % (size if own_nics else rails.period(group, per_node=size))
         return range(begin, begin + group.step * len(ranks), group.step)
 
+    @property
+    def hop_ns(self) -> tuple[int, int]:
+        """Nanoseconds from one device to the next inside a node, and to one in another node."""
+        return 2 * self.links.fabric.latency, 2 * (2 * self.links.pcie.latency + self.links.rail.latency)
+
     def path(self, ranks: tuple[int, ...]) -> Path:
         """The ring over `ranks` in their order, all members of a node next to one another.
 
@@ -174,11 +179,10 @@ class ClusterSpec:
         Channels get equal parts of a message, so the slowest rail of a node holds all of its rails up.
         """
         per_node = Counter(map(self.node_of, ranks))
-        inside = 2 * self.links.fabric.latency
+        inside, outside = self.hop_ns
         if len(per_node) <= 1:
             width = self.links.fabric.bandwidth
             return Path(alpha_ns=inside, bytes_per_s=width, num_ranks=len(ranks), num_nodes=len(per_node), fullest=len(ranks))
-        outside = 2 * (2 * self.links.pcie.latency + self.links.rail.latency)
         hops, fullest = len(ranks), max(per_node.values())
         alpha = -(-((hops - len(per_node)) * inside + len(per_node) * outside) // hops)
         slowest = self._slowest(ranks)

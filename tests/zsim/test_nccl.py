@@ -14,7 +14,7 @@ from zsim.collectives.nccl_curves import CROSSINGS, CURVES, LARGE_DOMAIN, NVLS, 
 from zsim.collectives.nccl_search import RINGS_IN_NODE
 from zsim.collectives.nccl_tuning import GENERATIONS, Algorithm
 from zsim.errors import ZsimError
-from zsim.hardware import Fabric, Generation, clusters, load_cluster
+from zsim.hardware import ClusterSpec, Fabric, Generation, clusters, load_cluster
 
 MIB, GIB = 2**20, 2**30
 
@@ -274,3 +274,46 @@ def test_an_algorithm_that_cannot_run_is_refused_with_those_that_can(op: str, al
     with pytest.raises(ZsimError) as refused:
         estimate(op, MIB, replace(group, algorithm=algorithm))
     assert str(refused.value) == f"{where}: expected an algorithm among {among}, found {algorithm}; or None for NCCL's own choice"
+
+
+def with_latency(cluster: ClusterSpec, **ns: int) -> ClusterSpec:
+    """`cluster` whose links of a kind have that latency."""
+    kinds = {kind: replace(getattr(cluster.links, kind), latency=each) for kind, each in ns.items()}
+    return replace(cluster, links=replace(cluster.links, **kinds))
+
+
+@pytest.mark.parametrize("name", CUDA)
+def test_every_cluster_has_the_hops_that_nccls_curves_are_of_and_shorter_ones_change_nothing(name: str) -> None:
+    cluster = load_cluster(name, nodes=2)
+    found = communicator(cluster, cluster.path(tuple(range(cluster.num_ranks))))
+    assert (found.longer_inside_us, found.longer_between_us) == (0, 0)
+    ranks, at_once = tuple(range(cluster.num_ranks)), with_latency(cluster, fabric=0, pcie=0, rail=0)
+    for op in OPS:
+        assert estimated(op, MIB, cluster=at_once, ranks=ranks) == estimated(op, MIB, cluster=cluster, ranks=ranks)
+
+
+HOPS_OF: list[tuple[str, range, int, int]] = [
+    ("all_gather", range(32), 3, 28),
+    ("reduce_scatter", range(32), 3, 28),
+    ("broadcast", range(32), 3, 28),
+    ("all_reduce", range(32), 4, 2),
+    ("all_gather", range(8), 0, 7),
+    ("all_reduce", range(8), 0, 2),
+    ("all_reduce", range(0, 32, 8), 4, 0),
+    ("all_reduce", range(0, 24, 8), 4, 0),
+    ("all_reduce", range(0, 16, 8), 2, 0),
+]
+"""On 4 nodes of H100, one after another, between and inside them: rings go round once, all-reduces down and up the two levels of a tree,
+inside a node through the switch."""
+
+
+@pytest.mark.parametrize(("op", "ranks", "between", "inside"), HOPS_OF)
+def test_longer_hops_than_nccls_own_add_to_each_that_a_message_makes(op: str, ranks: range, between: int, inside: int) -> None:
+    """Two rails more of 100 us are 200 us a hop between nodes, two edges of NVLink more of 10 us are 20 us inside of one."""
+    cluster = load_cluster("dgx-h100", nodes=4)
+    slow = with_latency(cluster, rail=cluster.links.rail.latency + 100_000, fabric=cluster.links.fabric.latency + 10_000)
+    usual, longer = (estimated(op, 64 * MIB, cluster=each, ranks=tuple(ranks)) for each in (cluster, slow))
+    more = 200 * between + 20 * inside
+    assert longer.microseconds - usual.microseconds == pytest.approx(more)
+    assert (usual.low - longer.low, longer.high - usual.high) == (pytest.approx(-0.5 * more), pytest.approx(1.5 * more))
+    assert longer.provenance == "assumed"

@@ -40,6 +40,8 @@ __all__ = ["Communicator", "Estimate", "bytes_sent", "duration_ns", "estimate", 
 
 EFFECT_OF_PCIE = 1.6
 """A ring over PCIe has 1.6 times the tuner's latency, as between nodes, for want of measurements on PCIe."""
+OF_LONGER_HOPS = 0.5
+"""Of what hops longer than NCCL's own add, how far it may be off on both sides."""
 
 
 CTAS: dict[Generation, tuple[int, int, int]] = {
@@ -74,6 +76,9 @@ class Communicator:
     nvls: bool = True
     nics: int = 8
     """Of a node, those over which its rings go."""
+    longer_inside_us: float = 0.0
+    longer_between_us: float = 0.0
+    """What a hop inside a node, and one between nodes, takes beyond NCCL's own, which its curves have in them."""
     algorithm: Algorithm | None = None
     """The one that NCCL is made to take; None for its own choice."""
 
@@ -137,6 +142,37 @@ def _has_own_switch(communicator: Communicator, curves: Curves) -> bool:
 
 
 def _by(algorithm: Algorithm, op: str, nbytes: int, communicator: Communicator, curves: Curves) -> Estimate:
+    """One algorithm's time, and what longer hops than NCCL's own add to it: of that nobody has published a measurement."""
+    found, more = _over_usual_hops(algorithm, op, nbytes, communicator, curves), _longer_hops_us(algorithm, op, communicator)
+    if not more:
+        return found
+    return replace(
+        found,
+        microseconds=found.microseconds + more,
+        low=found.low + more * (1 - OF_LONGER_HOPS),
+        high=found.high + more * (1 + OF_LONGER_HOPS),
+        provenance="assumed",
+    )
+
+
+def _longer_hops_us(algorithm: Algorithm, op: str, communicator: Communicator) -> float:
+    """What hops that are longer than NCCL's own add: of a ring those that a part of the message makes one after another, of all-reduces
+    between nodes and of PAT the levels of a tree, once for each way."""
+    inside, between = communicator.longer_inside_us, communicator.longer_between_us
+    n, m, p = communicator.num_ranks, communicator.num_nodes, communicator.per_node
+    if not (inside or between):
+        return 0.0
+    levels = (m - 1).bit_length()
+    if algorithm == "nvls":
+        return 2 * inside
+    if algorithm == "pat":
+        return levels * between
+    if op == "all_reduce" and m > 1:
+        return 2 * levels * between + (2 * inside if algorithm == "nvls_tree" else 2 * (p - 1) * inside)
+    return _passes(op) * ((m - 1) * between + (n - m) * inside)
+
+
+def _over_usual_hops(algorithm: Algorithm, op: str, nbytes: int, communicator: Communicator, curves: Curves) -> Estimate:
     if algorithm == "ring":
         return _ring(op, nbytes, communicator, curves)
     return _pat(op, nbytes, communicator, curves) if algorithm == "pat" else _nvls(nbytes, communicator, curves)
