@@ -152,7 +152,7 @@ def _figure_rows(one: RunReport) -> Iterator[tuple[str, str]]:
         share = f" ({100 * figures.exposed_share:.1f} % of the step)" if figures.exposed_share is not None else ""
         yield "exposed communication", format_time(figures.exposed_communication_ns) + share
     if figures.mfu is not None:
-        yield "MFU", f"{100 * figures.mfu:.1f} %"
+        yield "MFU", f"{100 * figures.mfu:.1f} % (PaLM's FLOPs: all scores of attention, also where it is causal)"
     if figures.tokens_per_second_per_gpu is not None:
         yield "tokens/s per rank", f"{figures.tokens_per_second_per_gpu:,.0f}"
     for kind, traffic in figures.collectives.items():
