@@ -1,4 +1,7 @@
-"""A picture of predicted against measured, as SVG: one point per row on two logarithmic axes, the diagonal, and 10 % on both sides."""
+"""A picture of predicted against measured, as SVG: one point per row on two logarithmic axes, the diagonal, and 10 % on both sides.
+
+Each source has a mark of its own, a colour and a shape, which the list beside the axes names.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,21 @@ from zsim import places
 from zsim.accuracy import Predicted
 from zsim.errors import ZsimError
 
-SIDE, MARGIN = 640, 70
+SIDE, MARGIN, LEGEND = 640, 70, 260
+"""Pixels: of the square with the axes, around what is drawn in it, and of the names beside it."""
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """Okabe and Ito's, which people who see colours differently can tell apart."""
+SHAPES = (
+    '<circle cx="{x:.1f}" cy="{y:.1f}" r="3.2"',
+    '<path d="M{x:.1f} {y:.1f}m-3 -3h6v6h-6z"',
+    '<path d="M{x:.1f} {y:.1f}m0 -4l4 7h-8z"',
+    '<path d="M{x:.1f} {y:.1f}m0 -4.2l4.2 4.2l-4.2 4.2l-4.2 -4.2z"',
+    '<path d="M{x:.1f} {y:.1f}m0 4l4 -7h-8z"',
+)
+"""Of marks: seven sources have circles, the next seven squares, and so on, so that each of 35 has a mark of its own."""
+LINE = 16
+MOST_NAMES = (SIDE - 2 * MARGIN) // LINE
+LONGEST_NAME = 34
 
 
 class PlotError(ZsimError):
@@ -47,27 +62,50 @@ def _svg(rows: Sequence[Predicted]) -> Iterator[str]:
     def place(value: float) -> float:
         return MARGIN + (log10(value) - low) / span * (SIDE - 2 * MARGIN)
 
-    yield f'<svg xmlns="http://www.w3.org/2000/svg" width="{SIDE}" height="{SIDE}" font-family="sans-serif" font-size="12">'
-    yield f'<rect width="{SIDE}" height="{SIDE}" fill="white"/>'
+    width = SIDE + LEGEND
+    yield f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{SIDE}" font-family="sans-serif" font-size="12">'
+    yield f'<rect width="{width}" height="{SIDE}" fill="white"/>'
     for decade in range(low, high + 1):
         at = place(10.0**decade)
         yield f'<path d="M{at:.1f} {MARGIN}V{SIDE - MARGIN}M{MARGIN} {SIDE - at:.1f}H{SIDE - MARGIN}" stroke="#ddd"/>'
         yield f'<text x="{at:.1f}" y="{SIDE - MARGIN + 18}" text-anchor="middle">{10.0**decade:g}</text>'
         yield f'<text x="{MARGIN - 8}" y="{SIDE - at + 4:.1f}" text-anchor="end">{10.0**decade:g}</text>'
-    for factor, style in ((1.0, "#444"), (1.1, "#bbb"), (1 / 1.1, "#bbb")):
+    for factor, style, words in ((1.0, "#444", "as measured"), (1.1, "#bbb", "+10 %"), (1 / 1.1, "#bbb", "-10 %")):
         shift = log10(factor) / span * (SIDE - 2 * MARGIN)
         start, end = MARGIN, SIDE - MARGIN
         yield f'<path d="M{start} {SIDE - start - shift:.1f}L{end} {SIDE - end - shift:.1f}" stroke="{style}" fill="none"/>'
-    sources = list(dict.fromkeys(row.source for row in rows))
+        beside = SIDE - end - shift + (4 if factor == 1.0 else -8 if factor > 1.0 else 18)
+        yield f'<text x="{end + 4}" y="{beside:.1f}" font-size="10" fill="#666">{words}</text>'
+    sources = {source: place_of for place_of, source in enumerate(dict.fromkeys(row.source for row in rows))}
     for row in rows:
-        x, y = place(row.measured), SIDE - place(row.predicted)
-        color = COLORS[sources.index(row.source) % len(COLORS)]
         title = escape(f"{row.source} line {row.line}: {100 * row.error:+.1f} %")
-        yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{color}" fill-opacity="0.6"><title>{title}</title></circle>'
-    for place_of, source in enumerate(sources):
-        y = MARGIN + 16 * place_of
-        yield f'<circle cx="{MARGIN + 10}" cy="{y}" r="4" fill="{COLORS[place_of % len(COLORS)]}"/>'
-        yield f'<text x="{MARGIN + 20}" y="{y + 4}">{escape(source)}</text>'
+        mark = _mark(sources[row.source], place(row.measured), SIDE - place(row.predicted))
+        yield f'{mark} fill-opacity="0.6"><title>{title}</title>{_end(mark)}'
+    yield from _legend(list(sources))
     yield f'<text x="{SIDE / 2}" y="{SIDE - 20}" text-anchor="middle">measured, s</text>'
     yield f'<text x="20" y="{SIDE / 2}" text-anchor="middle" transform="rotate(-90 20 {SIDE / 2})">predicted, s</text>'
     yield "</svg>"
+
+
+def _mark(place_of: int, x: float, y: float) -> str:
+    """The mark of a source at a place of the picture, without the end of its element."""
+    shape = SHAPES[place_of // len(COLORS) % len(SHAPES)]
+    return f'{shape.format(x=x, y=y)} fill="{COLORS[place_of % len(COLORS)]}"'
+
+
+def _end(mark: str) -> str:
+    return "</circle>" if mark.startswith("<circle") else "</path>"
+
+
+def _legend(sources: Sequence[str]) -> Iterator[str]:
+    """The sources' marks and names beside the picture, as many as there is room for, and how many more there are."""
+    more = len(sources) - MOST_NAMES
+    shown = sources if more <= 0 else sources[: MOST_NAMES - 1]
+    x = SIDE + 10
+    for place_of, source in enumerate(shown):
+        y = MARGIN + LINE * place_of
+        name = source if len(source) <= LONGEST_NAME else f"…{source[1 - LONGEST_NAME :]}"
+        yield f"{_mark(place_of, x, y)}/>"
+        yield f'<text x="{x + 10}" y="{y + 4}">{escape(name)}</text>'
+    if more > 0:
+        yield f'<text x="{x + 10}" y="{MARGIN + LINE * len(shown) + 4}">and {len(sources) - len(shown)} more</text>'

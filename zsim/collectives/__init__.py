@@ -6,12 +6,12 @@ the time of a group of ranks where they are on a cluster. The table alone knows 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 from zsim.collectives import gloo, nccl, nccl_measured, ring
-from zsim.collectives.nccl_tuning import HOPS
+from zsim.collectives.nccl_tuning import hop_us
 from zsim.collectives.ring import Step
 from zsim.errors import ScenarioError
 from zsim.hardware import ClusterSpec, Path
@@ -83,15 +83,15 @@ def communicator(cluster: ClusterSpec, path: Path) -> nccl.Communicator:
         processor=node.processor,
         links=node.links,
         nics=max(1, cluster.nics_per_node * path.fullest // cluster.devices_per_node),
-        longer_inside_us=_beyond(inside_ns, HOPS[node.links]),
-        longer_between_us=_beyond(between_ns, HOPS["network"]),
+        longer_inside_us=_beyond(inside_ns, hop_us(node.links)),
+        longer_between_us=_beyond(between_ns, hop_us("network")),
     )
 
 
-def _beyond(hop_ns: int, usual: Mapping[str, Mapping[str, float]]) -> float:
+def _beyond(hop_ns: int, usual_us: float) -> float:
     """µs by which a hop is longer than NCCL takes it to be for large messages; one that is shorter is none the faster, for its curves are
     measured with the networks that there are."""
-    return max(0.0, hop_ns / 1000 - usual["ring"]["Simple"])
+    return max(0.0, hop_ns / 1000 - usual_us)
 
 
 def estimated(op: str, nbytes: int, *, cluster: ClusterSpec, ranks: tuple[int, ...]) -> nccl.Estimate:

@@ -121,6 +121,11 @@ class Choice:
     time_us: float
 
 
+def hop_us(kind: str) -> float:
+    """What NCCL takes a hop over links of a `kind` of `HOPS` to be for large messages, µs: Ring Simple's."""
+    return HOPS[kind]["ring"]["Simple"]
+
+
 def num_steps(op: str, num_ranks: int) -> int:
     """Steps of a ring: 2(N−1) for all-reduce, N−1 for all-gather and reduce-scatter. KeyError for another collective."""
     return RING_STEPS[op] * (num_ranks - 1)
