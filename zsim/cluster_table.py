@@ -12,6 +12,9 @@ from zsim.schema import ClusterTable
 from zsim.table_checks import did_you_mean
 from zsim.units import format_rate, parse_rate
 
+SLOWEST = "1 Mbit/s"
+"""Of a slow link, at least: a step over less takes days, so that it is another unit."""
+
 
 def made_cluster(table: ClusterTable, folder: Path | None) -> ClusterSpec:
     """The cluster that `table` names, relative to the scenario's `folder`; ScenarioError, with the key, where there is none."""
@@ -50,9 +53,9 @@ def _with_slow_links(cluster: ClusterSpec, table: ClusterTable) -> ClusterSpec:
         except ZsimError as error:
             problems.append(f"{key}.bandwidth: {error}")
             continue
-        if not 0 < slow[-1].bandwidth <= cluster.links.rail.bandwidth:
-            whole = format_rate(cluster.links.rail.bandwidth)
-            problems.append(f"{key}.bandwidth: expected more than nothing and at most {whole}, the others', found {link.bandwidth}")
+        if not parse_rate(SLOWEST) <= slow[-1].bandwidth <= cluster.links.rail.bandwidth:
+            most = format_rate(cluster.links.rail.bandwidth)
+            problems.append(f"{key}.bandwidth: expected {SLOWEST} to {most}, the others', found {link.bandwidth[:60]}")
     if len({(link.node, link.nic) for link in slow}) < len(slow):
         problems.append("cluster.slow_links: expected each link once, found one twice")
     if problems:

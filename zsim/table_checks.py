@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError, create_model
 
@@ -79,7 +79,7 @@ def _joined(complaints: list[str]) -> str:
 
 def _complaint(schema: type[BaseModel], item: Any, prefix: str) -> tuple[str, str]:
     """The key and what is wrong with it. Parts of the location that name the variant of a union are left out."""
-    path = [str(part)[:100] for part in item["loc"][: 1 if prefix else 2]]
+    path = _place(item["loc"], depth=1 if prefix else 2)
     key = ".".join([*([prefix] if prefix else []), *path])
     if item["type"] == "extra_forbidden":
         return key, f"unknown key{did_you_mean(path[-1], _names_at(schema, path[:-1]))}"
@@ -94,12 +94,23 @@ def _complaint(schema: type[BaseModel], item: Any, prefix: str) -> tuple[str, st
     return key, f"{expected}, found {shown(item['input'])}"
 
 
+def _place(loc: tuple[str | int, ...], *, depth: int) -> list[str]:
+    """The first `depth` names of a location; of a table in a list also which it is, and its own key."""
+    path = [str(part)[:100] for part in loc[:depth]]
+    match loc[depth:]:
+        case (int(index), str(name), *_):
+            return [*path[:-1], f"{path[-1]}[{index}]", name[:100]]
+    return path
+
+
 def _names_at(schema: type[BaseModel], path: list[str]) -> list[str]:
+    """The keys that the table at `path` may have, or each table of the list there."""
     for part in path:
-        found = schema.model_fields.get(part)
-        if found is None or not isinstance(found.annotation, type) or not issubclass(found.annotation, BaseModel):
+        found = schema.model_fields.get(part.partition("[")[0])
+        annotation = get_args(found.annotation)[0] if found and "[" in part else found.annotation if found else None
+        if not isinstance(annotation, type) or not issubclass(annotation, BaseModel):
             return []
-        schema = found.annotation
+        schema = annotation
     return list(schema.model_fields)
 
 
