@@ -20,14 +20,39 @@ def made_cluster(table: ClusterTable, folder: Path | None) -> ClusterSpec:
     """The cluster that `table` names, relative to the scenario's `folder`; ScenarioError, with the key, where there is none."""
     if table.file is not None and table.preset is None:
         found = cluster_reader.load(table.file, folder=folder, nodes=table.nodes, ranks=table.ranks)
-        return _with_slow_links(_with_fabric(found, table), table)
+        return _with_network(found, table)
     if table.preset is None or table.file is not None:
         given = "neither" if table.preset is None else "both"
         raise ScenarioError((f"cluster: expected one of preset or file, found {given}; `zsim list clusters` names presets",))
     if table.preset not in clusters():
         hint = did_you_mean(table.preset, list(clusters()))
         raise ScenarioError((f'cluster.preset: unknown cluster "{table.preset[:60]}"{hint}',))
-    return _with_slow_links(_with_fabric(load_cluster(table.preset, nodes=table.nodes, ranks=table.ranks), table), table)
+    return _with_network(load_cluster(table.preset, nodes=table.nodes, ranks=table.ranks), table)
+
+
+def _with_network(cluster: ClusterSpec, table: ClusterTable) -> ClusterSpec:
+    """`cluster` with all that `table` says of its network."""
+    return _with_slow_links(_with_narrow_nics(_with_fabric(cluster, table), table), table)
+
+
+def _with_narrow_nics(cluster: ClusterSpec, table: ClusterTable) -> ClusterSpec:
+    """`cluster` with less bandwidth on all of its NICs' links; ScenarioError for more than they have."""
+    if table.nic_bandwidth is None:
+        return cluster
+    bandwidth = _rate("cluster.nic_bandwidth", table.nic_bandwidth, cluster, whose="its NICs'")
+    return replace(cluster, links=replace(cluster.links, rail=replace(cluster.links.rail, bandwidth=bandwidth)))
+
+
+def _rate(key: str, words: str, cluster: ClusterSpec, *, whose: str) -> int:
+    """Bytes/s of a link that is no faster than the cluster's own, which are `whose`; ScenarioError, with the key, for another."""
+    try:
+        found = parse_rate(words)
+    except ZsimError as error:
+        raise ScenarioError((f"{key}: {error}",)) from None
+    if not parse_rate(SLOWEST) <= found <= cluster.links.rail.bandwidth:
+        most = format_rate(cluster.links.rail.bandwidth)
+        raise ScenarioError((f"{key}: expected {SLOWEST} to {most}, {whose}, found {words[:60]}",))
+    return found
 
 
 def _with_fabric(cluster: ClusterSpec, table: ClusterTable) -> ClusterSpec:
@@ -49,13 +74,11 @@ def _with_slow_links(cluster: ClusterSpec, table: ClusterTable) -> ClusterSpec:
             if getattr(link, name) >= count:
                 problems.append(f"{key}.{name}: expected 0 to {count - 1}, found {getattr(link, name)}")
         try:
-            slow.append(SlowRail(node=link.node, nic=link.nic, bandwidth=parse_rate(link.bandwidth)))
-        except ZsimError as error:
-            problems.append(f"{key}.bandwidth: {error}")
-            continue
-        if not parse_rate(SLOWEST) <= slow[-1].bandwidth <= cluster.links.rail.bandwidth:
-            most = format_rate(cluster.links.rail.bandwidth)
-            problems.append(f"{key}.bandwidth: expected {SLOWEST} to {most}, the others', found {link.bandwidth[:60]}")
+            bandwidth = _rate(f"{key}.bandwidth", link.bandwidth, cluster, whose="the others'")
+        except ScenarioError as error:
+            problems += error.problems
+        else:
+            slow.append(SlowRail(node=link.node, nic=link.nic, bandwidth=bandwidth))
     if len({(link.node, link.nic) for link in slow}) < len(slow):
         problems.append("cluster.slow_links: expected each link once, found one twice")
     if problems:

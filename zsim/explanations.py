@@ -8,7 +8,7 @@ from typing import Any
 from zsim.accuracy import cautions
 from zsim.collectives.nccl import Communicator
 from zsim.collectives.nccl_search import RINGS_IN_NODE, nvls_graph
-from zsim.collectives.nccl_tuning import Graph, System, choices
+from zsim.collectives.nccl_tuning import Graph, System, bus_factor, choices
 from zsim.measurements import NcclRow, Product, Row, Skipped, Step
 from zsim.measurements.nccl_rows import mapped, predict, question
 from zsim.units import format_time
@@ -53,13 +53,17 @@ def _collective(row: NcclRow) -> dict[str, str]:
     found, apart = predict(question(row)), mapped(row)
     group = apart.communicator
     protocol, channels = _tuned(row, group, found.algorithm)
+    nodes = "1 node" if group.num_nodes == 1 else f"{group.num_nodes} nodes"
+    steps = 1.0 if row.collective == "broadcast" else bus_factor(row.collective, group.num_ranks)
+    reached = steps * row.size_bytes / (1000 * found.microseconds)
     return {
-        "collective": f"{row.collective} of {row.size_bytes:,} B over {group.num_ranks} ranks on {group.num_nodes} nodes",
+        "collective": f"{row.collective} of {row.size_bytes:,} B over {group.num_ranks} ranks on {nodes}",
         "machine": f"{group.generation}, {group.links}, network {group.fabric}",
         "algorithm": found.algorithm,
         "protocol": protocol,
         "channels": str(channels),
-        "bus bandwidth": f"{group.bus_gb_s:.6g} GB/s",
+        "links": f"{group.bus_gb_s:.6g} GB/s, what a ring has at its narrowest place",
+        "bus bandwidth": f"{reached:.4g} GB/s reached, as nccl-tests counts: {steps:.6g} of the message in the predicted time",
         "provenance": found.provenance,
         "predicted": format_time(round(found.microseconds * 1000)),
         "band": " to ".join(format_time(round(end * 1000)) for end in (found.low, found.high)),

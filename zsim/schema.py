@@ -83,14 +83,16 @@ class SlowLinkTable(Table):
 class ClusterTable(Table):
     """A cluster preset, or a file as `zsim calibrate --out` writes it; `nodes` of it, or for a CPU host that many `ranks`.
 
-    `slow_links` are those of its links that are slower than the rest, `fabric` the kind of its network where that is another than the
-    preset's, as far as NCCL's collectives differ by it.
+    `nic_bandwidth` is what each NIC's link to the network carries where that is less than the preset's, as "100 Gbit/s" of a network that
+    is oversubscribed or that others use; `slow_links` are those of its links that are slower than the rest, `fabric` the kind of its
+    network where that is another than the preset's, as far as NCCL's collectives differ by it.
     """
 
     preset: str | None = None
     file: str | None = None
     nodes: int = Field(default=1, ge=1, le=100_000)
     ranks: int | None = Field(default=None, ge=1, le=1_000_000)
+    nic_bandwidth: str | None = None
     slow_links: tuple[SlowLinkTable, ...] = Field(default=(), max_length=1024)
     fabric: Literal["ib", "roce", "efa", "tcp"] | None = None
 

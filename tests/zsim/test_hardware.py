@@ -265,7 +265,7 @@ def test_a_scenario_names_links_that_are_slower_and_its_step_is_slower_wherever_
         ('{ node = 0, nic = 0, bandwidth = "900 Gbit/s" }', "cluster.slow_links[0].bandwidth: expected 1 Mbit/s to "),
         ('{ node = 0, nic = 0, bandwidth = "1 B/s" }', "cluster.slow_links[0].bandwidth: expected 1 Mbit/s to "),
         ('{ node = 0, nic = 0, bandwidth = "1 bit/s" }', "cluster.slow_links[0].bandwidth: expected 1 Mbit/s to "),
-        ('{ node = 0, nic = 0, bandwidth = "1 Mbit/s" }, { node = 0, nic = 1 }', "cluster.slow_links[1].bandwidth: expected a value, found"),
+        ('{ node = 0, nic = 0, bandwidth = "1 Mbit/s" }, { node = 0, nic = 1 }', "cluster.slow_links[1].bandwidth: expected a value"),
         ('{ node = 0, nic = 0, bandwith = "1 Gbit/s" }', "cluster.slow_links[0].bandwith: unknown key, did you mean bandwidth?"),
         ('{ node = -1, nic = 0, bandwidth = "1 Gbit/s" }', "cluster.slow_links[0].node: expected greater than or equal to 0, found -1"),
         ('{ node = 0, nic = 0, bandwidth = "fast" }', "cluster.slow_links[0].bandwidth: "),
@@ -276,6 +276,24 @@ def test_links_that_a_cluster_does_not_have_are_refused_by_name(link: str, found
     with pytest.raises(ScenarioError) as caught:
         slowed(link)
     assert found in str(caught.value)
+
+
+def test_narrower_links_of_all_nics_are_as_slow_links_all_over() -> None:
+    narrow = '{ node = %d, nic = %d, bandwidth = "50 Gbit/s" }'
+    everywhere = slowed(", ".join(narrow % (node, nic) for node in range(3) for nic in range(4)))
+    whole = SLOW.replace("slow_links = [LINKS]", 'nic_bandwidth = "50 Gbit/s"')
+    found = scenario.parse(whole.encode(), where="narrow.toml")
+    assert found.cluster.links.rail.bandwidth == 6_250_000_000
+    assert not found.cluster.slow_rails
+    times = [SimBackend().run(one, options=RunOptions()).step_time_ns for one in (found, everywhere)]
+    assert times[0] == times[1] != SimBackend().run(slowed(""), options=RunOptions()).step_time_ns
+
+
+@pytest.mark.parametrize("words", ["101 Gbit/s", "1 B/s", "fast", "-1 Gbit/s"])
+def test_nics_are_no_faster_than_the_clusters_and_no_slower_than_a_network(words: str) -> None:
+    whole = SLOW.replace("slow_links = [LINKS]", f'nic_bandwidth = "{words}"')
+    with pytest.raises(ScenarioError, match=r"cluster\.nic_bandwidth: "):
+        scenario.parse(whole.encode(), where="narrow.toml")
 
 
 def test_a_tensor_parallel_group_across_two_nodes_has_the_rails_of_its_members() -> None:

@@ -61,12 +61,10 @@ class Machine:
 
     @property
     def table(self) -> dict[str, object]:
-        """The scenario's table. A ring is as fast as its slowest link, so one node's links make the whole network slower."""
+        """The scenario's table."""
         found: dict[str, object] = {"preset": self.preset, "nodes": self.nodes, "ranks": self.ranks}
         if self.nic_gb_s:
-            rate = f"{self.nic_gb_s:.6g} GB/s"
-            nics = range(load_cluster(self.preset).nics_per_node)
-            found["slow_links"] = [{"node": 0, "nic": nic, "bandwidth": rate} for nic in nics]
+            found["nic_bandwidth"] = f"{self.nic_gb_s:.6g} GB/s"
         if self.fabric:
             found["fabric"] = self.fabric
         return found
