@@ -13,8 +13,14 @@ from tests.quick import one_in
 from zsim import bands, metrics, scenario
 from zsim.bands import Part, Parts
 from zsim.costs import Costs
+from zsim.devices import Figure, Provenance
 from zsim.engine import simulate
+from zsim.execution import EAGER, Execution
+from zsim.hardware import ClusterSpec, load_cluster
+from zsim.mesh import Mesh
+from zsim.ops import Kernel, Op, OpKind
 from zsim.plan import plan
+from zsim.program import Program, RankProgram
 from zsim.run import RunOptions
 from zsim.simulator import SimBackend
 from zsim.slowdown import simulate_step
@@ -201,3 +207,101 @@ def test_a_link_whose_bandwidth_is_assumed_widens_what_goes_over_it() -> None:
     assert parts("hgx-h800").network.width > 0.3
     assert parts("hgx-h800").network.width > 1.3 * parts("dgx-h100").network.width
     assert parts("hgx-h800").compute.width == pytest.approx(parts("dgx-h100").compute.width)
+
+
+LINEAR = (Kernel("linear", 10**12, 0, "bfloat16", shape=(1, 8192, 8192, 8192)),)
+GELU = (Kernel("gelu", 0, 10**9, "bfloat16"),)
+
+
+def known(cluster: ClusterSpec, **provenance: Provenance) -> ClusterSpec:
+    """`cluster` whose constants of these names come from elsewhere."""
+    return replace(
+        cluster, device=replace(cluster.device, figures=tuple(_from(one, provenance) for one in cluster.device.figures))
+    )
+
+
+def _from(one: Figure, provenance: dict[str, Provenance]) -> Figure:
+    name = one.key.removeprefix("device.")
+    return replace(one, provenance=provenance[name], width=None) if name in provenance else one
+
+
+def forward(index: int, kernels: tuple[Kernel, ...], *, kind: OpKind = "forward", stream: str = "compute") -> Op:
+    return Op(index=index, kind=kind, unit="a", stream=stream, kernels=kernels)
+
+
+def of_ops(cluster: ClusterSpec, *ops: Op, execution: Execution = EAGER) -> Parts:
+    costs = Costs(cluster=cluster, execution=execution)
+    steady = (RankProgram(construction=(), first=(), steady=ops),)
+    program = Program(mesh=Mesh(dp_shard=cluster.num_ranks), ranks=steady, assignment=(0,) * cluster.num_ranks)
+    return bands.parts(program, simulate(program, costs=costs), costs=costs)
+
+
+@pytest.mark.parametrize(
+    ("provenance", "wide"),
+    [("measured", 0.05), ("calibrated", 0.08), ("published", 0.15), ("source code", 0.2), ("vendor sheet", 0.3), ("assumed", 0.3)],
+)
+def test_a_kernel_is_as_uncertain_as_where_its_constant_comes_from(provenance: Provenance, wide: float) -> None:
+    cluster = known(load_cluster("dgx-h100"), matmul_efficiency=provenance, float8_efficiency=provenance)
+    assert of_ops(cluster, forward(0, LINEAR)).compute.width == pytest.approx(wide)
+    assert of_ops(cluster, forward(0, LINEAR), execution=Execution(float8=True)).compute.width == pytest.approx(wide + 0.05)
+    assert of_ops(cluster, forward(0, LINEAR), execution=Execution(compile=True)).compute.width == pytest.approx(wide + 0.05)
+
+
+def test_a_cpus_constant_that_is_assumed_is_further_off_and_one_that_is_calibrated_is_not() -> None:
+    core = load_cluster("cpu-gloo", ranks=2)
+    kernels = (replace(LINEAR[0], dtype="float32"),)
+    for provenance, wide in (("assumed", 0.4), ("source code", 0.4), ("published", 0.15), ("calibrated", 0.08)):
+        assert of_ops(known(core, matmul_efficiency=provenance), forward(0, kernels)).compute.width == pytest.approx(wide)
+
+
+def test_each_time_that_kernels_run_counts() -> None:
+    """Nine alike of an assumed constant, and one of a measured one."""
+    cluster = known(load_cluster("dgx-h100"), matmul_efficiency="assumed", elementwise_efficiency="measured")
+    costs = Costs(cluster=cluster)
+    products, chain = 9 * costs.compute_ns(LINEAR), costs.compute_ns(GELU)
+    found = of_ops(cluster, *(forward(index, LINEAR) for index in range(9)), forward(9, GELU))
+    assert found.compute.width == pytest.approx((0.3 * products + 0.05 * chain) / (products + chain))
+
+
+def test_kernels_of_another_stream_are_none_that_compute_is_busy_with() -> None:
+    cluster = load_cluster("dgx-h100")
+    alone = of_ops(cluster, forward(0, LINEAR))
+    beside = of_ops(cluster, forward(0, LINEAR), forward(1, (Kernel("copy", 0, 10**12, "bfloat16"),), kind="copy", stream="all_gather"))
+    assert alone.compute.share == pytest.approx(1, abs=0.05)
+    assert beside.compute.share < 0.1 * alone.compute.share
+
+
+def test_each_time_that_a_collective_runs_counts() -> None:
+    """Thirty large ones and a small one, of which far less is known."""
+    cluster = load_cluster("dgx-h100")
+    large, small = 256 * 2**20, 1024
+    sizes = [large] * 30 + [small]
+    gathers = [Op(index=i, kind="all_gather", unit="a", stream="all_gather", group="dp_shard", nbytes=n) for i, n in enumerate(sizes)]
+    ranks, costs = tuple(range(8)), Costs(cluster=cluster)
+    times = [costs.collective_ns("all_gather", nbytes, ranks) for nbytes in (large, small)]
+    widths = [bands.collective_width("all_gather", nbytes, cluster, ranks) for nbytes in (large, small)]
+    assert widths[0] < widths[1]
+    wanted = (30 * times[0] * widths[0] + times[1] * widths[1]) / (30 * times[0] + times[1])
+    assert of_ops(cluster, *gathers).network.width == pytest.approx(wanted)
+
+
+def test_what_goes_between_nodes_is_as_uncertain_as_their_network_and_not_as_their_nvlink() -> None:
+    cluster = load_cluster("dgx-h100", nodes=2)
+    inside, between = tuple(range(8)), tuple(range(16))
+    unknown = replace(
+        cluster,
+        figures=tuple(
+            replace(one, provenance="assumed" if one.key == "links.fabric.bandwidth" else "published")
+            if one.key in ("links.fabric.bandwidth", "links.rail.bandwidth")
+            else one
+            for one in cluster.figures
+        ),
+    )
+    widths = [bands.collective_width("all_gather", 2**28, each, ranks) for each in (cluster, unknown) for ranks in (inside, between)]
+    assert widths[2] == pytest.approx(hypot(widths[0], 0.3))
+    assert widths[3] == widths[1]
+
+
+def test_a_host_that_is_the_device_hides_nothing_that_it_issues() -> None:
+    assert parts("cpu-gloo", ranks=2, more="").issuing == 0
+    assert parts("dgx-h100").issuing > 0
