@@ -35,16 +35,23 @@ def breaches(program: Program) -> tuple[str, ...]:
 
 
 def every_unshard_is_resharded(program: Program, rank: RankProgram, phase: PhaseName) -> Iterator[str]:
-    """Unsharded parameters that a step makes are gone at its end."""
+    """Unsharded parameters that a step makes are gone at its end, but for what a unit whose backward never runs keeps on fewer ranks.
+
+    fully_shard frees those parts when the unit is resharded again, in the next step's forward.
+    """
     live: dict[str, Op] = {}
+    ended = {op.unit for op in rank.phase(phase) if op.kind == "backward"}
+    narrowing = set[int]()
     for op in rank.phase(phase):
         for event in op.memory:
             if not isinstance(event, Alloc):
-                live.pop(event.buffer, None)
+                if live.pop(event.buffer, op) is not op and op.kind == "copy":
+                    narrowing.add(op.index)
             elif event.kind == "unsharded_parameters":
                 live[event.buffer] = op
     for buffer, op in live.items():
-        yield f"{buffer}, made by op {op.index} ({label(op)}), outlives the step"
+        if op.unit in ended or op.index not in narrowing:
+            yield f"{buffer}, made by op {op.index} ({label(op)}), outlives the step"
 
 
 def compute_finds_its_parameters_gathered(program: Program, rank: RankProgram, phase: PhaseName) -> Iterator[str]:

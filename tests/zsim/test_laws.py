@@ -61,6 +61,17 @@ precision = { parameters = "bf16", reduce = "fp32" }
 """
 """A unit packs gradients anew while those of its first reduction in the same backward are still on their way over replicas."""
 
+KEEPS_PARTS = """
+model = { family = "mlp", sizes = { dims = [1, 1], hidden = 1, num_classes = 3 } }
+batch = { micro_batch = 2 }
+activation_checkpointing = { mode = "full" }
+frozen = ["blocks.0.*"]
+cluster = { preset = "cpu-gloo", ranks = 4 }
+strategy = { name = "fsdp2", dp_shard = 4, reshard_after_forward = 2 }
+precision = { parameters = "bf16", reduce = "fp32" }
+"""
+"""A frozen first block, whose backward never runs, keeps what forward resharded to two ranks until the next step, as in torch."""
+
 
 def planned(strategy: str, **more: int) -> Program:
     found = scenario(strategy, **more)
@@ -73,6 +84,7 @@ def planned(strategy: str, **more: int) -> Program:
 @WHOLE
 @given(scenarios())
 @example(parse_scenario(REDUCES_TWICE.encode(), where="twice.toml"))
+@example(parse_scenario(KEEPS_PARTS.encode(), where="parts.toml"))
 def test_every_program_is_valid_obeys_the_laws_and_reads_back(found):
     program = plan(found, device=found.cluster.kind)
 
