@@ -207,6 +207,14 @@ def test_a_step_that_real_ranks_timed_is_held_to_the_band_of_the_prediction(step
     assert agrees(checks) == (status == "ok")
 
 
+@pytest.mark.parametrize(("step_time_ns", "status"), [(899, "failed"), (1050, "ok"), (1400, "failed")])
+def test_a_run_whose_time_is_another_simulators_is_held_to_the_bound_and_to_no_band(step_time_ns, status):
+    """A band is how far off reality may be: what no rank has timed is compared as a figure, though it has one."""
+    predicted = a_run("sim", step_time_ns=step_time_ns, provenance=BANDED)
+    check = named(compare(predicted, a_run("sim", step_time_ns=1000, provenance=BANDED)), "step time")
+    assert (check.status, "at most 10% allowed" in check.detail) == (status, True)
+
+
 def test_both_times_their_error_and_the_band_are_said():
     predicted = a_run("sim", step_time_ns=1000, provenance=BANDED)
     details = [

@@ -14,8 +14,9 @@ from zsim import compute, scenario
 from zsim.costs import Costs
 from zsim.devices import load_device
 from zsim.errors import ScenarioError
+from zsim.execution import Execution
 from zsim.hardware import load_cluster
-from zsim.ops import Kernel, Op, OpKind
+from zsim.ops import ACCUMULATE, MOVE_GRADIENT, Kernel, Op, OpKind
 
 H100 = Costs(load_cluster("dgx-h100", nodes=4))
 
@@ -31,6 +32,15 @@ def test_an_op_takes_the_sum_of_its_kernels_and_nothing_takes_no_time() -> None:
     kernels = (Kernel("gelu", 0, 10**6, "float32"), Kernel("linear", 10**9, 0, "float32"))
     assert H100.compute_ns(kernels) == sum(H100.kernel_ns(kernel) for kernel in kernels)
     assert H100.compute_ns(()) == 0
+
+
+@pytest.mark.parametrize(("accumulation", "moves", "adds"), [("eager", True, True), ("fp32", False, True), ("fused", False, False)])
+def test_gradients_that_lie_in_the_buffer_that_is_reduced_are_not_moved(accumulation: str, moves: bool, adds: bool) -> None:
+    costs = Costs(H100.cluster, Execution(accumulation=accumulation))  # type: ignore[arg-type]
+    for operator, runs in ((MOVE_GRADIENT, moves), (ACCUMULATE, adds)):
+        kernel = Kernel(operator, 0, 10**9, "bfloat16")
+        assert (costs.kernel_ns(kernel) > 0) == runs
+        assert (costs.issue_ns(Op(index=0, kind="copy", unit="a", stream="compute", kernels=(kernel,))) > 0) == runs
 
 
 def test_on_a_cpu_even_an_empty_kernel_takes_a_nanosecond() -> None:

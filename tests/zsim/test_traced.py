@@ -494,6 +494,17 @@ def test_a_scenario_can_be_of_a_traced_model(tmp_path: Path) -> None:
     assert figures.mfu is not None and figures.mfu > 0  # noqa: PT018
 
 
+def test_a_traced_step_of_more_micro_batches_has_as_many_times_the_flops(tmp_path: Path) -> None:
+    """Backward has twice those of forward, each of whose kernels says its own."""
+    save(MODEL, tmp_path / "mine.json")
+    forward = sum(kernel.flops for module in MODEL.lowered for kernel in module.forward.kernels)
+    for accumulation in (1, 3):
+        text = TRACED_SCENARIO.replace("micro_batch = 2", f"micro_batch = 2, accumulation = {accumulation}")
+        found = scenario.parse(text.encode(), where="x.toml", folder=tmp_path)
+        assert metrics.model_flops(found) == 3 * accumulation * forward
+    assert forward > 0
+
+
 @pytest.mark.parametrize(
     ("old", "new", "wanted"),
     [
