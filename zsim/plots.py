@@ -1,6 +1,7 @@
 """A picture of predicted against measured, as SVG: one point per row on two logarithmic axes, the diagonal, and 10 % on both sides.
 
-Each source has a mark of its own, a colour and a shape, which the list beside the axes names.
+Each source has a mark of its own, a colour and a shape, which the list beside the axes names. Where that has not room for all of them,
+the rest share a mark that is nobody else's.
 """
 
 from __future__ import annotations
@@ -26,9 +27,14 @@ SHAPES = (
     '<path d="M{x:.1f} {y:.1f}m0 4l4 -7h-8z"',
 )
 """Of marks: seven sources have circles, the next seven squares, and so on, so that each of 35 has a mark of its own."""
+REST = "#999999"
+"""The colour of sources that are not named."""
 LINE = 16
 MOST_NAMES = (SIDE - 2 * MARGIN) // LINE
-LONGEST_NAME = 34
+"""Lines that the list has room for: fewer than there are marks."""
+LONGEST_NAME, SHORT_NAME, LETTER = 34, 20, 7
+"""Letters of a name that is cut, those that fit beside the axes however wide the reader's letters are, and pixels of each letter of a name
+between the two, which is told how wide it is: else 34 capitals would run off the picture."""
 
 
 class PlotError(ZsimError):
@@ -76,19 +82,27 @@ def _svg(rows: Sequence[Predicted]) -> Iterator[str]:
         yield f'<path d="M{start} {SIDE - start - shift:.1f}L{end} {SIDE - end - shift:.1f}" stroke="{style}" fill="none"/>'
         beside = SIDE - end - shift + (4 if factor == 1.0 else -8 if factor > 1.0 else 18)
         yield f'<text x="{end + 4}" y="{beside:.1f}" font-size="10" fill="#666">{words}</text>'
-    sources = {source: place_of for place_of, source in enumerate(dict.fromkeys(row.source for row in rows))}
+    sources = list(dict.fromkeys(row.source for row in rows))
+    named = {source: place_of for place_of, source in enumerate(sources[: _num_named(sources)])}
     for row in rows:
         title = escape(f"{row.source} line {row.line}: {100 * row.error:+.1f} %")
-        mark = _mark(sources[row.source], place(row.measured), SIDE - place(row.predicted))
+        mark = _mark(named.get(row.source), place(row.measured), SIDE - place(row.predicted))
         yield f'{mark} fill-opacity="0.6"><title>{title}</title>{_end(mark)}'
-    yield from _legend(list(sources))
+    yield from _legend(sources)
     yield f'<text x="{SIDE / 2}" y="{SIDE - 20}" text-anchor="middle">measured, s</text>'
     yield f'<text x="20" y="{SIDE / 2}" text-anchor="middle" transform="rotate(-90 20 {SIDE / 2})">predicted, s</text>'
     yield "</svg>"
 
 
-def _mark(place_of: int, x: float, y: float) -> str:
-    """The mark of a source at a place of the picture, without the end of its element."""
+def _num_named(sources: Sequence[str]) -> int:
+    """How many of the sources the list has room for, and for the line that counts the rest."""
+    return len(sources) if len(sources) <= MOST_NAMES else MOST_NAMES - 1
+
+
+def _mark(place_of: int | None, x: float, y: float) -> str:
+    """The mark of a named source, or with None of the rest, at a place of the picture, without the end of its element."""
+    if place_of is None:
+        return f'{SHAPES[0].format(x=x, y=y)} fill="{REST}"'
     shape = SHAPES[place_of // len(COLORS) % len(SHAPES)]
     return f'{shape.format(x=x, y=y)} fill="{COLORS[place_of % len(COLORS)]}"'
 
@@ -99,13 +113,17 @@ def _end(mark: str) -> str:
 
 def _legend(sources: Sequence[str]) -> Iterator[str]:
     """The sources' marks and names beside the picture, as many as there is room for, and how many more there are."""
-    more = len(sources) - MOST_NAMES
-    shown = sources if more <= 0 else sources[: MOST_NAMES - 1]
-    x = SIDE + 10
-    for place_of, source in enumerate(shown):
-        y = MARGIN + LINE * place_of
+    named = _num_named(sources)
+    for place_of, source in enumerate(sources[:named]):
         name = source if len(source) <= LONGEST_NAME else f"…{source[1 - LONGEST_NAME :]}"
-        yield f"{_mark(place_of, x, y)}/>"
-        yield f'<text x="{x + 10}" y="{y + 4}">{escape(name)}</text>'
-    if more > 0:
-        yield f'<text x="{x + 10}" y="{MARGIN + LINE * len(shown) + 4}">and {len(sources) - len(shown)} more</text>'
+        yield from _line(place_of, place_of, name)
+    if named < len(sources):
+        yield from _line(named, None, f"and {len(sources) - named} more sources")
+
+
+def _line(number: int, place_of: int | None, words: str) -> Iterator[str]:
+    """One line of the list: a mark and words, which are told how wide they are where they could be too wide."""
+    x, y = SIDE + 10, MARGIN + LINE * number
+    width = f' textLength="{LETTER * len(words)}" lengthAdjust="spacingAndGlyphs"' if len(words) > SHORT_NAME else ""
+    yield f"{_mark(place_of, x, y)}/>"
+    yield f'<text x="{x + 10}" y="{y + 4}"{width}>{escape(words)}</text>'

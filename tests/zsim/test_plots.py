@@ -52,6 +52,25 @@ def test_each_source_has_a_mark_of_its_own_which_the_legend_names(tmp_path: Path
     assert legend == of_points
 
 
+@pytest.mark.parametrize("count", [32, 41, 300])
+def test_sources_that_the_legend_has_no_room_for_share_a_mark_that_no_named_source_has(tmp_path: Path, count: int) -> None:
+    nodes = drawn(tmp_path, [f"{place}.csv" for place in range(count)])
+    legend = {str(after.text): mark(node) for node, after in zip(nodes, nodes[1:], strict=False) if float(after.get("x", 0)) > plots.SIDE}
+    rest = legend.pop(f"and {count - len(legend) + 1} more sources")
+    points = {(str(node[0].text).partition(" line ")[0], mark(node)) for node in nodes if len(node)}
+    assert len({*legend.values(), rest}) == len(legend) + 1
+    assert points == {(f"{place}.csv", legend.get(f"{place}.csv", rest)) for place in range(count)}
+
+
+@pytest.mark.parametrize("name", ["W" * 20, "W" * 21, "W" * 34, "ultrascale_playbook_sweep.csv", "W" * 300, "長" * 34])
+def test_no_name_is_wider_than_its_place_however_wide_its_letters_are(tmp_path: Path, name: str) -> None:
+    """Of twelve pixels at most is a letter of this size; a width that is told holds in every font."""
+    nodes = drawn(tmp_path, [name])
+    (text,) = (node for node in nodes if node.get("x") == str(plots.SIDE + 20))
+    wide = float(text.get("textLength", 12 * len(str(text.text))))
+    assert plots.SIDE + 20 + wide <= plots.SIDE + plots.LEGEND
+
+
 @pytest.mark.parametrize("count", [1, 31, 41, 300])
 def test_nothing_is_outside_of_the_picture_and_the_legend_not_over_the_axes(tmp_path: Path, count: int) -> None:
     nodes = drawn(tmp_path, [f"{'a-long-folder/' * 5}{place}.csv" for place in range(count)])
@@ -62,7 +81,7 @@ def test_nothing_is_outside_of_the_picture_and_the_legend_not_over_the_axes(tmp_
     assert all(len(words) <= plots.LONGEST_NAME for _, _, words in legend)
     shown = [words for _, _, words in legend if words.endswith(".csv")]
     assert len(shown) == (count if count <= plots.MOST_NAMES else plots.MOST_NAMES - 1)
-    assert (legend[-1][2] == f"and {count - len(shown)} more") == (count > plots.MOST_NAMES)
+    assert (legend[-1][2] == f"and {count - len(shown)} more sources") == (count > plots.MOST_NAMES)
 
 
 def test_the_lines_of_ten_percent_are_named(tmp_path: Path) -> None:
