@@ -95,11 +95,13 @@ def _complaint(schema: type[BaseModel], item: Any, prefix: str) -> tuple[str, st
 
 
 def _place(loc: tuple[str | int, ...], *, depth: int) -> list[str]:
-    """The first `depth` names of a location; of a table in a list also which it is, and its own key."""
+    """The first `depth` names of a location; of an entry of a list also which it is, and of a table there its own key."""
     path = [str(part)[:100] for part in loc[:depth]]
     match loc[depth:]:
         case (int(index), str(name), *_):
             return [*path[:-1], f"{path[-1]}[{index}]", name[:100]]
+        case (int(index),):
+            return [*path[:-1], f"{path[-1]}[{index}]"]
     return path
 
 

@@ -268,6 +268,7 @@ def test_a_scenario_names_links_that_are_slower_and_its_step_is_slower_wherever_
         ('{ node = 0, nic = 0, bandwidth = "1 Mbit/s" }, { node = 0, nic = 1 }', "cluster.slow_links[1].bandwidth: expected a value"),
         ('{ node = 0, nic = 0, bandwith = "1 Gbit/s" }', "cluster.slow_links[0].bandwith: unknown key, did you mean bandwidth?"),
         ('{ node = -1, nic = 0, bandwidth = "1 Gbit/s" }', "cluster.slow_links[0].node: expected greater than or equal to 0, found -1"),
+        ('{ node = 0, nic = 0, bandwidth = "1 Gbit/s" }, 3', "cluster.slow_links[1]: expected a table, { key = value }, found 3"),
         ('{ node = 0, nic = 0, bandwidth = "fast" }', "cluster.slow_links[0].bandwidth: "),
         ('{ node = 0, nic = 0, bandwidth = "1 Gbit/s" }, { node = 0, nic = 0, bandwidth = "2 Gbit/s" }', "each link once"),
     ],
