@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.zsim.test_measurements import FOUNDRY, MEGATRON, TITAN, table
+from tests.zsim.test_measurements import FOUNDRY, MEGATRON, NANOTRON, TITAN, table
 from zsim import accuracy, accuracy_commands, cli, measurements
 from zsim.accuracy import Predicted, groups, pairs, percentile, spearman
 
@@ -185,6 +185,46 @@ provenance: assumed
 predicted: 775.975 us
 band: 310.390 us to 1.630 ms
 """
+
+
+@pytest.mark.parametrize("op", ["all_gather", "reduce_scatter", "all_reduce", "broadcast"])
+def test_a_collectives_bus_bandwidth_is_that_of_nccl_tests_in_the_predicted_time(
+    op: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of eight ranks nccl-tests counts 7/8 of the message, 14/8 of an all-reduce's, and a broadcast's as it is."""
+    table(tmp_path / "n.csv", SWEEP | {"collective": op, "inter_node": "", "size_bytes": "268435456", "time_us": "1500"})
+    assert cli.main(["accuracy", str(tmp_path), "--json"]) == 0
+    (one,) = json.loads(capsys.readouterr().out)["rows"]
+    assert cli.main(["accuracy", str(tmp_path), "--explain", "n.csv:2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["taken_for"]
+    assert found["collective"] == f"{op} of 268,435,456 B over 8 ranks on 1 node"
+    factor = {"all_reduce": 14 / 8, "broadcast": 1}.get(op, 7 / 8)
+    assert float(found["bus bandwidth"].partition(" GB/s reached")[0]) == pytest.approx(factor * 0.268435456 / one["predicted"], rel=1e-3)
+    assert found["links"].endswith("GB/s, what a ring has at its narrowest place")
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        NANOTRON | {"n_gpus": "64", "dp": "64", "nodes": "8"},
+        MEGATRON | {"n_gpus": "64", "dp": "64", "inter_node_gbps_per_node": "200"},
+    ],
+    ids=["shared", "narrow"],
+)
+def test_a_slower_networks_scenario_says_so_once_and_runs_to_the_nanosecond_as_predicted(
+    others: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table(tmp_path / "a.csv", others)
+    assert cli.main(["accuracy", str(tmp_path), "--json"]) == 0
+    (one,) = json.loads(capsys.readouterr().out)["rows"]
+    assert cli.main(["accuracy", str(tmp_path), "--explain", "a.csv:2"]) == 0
+    said = capsys.readouterr().out
+    (cluster,) = (line for line in said.splitlines() if line.startswith("cluster = "))
+    assert "slow_links" not in said
+    assert cluster.count("nic_bandwidth = ") == 1
+    (tmp_path / "asked.toml").write_text(said, encoding="utf-8")
+    assert cli.main(["run", str(tmp_path / "asked.toml"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step_time_ns"] == round(one["predicted"] * 1e9)
 
 
 def test_products_are_predicted_and_accelerators_without_a_preset_are_named(
