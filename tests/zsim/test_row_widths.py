@@ -164,6 +164,8 @@ NEW, OLD = {"gpu": "h100_80gb"}, {"gpu": "a100_40gb"}
         (OLD | {"measured_by": "2024-01", "attn_impl": "triton (default of submit_benchmarks at 2023-07)"}, False, False),
         (NEW, True, True),
         (OLD, False, True),
+        (OLD | {"attn_impl": "triton (sweep of 2024-01)"}, True, True),
+        (OLD | {"attn_impl": "triton (sweep of 2023-12)"}, False, True),
         (NEW | {"measured_by": "2023-07"}, False, True),
         (OLD | {"measured_by": "2024-01"}, False, True),
         (OLD | {"measured_by": "2025-06"}, True, True),
@@ -176,6 +178,15 @@ def test_early_stop_is_decided_by_what_dates_the_software(tmp_path: Path, said: 
     assert read(made).checkpointing.early_stop is early
     assert made.widened == pytest.approx(hypot(plain.widened, 0.07 if doubted else 0.0))
     assert any(words.startswith("recomputation") and ", by " in words for words in made.assumed)
+
+
+KERNELS = [("2.8.0", "composite"), ("2.9", "fused"), ("v2.9.1", "fused"), ("2.10", "fused"), ("", "composite")]
+
+
+@pytest.mark.parametrize(("version", "norms"), KERNELS)
+def test_rmsnorms_are_of_one_kernel_since_torch_2_9(tmp_path: Path, version: str, norms: str) -> None:
+    for row in (FMS, TITAN | {"torch_compile": "False"}):
+        assert read(step(tmp_path, row | {"torch_version": version})).executed.norms == norms
 
 
 SIZES = {"model": "mpt-13b", "d_model": "5120", "n_heads": "40", "n_layers": "40"}

@@ -179,7 +179,7 @@ def test_compiling_that_nobody_understands_is_refused(tmp_path: Path, words: str
 
 SHARDED = {
     ("full", 1): ("FULL_SHARD", "full shard", "ShardingStrategy.FULL_SHARD", "FSDP (ZeRO-3)", "FSDP FULL_SHARD", "ZeRO stage 3"),
-    ("grad_op", 1): ("SHARD_GRAD_OP", "shard-grad-op", "ZeRO-2", "FSDP (SHARD_GRAD_OP)"),
+    ("grad_op", 1): ("SHARD_GRAD_OP", "shard-grad-op", "ZeRO-2", "FSDP (SHARD_GRAD_OP)", "FSDP1 (SHARD_GRAD_OP)", "FSDP1, grad_op"),
     ("full", 2): ("HYBRID_SHARD", "hybrid", "HSDP", "FSDP hybrid_shard"),
     ("grad_op", 2): ("_HYBRID_SHARD_ZERO2", "HYBRID_SHARD_ZERO2", "hybrid zero-2"),
     ("", 16): ("NO_SHARD", "no shard", "DDP", "DDP (NO_SHARD)"),
