@@ -150,3 +150,12 @@ def test_what_is_lost_is_switched_off_and_nothing_is_lost_alone() -> None:
     assert off.lost((PRODUCT,), "all_gather", 512 * MIB, tuple(range(8))) == NOTHING
     assert Costs(load_cluster("dgx-h100")).lost((PRODUCT,), "all_gather", 512 * MIB, (0,)) == NOTHING
     assert Costs(load_cluster("cpu-gloo", ranks=4)).lost((PRODUCT,), "all_gather", 512 * MIB, (0, 1, 2, 3)) == NOTHING
+
+
+def test_a_library_that_is_not_nccl_holds_as_many_multiprocessors_as_a_ring_of_an_h100() -> None:
+    cluster = load_cluster("dgx-h100")
+    ring = Costs(replace(cluster, collectives="ring"))
+    held = taken("all_gather", 512 * MIB, ranks=8, ns=1, channels=24, in_the_switch=False, device=cluster.device).multiprocessors
+    waits = lost(PRODUCT, cluster.device, EAGER, Taken(held, 0.0))
+    assert ring.lost((PRODUCT,), "all_gather", 512 * MIB, tuple(range(8))).waits == pytest.approx(cluster.device.interference * waits)
+    assert waits > 0.1

@@ -276,6 +276,27 @@ def test_a_utilisation_may_count_other_flops_and_be_no_other_figure(tmp_path: Pa
         assert reason(tmp_path, row | {column: repr(share * counted)}).startswith(f"{column}: ")
 
 
+@pytest.mark.parametrize(
+    ("row", "column", "within"),
+    [
+        (MEGATRON, "params_b_reported", 0.15),
+        (MEGATRON, "model_tflops_per_gpu_derived_v51200", 0.05),
+        (FOUNDRY, "model_tflops_per_gpu", 0.05),
+        (FOUNDRY | {"peak_tflops_used": "312"}, "mfu_pct", 0.1),
+        (FOUNDRY | {"peak_tflops_used": "312"}, "hfu_pct", 0.1),
+    ],
+)
+def test_a_figure_may_be_counted_otherwise_by_so_much_and_no_more(
+    tmp_path: Path, row: dict[str, str], column: str, within: float
+) -> None:
+    """What its source counts in or leaves out: embeddings, biases and heads. Beyond it the figure is of other sizes or another time."""
+    counted = float(reason(tmp_path, row | {column: "1e-3"}).partition(" contradicts ")[2].partition(",")[0])
+    for share in (1 - 0.9 * within, 1 + 0.9 * within):
+        assert step(tmp_path, row | {column: repr(share * counted)}).seconds > 0
+    for share in (1 - 1.3 * within, 1 + 1.3 * within):
+        assert reason(tmp_path, row | {column: repr(share * counted)}).startswith(f"{column}: ")
+
+
 def test_a_model_of_another_name_may_have_other_feed_forward_layers(tmp_path: Path) -> None:
     own = FOUNDRY | {"model": "ours", "d_model": "768", "n_layers": "12", "n_heads": "12", "vocab_size": "50368", "expansion_ratio": "8"}
     made = step(tmp_path, {key: value for key, value in own.items() if key != "n_params"})
