@@ -10,11 +10,12 @@ from zsim.model import ModelSpec
 from zsim.models import FAMILIES, build, huggingface, load_preset
 from zsim.models.checks import fit_problems
 from zsim.repeats import Uses, with_uses
-from zsim.schema import BatchTable, ModelTable, sizes_table
+from zsim.schema import ModelTable, sizes_table
 from zsim.table_checks import did_you_mean, validated
+from zsim.training import Batch
 
 
-def made_model(table: ModelTable, batch: BatchTable, folder: Path | None) -> ModelSpec:
+def made_model(table: ModelTable, batch: Batch, folder: Path | None) -> ModelSpec:
     """The model that `table` names, relative to the scenario's `folder`; ScenarioError, with the key, where there is none."""
     given = [key for key in ("preset", "family", "huggingface", "traced") if getattr(table, key) is not None]
     if len(given) != 1:
@@ -47,7 +48,7 @@ def _uses(table: ModelTable) -> Uses:
     return Uses(times=asked) if isinstance(asked, int) else Uses(**asked.model_dump())
 
 
-def _refuse_repeated_trace(table: ModelTable, batch: BatchTable) -> None:
+def _refuse_repeated_trace(table: ModelTable, batch: Batch) -> None:
     """A trace is of one forward as the module ran it, in which what it calls may run any number of times."""
     asked = {"model.uses": _uses(table).times, "batch.forwards": batch.forwards}
     remedy = "trace a module whose forward calls it that often"

@@ -25,6 +25,7 @@ from tests.zreal.traced_subject import Subject
 from tests.zreal.user_modules import CASES, FROZEN, SHARING
 from zreal import torch_private
 from zreal.tracing import trace
+from zsim.assembly import DTYPES
 from zsim.backends import find
 from zsim.memory import replay
 from zsim.mesh import Mesh
@@ -32,7 +33,7 @@ from zsim.ops import COLLECTIVES
 from zsim.plan import plan
 from zsim.program import PHASES, RankProgram
 from zsim.run import CollectiveRecord, PhaseRecord, RunOptions
-from zsim.scenario import DTYPES, Scenario, parse
+from zsim.scenario import Scenario, parse
 from zsim.traced import FAMILY
 from zsim.traced_file import save
 
