@@ -10,8 +10,9 @@ import pytest
 from tests.zsim.test_nccl_rows import GIB, LOG, report
 from zsim import cli
 from zsim.measurements.nccl_checks import Skipped
+from zsim.measurements.nccl_json import read_json
 from zsim.measurements.nccl_lines import why_not_its_count
-from zsim.measurements.nccl_logs import read_json, read_text
+from zsim.measurements.nccl_logs import read_text
 from zsim.measurements.nccl_rows import predict
 
 ROWS = LOG.splitlines()[10:12]

@@ -10,7 +10,8 @@ import pytest
 from tests.zsim.test_nccl_rows import LOG, report
 from zsim import cli, measurements
 from zsim.measurements import Skipped
-from zsim.measurements.nccl_logs import read_json, read_text
+from zsim.measurements.nccl_json import read_json
+from zsim.measurements.nccl_logs import read_text
 from zsim.measurements.nccl_names import PROGRAMS, UNNAMED, said_by, said_by_name
 
 COMMAND = "mpirun -np 8 ./build/{} -b 1M -e 8G"

@@ -19,8 +19,9 @@ from zsim.measurements import congestion, nccl_ports, nccl_text
 from zsim.measurements.nccl_checks import Rows, Skipped
 from zsim.measurements.nccl_errors import TARGETS, Errors, score, table
 from zsim.measurements.nccl_files import read, read_csv
+from zsim.measurements.nccl_json import read_json
 from zsim.measurements.nccl_left_out import predict_left_out
-from zsim.measurements.nccl_logs import read_json, read_text
+from zsim.measurements.nccl_logs import read_text
 from zsim.measurements.nccl_names import UNNAMED
 from zsim.measurements.nccl_rows import NcclRow, UnknownGpuError, mapped, predict
 

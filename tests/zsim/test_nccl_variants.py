@@ -16,7 +16,8 @@ from zsim import measurements
 from zsim.explanations import of_row
 from zsim.measurements.nccl_checks import Skipped
 from zsim.measurements.nccl_files import is_json, read, read_any, read_csv
-from zsim.measurements.nccl_logs import read_json, read_text
+from zsim.measurements.nccl_json import read_json
+from zsim.measurements.nccl_logs import read_text
 from zsim.measurements.nccl_prefixes import plain
 from zsim.measurements.nccl_rows import NcclRow, predict
 from zsim.measurements.nccl_settings import is_setting

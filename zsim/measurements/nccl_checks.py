@@ -97,6 +97,17 @@ def collect(makers: Iterable[tuple[int, Callable[[], NcclRow]]], source: str) ->
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What is known of a file that it need not say itself: where it lies, and what the user says of the machine and the run."""
+
+    source: str
+    collective: str = ""
+    gpu: str = ""
+    inter_node: str = ""
+    notes: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Timed:
     """What a row says of its time: microseconds, and GB/s of the algorithm's and of the bus bandwidth; None where it does not say."""
 

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from zsim.measurements.checks import OUTCOMES, whole_to_the_end
 from zsim.measurements.nccl_checks import RefusedError, Rows, Skipped, Timed, checked, collect, inferred, number, whole
-from zsim.measurements.nccl_logs import read_json, read_text
+from zsim.measurements.nccl_json import read_json
+from zsim.measurements.nccl_logs import read_text
 from zsim.measurements.nccl_prefixes import holds_log, plain
 from zsim.measurements.nccl_rows import NcclRow
 from zsim.measurements.nccl_series import held

@@ -72,3 +72,15 @@ def of_json(config: Mapping[str, Any]) -> Header:
     """The header as the object `config` has it, in which nccl-tests writes truth as a word."""
     is_blocking = str(config.get("blocking_collectives", "")).lower() not in ("", "false", "0", "none")
     return Header(**{name: config[key] for name, key in _JSON.items() if type(config.get(key)) is int}, is_blocking=is_blocking)
+
+
+def mixed(gpus: Iterable[str]) -> str:
+    """Why devices are no one kind of GPU, "" where they are: a ring is as fast as the slowest, and nobody knows which the row is of."""
+    kinds = sorted(set(gpus))
+    return f"GPUs contradict each other: {', '.join(kinds)[:100]}" if len(kinds) > 1 else ""
+
+
+def version(code: int) -> str:
+    """NCCL's number as people write it: 22707 is 2.27.7, and before 2.9 2804 was 2.8.4."""
+    unit = 10_000 if code >= 10_000 else 1000
+    return f"{code // unit}.{code % unit // 100}.{code % 100}"
