@@ -1,0 +1,145 @@
+"""The modules of a model in the order in which they run, each with the calls of its operators, the values that it takes, and what of it is
+recomputed.
+
+The calls are `zsim.eager`'s. Names of values are unique in the whole model here, so that one tape can follow them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import groupby, takewhile
+
+from zsim.aten_call import Call
+from zsim.autocast import Autocast
+from zsim.checkpointing import Checkpointing
+from zsim.eager import calls
+from zsim.model import MODEL_INPUT, RUN, ModelSpec, Module
+from zsim.needed import needed
+from zsim.operators import Operator
+from zsim.regions import Region, Step, packs_something
+from zsim.training import Batch, Device
+
+Maker = Callable[[Operator, dict[str, str]], tuple[Call, ...]]
+"""Makes an operator's calls, given the dtypes of the model's values, which it may read and note."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A module, or a part of one, with the calls of its operators and the names of values.
+
+    `entry` is what ran before it has made, `called` what its block is called with, `taken` what it is itself; `later` are the values
+    of its block that other parts read after it, and `makes` the last that it makes, or `entry` where it does nothing.
+    """
+
+    module: Module
+    steps: list[Step]
+    entry: str
+    called: str
+    taken: str
+    later: frozenset[str]
+
+    @property
+    def block(self) -> str:
+        """The fqn of the whole module, for any of its runs."""
+        return self.module.within or self.module.path
+
+    @property
+    def makes(self) -> str:
+        """The value that what runs next is given."""
+        return self.steps[-1].calls[-1].output if self.steps else self.entry
+
+    @property
+    def drops(self) -> list[str]:
+        """What its operators alone let go."""
+        return [drop for op in self.module.operators if op.drops for drop in _drops(op, self.module, self.entry)]
+
+
+def maker_of_calls(
+    autocast: str, *, batch: Batch, dtype: str, device: Device, uncached: frozenset[str]
+) -> Maker:
+    """What makes an operator's calls, and under autocast reads and notes the dtypes of the module's values."""
+    if autocast != "none":
+        return Autocast(dtype=autocast, batch=batch, device=device, uncached=uncached).calls
+    return lambda operator, _: calls(operator, batch=batch, dtype=dtype, device=device)
+
+
+def parts_of(model: ModelSpec, make: Maker, *, dtype: str) -> Iterator[Part]:
+    """The modules of all forwards, each with the calls that it makes."""
+    frozen, needs = model.frozen, set[str]()
+    forward_size = len(model.modules) // model.forwards
+    dtypes: dict[str, str] = {}
+    entry = called = ""
+    for place, module in enumerate(model.modules):
+        if place % forward_size == 0:
+            number = place // forward_size + 1
+            entry = f"{MODEL_INPUT}{RUN}{number}" if number > 1 else MODEL_INPUT
+            dtypes = {entry: dtype}
+        if module.within in ("", module.path):
+            called = entry
+        steps = [Step(list(make(_qualified(operator, module, called), dtypes))) for operator in module.operators]
+        for step in steps if frozen else ():
+            step.calls[:] = needed(step.calls, needs=needs, frozen=frozen)
+        later = _read_later(model.modules[place + 1 :], module, called)
+        part = Part(module=module, steps=steps, entry=entry, called=called, taken=_taken(module, called), later=later)
+        yield part
+        entry = part.makes
+
+
+def blocks(parts: Iterable[Part]) -> Iterator[tuple[Part, ...]]:
+    """The parts of each run of each module."""
+    for _, block in groupby(parts, key=lambda part: part.module.whole):
+        yield tuple(block)
+
+
+def _taken(module: Module, called: str) -> str:
+    """The value that `module` is called with: what its block is `called` with, or what a unit in a block reads from outside."""
+    if not module.inside:
+        return called
+    (read,) = module.given
+    return called if read == "x" else f"{module.whole}:{read}"
+
+
+def _read_later(modules: tuple[Module, ...], module: Module, called: str) -> frozenset[str]:
+    """The values of the block, of which `module` is a part, that its later parts read, and what the block is `called` with."""
+    if not module.within:
+        return frozenset()
+    parts = list(takewhile(lambda part: part.whole == module.whole, modules))
+    read = {value for part in parts for operator in part.operators for value in operator.inputs}
+    return frozenset([f"{module.whole}:{value}" for value in read] + [called] * bool(parts))
+
+
+def cut_regions(block: tuple[Part, ...], checkpointing: Checkpointing) -> None:
+    """Mark the stretches of a block's steps that are recomputed; where nothing is saved for backward, nothing is."""
+    by_operator = {operator: step for part in block for operator, step in zip(part.module.operators, part.steps, strict=True)}
+    for operators in checkpointing.regions(tuple(by_operator)):
+        kept = checkpointing.kept(operators)
+        for operator in operators:
+            step = by_operator[operator]  # a policy knows attention's kernels, and none of the calls of the composite
+            step.cached = operator in kept and any(call.operator == operator.kind for call in step.calls)
+        stretch = [by_operator[operator] for operator in operators]
+        if any(packs_something(call) for step in stretch for call in step.calls):
+            reads = tuple(value for operator in operators for value in operator.reads)
+            _tell_units(block, stretch)
+            Region.of(stretch, reads=reads, stops_early=checkpointing.early_stop)
+
+
+def _tell_units(block: tuple[Part, ...], stretch: list[Step]) -> None:
+    """Tell each step of a `stretch` that goes beyond a unit in the `block` in which unit it is."""
+    for part in block:
+        if part.module.inside and len(stretch) > len(part.steps):
+            for step in part.steps:
+                step.inside, step.entry = part.module.unit, part.taken
+
+
+def _qualified(operator: Operator, module: Module, entry: str) -> Operator:
+    """`operator` with module-local value names made unique in the model; the module's input is called `entry`."""
+    prefix = f"{module.whole}:"
+    inputs = tuple([entry if value == "x" else prefix + value for value in operator.inputs])
+    return replace(operator, inputs=inputs, output=prefix + operator.output, drops=_drops(operator, module, entry))
+
+
+def _drops(operator: Operator, module: Module, entry: str) -> tuple[str, ...]:
+    """What `operator` drops, by names unique in the model."""
+    prefix = f"{module.whole}:"
+    return tuple([entry if value == "x" else value if ":" in value else prefix + value for value in operator.drops])
