@@ -49,7 +49,9 @@ class SharedLinks:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.flows: dict[int, _Flow] = {}
-        """By the identity of what they use, of which only one runs at a time."""
+        """By the number of what they use, of which only one runs at a time."""
+        self.numbers: dict[int, int] = {}
+        """By identity: what has been used so far, in the order in which it first was, so that no address decides anything."""
         self.known: dict[tuple[int, ...], tuple[int | Fraction, ...]] = {}
         self.is_stale = False
 
@@ -59,7 +61,7 @@ class SharedLinks:
         `usage` is the same object for all collectives of one group, and its last one is over.
         """
         flow = _Flow(usage=usage, left=alone_ns, at=self.clock.now(), ended=ended)
-        self.flows[id(usage)] = flow
+        self.flows[self.numbers.setdefault(id(usage), len(self.numbers))] = flow
         if len(self.flows) == 1:
             self._run(flow, 1)
         else:
@@ -91,7 +93,7 @@ class SharedLinks:
 
         def finish() -> None:
             if version == flow.version:
-                del self.flows[id(flow.usage)]
+                del self.flows[self.numbers[id(flow.usage)]]
                 if self.flows:
                     self._share_soon()
                 flow.ended()
