@@ -24,6 +24,7 @@ EAGER = {
 """Where a strategy's option is no number: the value that lets it gather earliest, and that in words."""
 FACTORS = (1.25, 1.5, 2.0, 4.0, 8.0)
 BUCKETS = (1, 5, 10, 25, 50, 100)
+BLOCKS = (1, 2, 3, 4, 6, 8)
 BATCHES = (2, 4, 8, 16, 32, 64)
 
 
@@ -45,13 +46,13 @@ def _lookaheads(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
 
 
 def _units(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
-    """Two, four blocks in a param group instead of one, and one instead of several; other buckets where gradients have those."""
+    """Several blocks in a param group instead of one, and one instead of several; other buckets where gradients have those."""
     model = scenario.model
     if hasattr(scenario.options, "bucket_cap_mb"):
         for cap in BUCKETS:
             if cap != scenario.options.bucket_cap_mb:
                 yield f"bucket_cap_mb = {cap}", replace(scenario, options=replace(scenario.options, bucket_cap_mb=float(cap)))
-    for every in (1, 2, 4) if len(model.blocks) > 1 else ():
+    for every in BLOCKS if len(model.blocks) > 1 else ():
         yield from _wrapped(scenario, replace(scenario.wrapping, every=every), f"wrapping.every = {every}")
 
 

@@ -210,7 +210,7 @@ class ClusterSpec:
         found = {rank: nodes[self.node_of(rank)] for rank in ranks}
         for rank in ranks if self.slow_rails else ():
             rail = found[rank]["rail"] * self._nic / self._slowest((rank,))[self.node_of(rank)]
-            found[rank] = found[rank] | {"rail": min(Fraction(1), rail)}
+            found[rank] = found[rank] | {"rail": rail}  # at most 1, for the ring is as slow as the slowest of its node
         return found
 
     @property

@@ -55,6 +55,13 @@ def test_a_product_loses_the_multiprocessors_and_a_stream_the_bandwidth() -> Non
     assert lost(replace(STREAM, place="link"), A100, EAGER, Taken(0.5, 0.5)) == 0
 
 
+def test_a_product_of_eight_bits_loses_as_many_multiprocessors_as_others() -> None:
+    """And one of many tiles as much of its time, but for its last wave and for what casts it."""
+    large = Kernel("linear", 2 * 16384**3, 1, "bfloat16", shape=(1, 16384, 16384, 16384))
+    for how in (EAGER, Execution(float8=True, compile=True)):
+        assert lost(large, H100, how, Taken(33 / 132, 0.0)) == pytest.approx(0.25, abs=0.015)
+
+
 def test_attention_loses_the_multiprocessors_in_its_products_and_in_its_exponentials() -> None:
     """Narrow heads wait for exponentials, which fewer units make: a quarter of the multiprocessors takes a quarter of both."""
     wide, narrow = (

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from zsim import scenario, time_report
+from zsim.answer import answer
 from zsim.candidates import FACTORS
 from zsim.costs import Costs
 from zsim.hardware import ClusterSpec, Link, MeasuredCurve, SlowRail, load_cluster
@@ -203,6 +204,38 @@ def test_a_proposal_that_does_not_fit_the_device_says_so_and_the_largest_that_fi
     lines = said(asked, found)
     assert [line.endswith(batch.memory_words) for line in lines if "micro_batch" in line] == [False, True]
     assert not any("fit" in line for line in lines if "lookahead" in line)
+
+
+def test_of_the_multiples_that_fit_the_largest_is_proposed() -> None:
+    text = """
+model.preset = "llama-3.2-1b"
+batch = { micro_batch = 1, sequence_length = 512 }
+cluster = { preset = "p4d", nodes = 2, nic_bandwidth = "20 Gbit/s" }
+strategy = { name = "fsdp2", dp_shard = 16 }
+precision = { parameters = "bf16", reduce = "bf16" }
+"""
+    asked = scenario.parse(text.encode(), where="slow.toml")
+    fitting, largest = (change for change in hiding(asked).changes if "micro_batch" in change.words)
+    assert (fitting.words, fitting.memory, largest.memory) == ("micro_batch = 16", "FITS", "OOM")
+    for size, fits in ((8, True), (16, True), (32, False)):
+        larger = replace(asked, batch=replace(asked.batch, micro_batch=size))
+        assert (answer(plan(larger, device="cuda"), larger.cluster).verdict != "OOM") == fits
+
+
+@pytest.mark.parametrize("length", [1024, 2048])
+def test_of_units_that_hide_nothing_whole_the_best_is_proposed(length: int) -> None:
+    """Six blocks at once gain 1.5 % on four here."""
+    text = f"""
+model.preset = "llama-3.2-1b"
+batch = {{ micro_batch = 1, sequence_length = {length} }}
+cluster = {{ preset = "dgx-h100", nodes = 4, nic_bandwidth = "100 Gbit/s" }}
+strategy = {{ name = "fsdp2", dp_shard = 32 }}
+precision = {{ parameters = "bf16", reduce = "bf16" }}
+"""
+    each = {every: scenario.parse(f"{text}wrapping.every = {every}".encode(), where="slower.toml") for every in (1, 2, 3, 4, 5, 6, 7, 8)}
+    times = {every: simulated(asked)[0] for every, asked in each.items()}
+    proposed = int(of(hiding(each[1]), "wrapping.every").words.rpartition(" ")[2])
+    assert times[proposed] <= 1.005 * min(times.values())
 
 
 def test_faster_links_are_links_of_more_bandwidth_whose_latency_stays() -> None:
