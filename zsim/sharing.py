@@ -23,20 +23,20 @@ def speeds(flows: Sequence[Usage]) -> tuple[Fraction, ...]:
     left to the others, until nothing changes. A flow without links runs at full speed.
     """
     users = _users(flows)
-    limits: list[dict[Hashable, Fraction]] = [{} for _ in flows]
-    """By flow: how fast the links that hold it up let it be."""
-    found = [FULL] * len(flows)
+    found, holds = [FULL] * len(flows), dict[int, Hashable]()
+    """The speeds, and by flow the link that holds it up."""
     for turn in range(MOST_ROUNDS):
         before, change = tuple(found), Fraction(0 if turn < EXACT_ROUNDS else 1, FINEST)
         for link, among in users.items():
             for index in among:
-                limits[index].pop(link, None)
-                found[index] = min(limits[index].values(), default=FULL)
+                if holds.get(index) == link:
+                    found[index] = FULL  # but for this link, which decides anew
             part = fair_part(flows[index][link] * found[index] for index in among)
             for index in among:
                 own = part / flows[index][link]
                 if own < found[index]:
-                    limits[index][link] = found[index] = own if turn < EXACT_ROUNDS else own.limit_denominator(FINEST)
+                    holds[index] = link
+                    found[index] = own if turn < EXACT_ROUNDS else own.limit_denominator(FINEST)
         if all(abs(speed - earlier) <= change for speed, earlier in zip(found, before, strict=True)):
             break
     return tuple(found)
