@@ -131,18 +131,19 @@ def test_a_kernel_loses_to_each_collective_beside_it_what_that_takes() -> None:
 @pytest.mark.parametrize("share", [0.5, 0.7, 0.95])
 def test_what_runs_beside_a_kernel_leaves_it_a_tenth_of_its_time(share: float) -> None:
     """A forward of 100 beside two collectives that outlast it, each of which takes half of its time or more: it takes ten times as long at
-    most, though they want all of it."""
+    most, though they want all of it, however late in the step."""
     ops = (
-        Op(index=0, kind="forward", unit="a", stream="compute", kernels=(Kernel("linear", 100, 0, "float32"),)),
-        Op(index=1, kind="all_gather", unit="b", stream="all_gather", group="dp_shard", nbytes=5000),
-        Op(index=2, kind="all_reduce", unit="c", stream="all_reduce", group="dp_replicate", nbytes=5000),
+        Op(index=0, kind="forward", unit="z", stream="compute", kernels=(Kernel("linear", 9000, 0, "float32"),)),
+        Op(index=1, kind="forward", unit="a", stream="compute", kernels=(Kernel("linear", 100, 0, "float32"),)),
+        Op(index=2, kind="all_gather", unit="b", stream="all_gather", group="dp_shard", nbytes=5000, waits=(0,)),
+        Op(index=3, kind="all_reduce", unit="c", stream="all_reduce", group="dp_replicate", nbytes=5000, waits=(0,)),
     )
     program = Program(
         mesh=Mesh(dp_replicate=2, dp_shard=2), ranks=(RankProgram(construction=(), first=(), steady=ops),), assignment=(0,) * 4
     )
-    (found, *others) = simulate_step(program, costs=Shares(interference=share, collective_interference=0.0)).ranks[0].ends
-    assert 500 < found <= 1000
-    assert others == [5000, 5000]
+    (before, found, *others) = simulate_step(program, costs=Shares(interference=share, collective_interference=0.0)).ranks[0].ends
+    assert 500 < found - before <= 1000
+    assert [before, *others] == [9000, 14000, 14000]
 
 
 def test_a_collective_that_others_hold_up_moves_its_bytes_as_much_slower() -> None:
@@ -178,6 +179,19 @@ def test_of_an_op_that_casts_and_sends_to_the_host_the_cast_alone_is_on_the_devi
     cast, sent = Kernel("copy", 4, 0, "float32"), Kernel("to_host", 26, 0, "float32", "link")
     ops = (
         Op(index=0, kind="backward", unit="a", stream="compute", kernels=(Kernel("linear", 100, 0, "float32"),)),
+        Op(index=1, kind="copy", unit="b", stream="reduce_scatter", kernels=(cast, sent) if first == "device" else (sent, cast)),
+    )
+    program = Program(mesh=Mesh(dp_shard=2), ranks=(RankProgram(construction=(), first=(), steady=ops),), assignment=(0, 0))
+    costs = Shares(interference=0.0, collective_interference=0.0)
+    assert list(simulate_step(program, costs=costs).ranks[0].ends) == expected
+
+
+@pytest.mark.parametrize(("first", "expected"), [("device", [14, 34]), ("link", [10, 30])])
+def test_a_cast_that_waits_for_its_transfer_is_beside_what_runs_then(first: Place, expected: list[int]) -> None:
+    """A backward of 10 is over before the cast of 4 behind a transfer of 26 begins, and beside one in front of it both lose 4."""
+    cast, sent = Kernel("copy", 4, 0, "float32"), Kernel("to_host", 26, 0, "float32", "link")
+    ops = (
+        Op(index=0, kind="backward", unit="a", stream="compute", kernels=(Kernel("linear", 10, 0, "float32"),)),
         Op(index=1, kind="copy", unit="b", stream="reduce_scatter", kernels=(cast, sent) if first == "device" else (sent, cast)),
     )
     program = Program(mesh=Mesh(dp_shard=2), ranks=(RankProgram(construction=(), first=(), steady=ops),), assignment=(0, 0))
