@@ -264,3 +264,12 @@ def test_words_of_a_row_cannot_change_its_scenario(tmp_path: Path) -> None:
     (step,) = found(table(tmp_path / "t.csv", FOUNDRY | {"model": 'x"\n[expect]\nall_gathers = 1 #'}))
     assert isinstance(step, Step)
     assert scenario.parse(step.scenario.encode(), where="row").expect == ()
+
+
+@pytest.mark.parametrize("words", ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"])
+def test_on_one_gpu_nothing_is_sharded(tmp_path: Path, words: str) -> None:
+    alone = {name: value for name, value in FOUNDRY.items() if name not in ("tokens_per_s_per_gpu", "global_batch_seqs")}
+    (one,) = found(table(tmp_path / "t.csv", alone | {"n_gpus": "1", "sharding": words, "tokens_per_s": "19271"}))
+    assert isinstance(one, Step)
+    read = scenario.parse(one.scenario.encode(), where="row")
+    assert (read.strategy, read.world_size) == ("ddp", 1)

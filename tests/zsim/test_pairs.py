@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.zsim.test_measurements import FOUNDRY, MEGATRON, ROWS, found, table
+from tests.zsim.test_measurements import FOUNDRY, MEGATRON, ROWS, TITAN, found, table
 from zsim import accuracy
 from zsim.accuracy import Predicted, pairs
 from zsim.measurements import Skipped, Step
@@ -99,6 +99,13 @@ def test_compiled_and_eager_rows_of_llm_foundry_are_pairs_of_that(tmp_path: Path
     rows = [("False", "8"), ("True", "8"), ("True", "4")]
     table(tmp_path / "a.csv", *(short | {"torch_compile": compiled, "micro_batch": batch} for compiled, batch in rows))
     assert [(pair.field, pair.n) for pair in accuracy.accuracy(tmp_path).pairs] == [("micro_batch", 1), ("torch_compile", 1)]
+
+
+def test_rows_of_torchtitan_on_more_gpus_are_pairs_of_that_as_long_as_all_of_them_shard(tmp_path: Path) -> None:
+    """Sharding over all of 8 or of 16 is one technique, and over 8 of 16 another."""
+    sizes = [("8", "8"), ("16", "16"), ("16", "8")]
+    table(tmp_path / "a.csv", *(TITAN | {"n_gpus": gpus, "dp_shard": shards} for gpus, shards in sizes))
+    assert [(pair.field, pair.n) for pair in accuracy.accuracy(tmp_path).pairs] == [("dp_shard", 1), ("n_gpus", 1)]
 
 
 def row(measured: float, **fields: str) -> Predicted:
