@@ -108,6 +108,13 @@ def test_the_more_nodes_a_shared_network_joins_the_less_of_it_is_left() -> None:
     assert list(shared.values()) == sorted(shared.values())
 
 
+def test_on_one_node_of_a_shared_cluster_rings_take_as_much_longer_as_was_measured() -> None:
+    alone = [row for row in read(PUBLISHED / "nccl_collectives.csv").rows if "p95=" in row.notes and row.n_nodes == 1]
+    assert sorted(row.collective for row in alone) == ["all_gather", "all_reduce", "reduce_scatter"]
+    for row in alone:
+        assert predict(row).microseconds == pytest.approx(row.microseconds, rel=0.1)
+
+
 def test_nine_of_ten_measurements_lie_in_their_band() -> None:
     scored = score(published())
     inside = sum(one.prediction.low <= (one.row.microseconds or 0) <= one.prediction.high for one in scored)
