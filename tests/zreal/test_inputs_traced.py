@@ -20,9 +20,10 @@ from tests.zreal.user_modules import Case
 from zreal import torch_private
 from zreal.tracing import trace
 from zreal.untraceable import UntraceableError
+from zsim.assembly import DTYPES
 from zsim.errors import ZsimError
 from zsim.program import PHASES
-from zsim.scenario import DTYPES, parse
+from zsim.scenario import parse
 from zsim.traced_file import save
 
 WIDTH = 24

@@ -22,11 +22,12 @@ from tests.zreal.user_modules import Case
 from zreal import torch_private
 from zreal.storages import StorageLog
 from zreal.tracing import trace
+from zsim.assembly import DTYPES
 from zsim.checkpointing import Checkpointing
 from zsim.errors import ZsimError
 from zsim.ops import Alloc, Free
 from zsim.program import PHASES
-from zsim.scenario import DTYPES, parse
+from zsim.scenario import parse
 from zsim.traced import Otherwise, TracedModel, check
 from zsim.traced_file import save
 from zsim.training import Dtype
