@@ -369,7 +369,7 @@ def test_products_of_8_bits_as_people_write_them(tmp_path: Path, dtype: str) -> 
     assert made.dtype == "float8"
 
 
-@pytest.mark.parametrize(("gpu", "dtype", "width"), [("NVIDIA H100 SXM", "bf16", 0.1), ("NVIDIA H100 SXM", "fp8", 0.3), ("L40S", "bf16", 0.3)])
+@pytest.mark.parametrize(("gpu", "dtype", "width"), [("H100 SXM", "bf16", 0.1), ("H100 SXM", "fp8", 0.3), ("L40S", "bf16", 0.3)])
 def test_a_product_has_the_band_of_its_own_efficiency(tmp_path: Path, gpu: str, dtype: str, width: float) -> None:
     """Calibrated of 16 bits on H100, assumed elsewhere."""
     (made,) = rows(table(tmp_path / "g.csv", PRODUCT | {"dtype": dtype, "gpu": gpu}))
