@@ -231,3 +231,22 @@ def test_a_scenario_has_one_of_preset_and_file() -> None:
     for words, found in (("ranks = 8", "neither"), ('preset = "dgx-h100", file = "m.toml"', "both")):
         with pytest.raises(ScenarioError, match=f"cluster: expected one of preset or file, found {found}"):
             scenario.parse(SCENARIO.replace("CLUSTER", words).encode(), where="x.toml")
+
+
+@pytest.mark.parametrize("preset", ["dgx-h100", "dgx-a100"])
+def test_a_file_has_the_constants_of_its_fit_to_the_four_digits_that_it_writes(tmp_path: Path, preset: str) -> None:
+    """Each constant by a factor of its own, those of attention for every kind of kernels."""
+    before = load_cluster(preset).device
+    generation = before.name.split()[0]
+    factors = {("" if knob.shared else generation, knob.name): 0.8 + 0.03 * place for place, knob in enumerate(calibrate.KNOBS)}
+    parts = ("rate", "half_length", "backward")
+    heard = {name for _, name in factors} | {f"attention.{kind}.{part}" for kind in before.attention for part in parts}
+    fit = calibrate.Fitted(factors=factors, errors=(), left_out=(), cases=(), heard=frozenset(heard))
+    (tmp_path / "mine.toml").write_text(cluster_file.text(preset, fit, source="mine"))
+    read, expected = cluster_reader.load("mine.toml", folder=tmp_path, nodes=1, ranks=None).device, fit.device(before)
+    for knob in calibrate.KNOBS:
+        name, _, part = knob.name.partition(".")
+        if not part:
+            assert getattr(read, name) == pytest.approx(getattr(expected, name), rel=1e-3)
+        for kind in before.attention if part else ():
+            assert getattr(read.attention[kind], part) == pytest.approx(getattr(expected.attention[kind], part), rel=1e-3)

@@ -129,20 +129,22 @@ def test_so_is_one_in_json(key: str, value: int) -> None:
     assert next(iter(read_json(json.dumps(whole), source="a.json").reasons)).startswith("devices of 4 ranks are listed, where each")
 
 
+@pytest.mark.parametrize("count", [1, 2, 10])
 @pytest.mark.parametrize(
-    ("header", "key", "words"),
+    ("header", "key", "fewest", "words"),
     [
-        ("agg iters: 1 validation: 1 graph: 10", "graph", "launched as CUDA graphs (graph: 10), taken for collectives launched one by one"),
-        ("agg iters: 10 validation: 1 graph: 0", "aggregated_iterations", "10 collectives in one launch (agg iters: 10), taken for"),
+        ("agg iters: 1 validation: 1 graph: {}", "graph", 1, "launched as CUDA graphs (graph: {}), taken for"),
+        ("agg iters: {} validation: 1 graph: 0", "aggregated_iterations", 2, "{} collectives in one launch (agg iters: {}), taken for"),
     ],
 )
-def test_launches_that_are_not_one_by_one_are_named_and_widen_the_band(header: str, key: str, words: str) -> None:
+def test_launches_that_are_not_one_by_one_are_named_and_widen_the_band(header: str, key: str, fewest: int, words: str, count: int) -> None:
     plain = read_text(LOG.replace("iters: 20\n", "iters: 20 agg iters: 1 validation: 1 graph: 0\n"), source="a.log").rows[0]
-    row = read_text(LOG.replace("iters: 20\n", f"iters: 20 {header}\n"), source="a.log").rows[0]
-    assert (len(row.assumed), row.assumed[0].startswith(words), plain.assumed) == (1, True, ())
-    assert predict(row).high == pytest.approx(1.5 * predict(plain).high)
+    row = read_text(LOG.replace("iters: 20\n", f"iters: 20 {header.format(count)}\n"), source="a.log").rows[0]
+    assert plain.assumed == ()
+    assert [one.startswith(words.format(count, count)) for one in row.assumed] == [True] * (count >= fewest)
+    assert predict(row).high == pytest.approx((1.5 if count >= fewest else 1) * predict(plain).high)
     whole = report()
-    whole["config"][key] = 10  # type: ignore[index]
+    whole["config"][key] = count  # type: ignore[index]
     assert read_json(json.dumps(whole), source="a.json").rows[0].assumed == row.assumed
 
 

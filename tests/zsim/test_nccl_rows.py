@@ -480,6 +480,17 @@ def test_the_json_of_nccl_tests_gives_the_same_fields() -> None:
     assert found.reasons == {"no out-of-place time": 1}
 
 
+def test_bandwidths_in_json_that_contradict_its_times_are_refused() -> None:
+    """Each by itself; a file that leaves one out says it no less."""
+    whole = report()
+    for name in ("alg_bw", "bus_bw"):
+        (timed,) = (one["out_of_place"] for one in whole["results"][:1])  # type: ignore[index]
+        others = {key: value for key, value in timed.items() if key not in ("alg_bw", "bus_bw")}
+        for change, taken in (({}, 1), ({name: timed[name]}, 1), ({name: 2 * timed[name]}, 0)):
+            result = {**whole["results"][0], "out_of_place": others | {"bus_bw": timed["bus_bw"]} | change}  # type: ignore[index]
+            assert len(read_json(json.dumps({**whole, "results": [result]}), source="a.json").rows) == taken
+
+
 def test_json_that_was_cut_or_is_something_else_is_refused() -> None:
     whole = json.dumps(report())
     assert read_json(whole[:-40], source="a").reasons == {"JSON cut or damaged": 1}
