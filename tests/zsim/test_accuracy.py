@@ -236,6 +236,7 @@ def test_products_are_predicted_and_accelerators_without_a_preset_are_named(
     found = json.loads(capsys.readouterr().out)
     (one,) = found["rows"]
     assert one["kind"] == "product"
+    assert [group["nodes"] for group in found["groups"]] == [1] * len(found["groups"])
     assert one["measured"] == pytest.approx(2 * 1024 * 10240 * 5120 / 271.2e12)
     assert one["band"][0] < one["measured"] < one["band"][1]
     assert [skipped["reason"].partition(":")[0] for skipped in found["skipped"]] == ["gpu", "gpu", "shape_mxnxk", "dtype", "shape_mxnxk"]

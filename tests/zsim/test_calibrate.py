@@ -71,6 +71,16 @@ def test_what_made_the_measurements_is_found_and_left_out_groups_are_predicted(
     assert written["value"] == f"{80.3 * factors['A100', 'matmul_efficiency']:.4g} %"
 
 
+def test_narrow_priors_keep_a_fit_from_its_rows(tmp_path: Path) -> None:
+    """Rows whose products are a fifth slower than the preset's: with priors of a tenth of the width most of that is left."""
+    measured(tmp_path, {("A100", "matmul_efficiency"): 0.8})
+    columns, records = measurements.read(tmp_path / "measured.csv")
+    found, _ = calibrate.prepared(measurements.steps(measurements.source_of(columns), records, file="measured.csv"))
+    narrow, usual, wide = (max(map(abs, calibrate.fit(found, wider=wider, rounds=1).errors)) for wider in (0.1, 1.0, 3.0))
+    assert narrow > 0.1
+    assert max(usual, wide) < 0.02
+
+
 def test_a_fit_that_misses_has_a_band_that_says_so_and_holds_what_was_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

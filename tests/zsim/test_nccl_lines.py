@@ -148,6 +148,13 @@ def test_launches_that_are_not_one_by_one_are_named_and_widen_the_band(header: s
     assert read_json(json.dumps(whole), source="a.json").rows[0].assumed == row.assumed
 
 
+def test_of_a_run_that_is_skipped_its_own_lines_are() -> None:
+    cut = LOG.partition("# Out of bounds")[0]
+    (whole,) = read_text(LOG + cut, source="a.log").skipped
+    count = len(LOG.splitlines())
+    assert (whole.first, whole.last) == (count + 1, count + len(cut.splitlines()))
+
+
 def test_a_line_of_a_run_or_a_table_that_is_skipped_as_a_whole_is_explained_by_why(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
