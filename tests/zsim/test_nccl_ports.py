@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from time import process_time
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from zsim.collectives.nccl import estimate
 from zsim.measurements import nccl_ports
 from zsim.measurements.checks import Assumed
 from zsim.measurements.machines import machine
@@ -54,6 +56,16 @@ def test_of_plain_ethernet_a_node_has_one_nic_however_it_is_spelled(words: str) 
 
 def test_thousands_are_told_from_lists() -> None:
     assert nccl_ports.without_thousands("EFA 3,200 Gbps, 8,192 ranks; 400, 800") == "EFA 3200 Gbps, 8192 ranks; 400, 800"
+
+
+@pytest.mark.parametrize(("inter", "end"), [("400 Gbps", "high"), ("800 Gbps", "low")])
+def test_what_torch_adds_is_in_the_other_reading_of_a_network_too(inter: str, end: str) -> None:
+    """8.5 us for each collective that is called through torch, at the end of the band that is the other reading's."""
+    direct = replace(row(inter), size_bytes=2**28)
+    called = replace(direct, tool="all_reduce_bench.py (torch)")
+    (other,) = mapped(direct).otherwise
+    assert getattr(predict(direct), end) == getattr(estimate("all_reduce", 2**28, other), end)
+    assert getattr(predict(called), end) == pytest.approx(getattr(predict(direct), end) + 8.5)
 
 
 @pytest.mark.parametrize(("inter", "gb_s", "other"), [("NDR200", 200, 25), ("HDR 100", 100, 12.5), ("2x200G per NIC", 400, 50)])
