@@ -598,3 +598,11 @@ def test_sums_of_profiles_are_skipped_by_name() -> None:
     assert cases == []
     assert {one.reason for one in skipped} == {calibrate.SUMS}
     assert len(skipped) == 3
+
+
+def test_a_band_of_many_errors_is_their_95th_percentile_and_of_few_what_students_t_makes_of_them() -> None:
+    many = [(-1) ** percent * percent / 100 for percent in range(1, 41)]
+    assert calibrate_collectives._expected(many, published=0.05) == 0.39
+    assert calibrate_collectives._expected([0.01, -0.01, 0.01, -0.01], published=0.05) == pytest.approx(2.13 * 0.01)
+    assert calibrate_collectives._expected([0.01, -0.3, 0.01, -0.01], published=0.05) == pytest.approx(2.13 * 0.1504, rel=0.01)
+    assert calibrate_collectives._expected([0.01, 0.02], published=0.05) == 0.05

@@ -244,6 +244,8 @@ def test_a_file_has_the_constants_of_its_fit_to_the_four_digits_that_it_writes(t
     fit = calibrate.Fitted(factors=factors, errors=(), left_out=(), cases=(), heard=frozenset(heard))
     (tmp_path / "mine.toml").write_text(cluster_file.text(preset, fit, source="mine"))
     read, expected = cluster_reader.load("mine.toml", folder=tmp_path, nodes=1, ranks=None).device, fit.device(before)
+    moved = factors[generation, "matmul_efficiency"]
+    assert read.float8_efficiency == pytest.approx(moved * before.float8_efficiency, rel=1e-3) == expected.float8_efficiency
     for knob in calibrate.KNOBS:
         name, _, part = knob.name.partition(".")
         if not part:

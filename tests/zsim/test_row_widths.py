@@ -194,6 +194,23 @@ LARGE = SIZES | {"activation_checkpointing": "True", "measured_by": "2023-07"}
 RATE = {"micro_batch": "1", "grad_accum": "1", "global_batch_seqs": "", "tokens_per_s_per_gpu": "", "tokens_per_s": "10000"}
 
 
+@pytest.mark.parametrize(
+    ("row", "widths"),
+    [
+        (FOUNDRY, (0.05,)),  # attn_impl is not said
+        (FOUNDRY | {"colour": "blue"}, (0.05, 0.1)),
+        (FOUNDRY | {"torch_compile": "True"}, (0.05, 0.1)),
+        (TITAN, (0.05,)),
+        (TITAN | {"torch_compile": ""}, (0.05, 0.2)),
+        (TITAN | {"torch_compile": "", "colour": "blue"}, (0.05, 0.2, 0.1)),
+        (NANOTRON, (0.05,)),
+    ],
+)
+def test_a_band_is_wider_by_all_that_a_row_leaves_open(tmp_path: Path, row: dict[str, str], widths: tuple[float, ...]) -> None:
+    """A twentieth for what its source usually has, a tenth for what nobody knows, a fifth where nobody says whether it is compiled."""
+    assert step(tmp_path, row).widened == pytest.approx(hypot(*widths))
+
+
 def test_a_device_that_is_nearly_full_may_take_longer(tmp_path: Path) -> None:
     """13 B parameters in fp32 with their gradients and two states, 16 B of each, over 8 devices of 40 GiB: three fifths of each."""
     full, roomy = (_predicted(tmp_path, FOUNDRY | LARGE | RATE | {"gpu": gpu}) for gpu in ("a100_40gb", "a100_80gb"))
