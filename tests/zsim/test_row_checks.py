@@ -241,6 +241,8 @@ def test_what_cannot_be_mapped_is_skipped_by_name(tmp_path: Path, row: dict[str,
         (NANOTRON, {"tokens_per_s_per_gpu": "40.15"}, "40.15 tokens a second of one GPU are"),
         (NANOTRON, {"config_consistent": "False"}, "config_consistent: False, so the source itself says"),
         (NANOTRON, {"mfu_pct": "3.92"}, "mfu_pct: 3.92 contradicts 39.2"),
+        (NANOTRON, {"peak_mem_gb": "-1"}, "peak_mem_gb: expected bytes that something took, found '-1'"),
+        (TITAN, {"peak_mem_gib": "0.0"}, "peak_mem_gib: expected bytes that something took, found '0.0'"),
         (NANOTRON, {"model": "llama-70B"}, "model: llama-70B contradicts the row's sizes, which make 1,34"),
         (NANOTRON, {"model": "llama 0.5b"}, "model: llama 0.5b contradicts the row's sizes, which make 1,34"),
         (TITAN, {"tokens_per_s_range": "1000-2000"}, "tokens_per_s_range: 1000-2000 contradicts 6667 tokens a second of each GPU"),
@@ -309,6 +311,8 @@ def test_figures_that_fit_are_taken(tmp_path: Path) -> None:
         NANOTRON | {"n_params": str(LLAMA_1B), "tokens_per_s_total": "321200", "mfu_pct": "39.2", "config_consistent": "True"},
         FOUNDRY | {"n_params": str(MPT_1B), "seqs_per_s": "75", "mfu_pct": "56.23", "peak_tflops_used": "312"},
         FOUNDRY | {"n_params": str(MPT_1B - 2048 * 2048), "learned_pos_emb": "False"},
+        FOUNDRY | {"activation_checkpointing": "True", "hfu_pct": f"{56.23 * 4 / 3:.2f}", "peak_tflops_used": "312"},
+        NANOTRON | {"peak_mem_gb": "42.5"},
     )
     assert all(step(tmp_path, row).seconds > 0 for row in rows)
 

@@ -216,6 +216,17 @@ def unknown(record: Record) -> tuple[str, ...]:
     return tuple(name for name in record.fields if name not in record.asked and not OUTCOMES.fullmatch(name.strip().lower()))
 
 
+_PEAK_MEMORY = re.compile(r"peak_(?:mem|active|reserved)\w*|max_(?:mem|reserved|allocated)\w*")
+
+
+def some_memory(record: Record) -> None:
+    """RowError where a peak of memory is none or less: nothing asks for it, but such a row was never measured."""
+    for name in record.fields:
+        value = record.text(name, "") if _PEAK_MEMORY.fullmatch(name.lower()) else ""
+        if re.fullmatch(r"-\d[\d.]*|0[0.]*", value):
+            raise RowError(f"{name}: expected bytes that something took, found {value[:40]!r}")
+
+
 def unread(record: Record, assumed: Assumed) -> None:
     """Names what the row says and no mapping has asked for."""
     for name in unknown(record):

@@ -10,7 +10,7 @@ from typing import Any
 
 from zsim.devices import load_device
 from zsim.errors import ZsimError
-from zsim.measurements.checks import UNREAD, Assumed, said, unread, unsaid, whole_field
+from zsim.measurements.checks import UNREAD, Assumed, said, some_memory, unread, unsaid, whole_field
 from zsim.measurements.machines import Machine
 from zsim.measurements.table import Record, RowError, Step
 from zsim.models import FAMILIES, build, load_preset
@@ -100,6 +100,7 @@ def step_of(
     length = text.batch["sequence_length"]
     tokens = text.batch["micro_batch"] * text.batch.get("accumulation", 1) * length
     _possible(num_parameters(text.model, length), tokens / seconds, machine, eight_bits=bool(text.execution.get("float8")))
+    some_memory(record)
     unsaid(record, (name for name in names if name not in SAID_ELSEWHERE), assumed)
     unread(record, assumed)
     for words in whole_field(record):
