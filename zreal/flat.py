@@ -25,7 +25,7 @@ from zsim.errors import ProgramError
 from zsim.model import Module
 from zsim.ops import Alloc, Free, Op
 from zsim.scenario import Scenario
-from zsim.strategies.building import MASTER_DTYPE, FlatGroup, flat_groups, used_parameters
+from zsim.strategies.building.step import MASTER_DTYPE, FlatGroup, flat_groups, used_parameters
 
 MASTER = DTYPES[MASTER_DTYPE]
 

@@ -15,7 +15,8 @@ from zsim.ops import COLLECTIVES, Alloc
 from zsim.plan import plan
 from zsim.program import PHASES, Program
 from zsim.scenario import parse
-from zsim.strategies import building, ddp, replicated_model, zero1, zero2, zero3, zero_redundancy
+from zsim.strategies import ddp, replicated_model, zero1, zero2, zero3, zero_redundancy
+from zsim.strategies.building import step
 from zsim.training import DTYPE_NBYTES, Batch, Dtype, Optimizer, Precision, Training
 
 MODELS = ("mlp-tiny", "mlp-uneven", "gpt-tiny")
@@ -142,16 +143,16 @@ def test_zero3_never_computes_on_a_sharded_group_and_reshards_what_it_gathers(
             assert op.unit in groups - gathered
             gathered.add(op.unit)
         elif op.kind in ("forward", "backward"):
-            assert {owner[fqn] for fqn in building.used_parameters(modules.pop(0))} <= gathered
+            assert {owner[fqn] for fqn in step.used_parameters(modules.pop(0))} <= gathered
         elif op.kind == "free":
             gathered -= {event.buffer.removesuffix(":unsharded") for event in op.memory}
     assert (gathered, modules) == (set(), [])
 
 
-def _groups(case: Training, granularity: str | int, ranks: int) -> tuple[building.FlatGroup, ...]:
+def _groups(case: Training, granularity: str | int, ranks: int) -> tuple[step.FlatGroup, ...]:
     cut = "parameter" if granularity == "parameter" else "unit" if granularity == "unit" else int(granularity)
     dtype = case.precision.parameters
-    return building.flat_groups(case.model, granularity=cut, num_shards=ranks, dtype=dtype)
+    return step.flat_groups(case.model, granularity=cut, num_shards=ranks, dtype=dtype)
 
 
 @given(st.sampled_from(["unit", "parameter"]), st.integers(2, 5), st.integers(0, 3))

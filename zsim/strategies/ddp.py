@@ -17,8 +17,9 @@ from zsim.mesh import Mesh
 from zsim.model import ModelSpec, Parameter
 from zsim.ops import Op
 from zsim.program import Program
-from zsim.strategies import building, replicated_construction, replicated_model
-from zsim.strategies.building import Step
+from zsim.strategies import replicated_construction, replicated_model
+from zsim.strategies.building import step as building
+from zsim.strategies.building.step import Step
 from zsim.strategies.replicated import ReplicatedStep
 from zsim.strategies.replicated_model import Bucket, ReplicatedModel
 from zsim.traced import TracedModel

@@ -14,7 +14,7 @@ from typing import Literal
 from zsim import clipping, optimizers
 from zsim.model import ROOT
 from zsim.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind, OpKind
-from zsim.strategies.building import (
+from zsim.strategies.building.step import (
     MASTER_DTYPE,
     BackwardEvent,
     FlatGroup,

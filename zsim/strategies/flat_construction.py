@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from zsim.model import ROOT, ModelSpec
 from zsim.ops import Alloc, Free, MemoryEvent
-from zsim.strategies.building import Step
+from zsim.strategies.building.step import Step
 from zsim.strategies.flat_parameters import FlatParameter
 from zsim.strategies.flat_sharded import FlatShardedStep
 from zsim.strategies.passes import ORIGINAL

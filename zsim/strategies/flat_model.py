@@ -10,7 +10,7 @@ from functools import cached_property
 from zsim.mesh import Mesh
 from zsim.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind
 from zsim.sharding import Granularity
-from zsim.strategies.building import (
+from zsim.strategies.building.step import (
     MASTER_DTYPE,
     FlatGroup,
     Step,

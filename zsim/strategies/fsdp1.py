@@ -20,7 +20,7 @@ from zsim.errors import ScenarioError
 from zsim.mesh import Mesh
 from zsim.model import ROOT, ModelSpec
 from zsim.program import Program, RankProgram
-from zsim.strategies.building import accumulated_after_sums, rank_program, units_read
+from zsim.strategies.building.step import accumulated_after_sums, rank_program, units_read
 from zsim.strategies.flat_construction import construction, lazy_init
 from zsim.strategies.flat_optimizer import optimizer
 from zsim.strategies.flat_parameters import FlatParameter, flat_parameters, placeholders, stepped

@@ -18,7 +18,7 @@ from zsim.model import ROOT, RUN, ModelSpec
 from zsim.ops import Op
 from zsim.program import Program, RankProgram
 from zsim.sharding import shard_size
-from zsim.strategies.building import accumulated_after_sums, rank_program, units_read, units_read_by_blocks
+from zsim.strategies.building.step import accumulated_after_sums, rank_program, units_read, units_read_by_blocks
 from zsim.strategies.hook_calls import RECORD, HookCalls, watched
 from zsim.strategies.sharded import ShardedStep
 from zsim.strategies.sharded_construction import DerivedMesh, construction

@@ -12,7 +12,7 @@ from zsim.lowering import loss_buffers
 from zsim.mesh import Mesh
 from zsim.model import ROOT, is_model_input
 from zsim.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind, OpKind
-from zsim.strategies.building import Step, accumulate_kernel, recomputed_in_turn
+from zsim.strategies.building.step import Step, accumulate_kernel, recomputed_in_turn
 from zsim.strategies.sharded_gradients import UnshardedGradients
 from zsim.traced import TracedModel
 from zsim.training import DTYPE_NBYTES, NOTHING, InnerCall, LoweredModule, TapeEvent, Training, storage_events

@@ -10,7 +10,7 @@ from zsim.lowering import loss_buffers
 from zsim.model import ROOT
 from zsim.ops import Alloc, Free, Kernel, MemoryEvent
 from zsim.strategies import replicated_construction
-from zsim.strategies.building import (
+from zsim.strategies.building.step import (
     MASTER_DTYPE,
     BackwardEvent,
     Step,

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from zsim.model import ModelSpec, Parameter
 from zsim.ops import Alloc, Kernel
-from zsim.strategies.building import (
+from zsim.strategies.building.step import (
     MASTER_DTYPE,
     accumulate_kernel,
     accumulated_after_sums,

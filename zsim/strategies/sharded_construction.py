@@ -8,7 +8,7 @@ from typing import Literal
 from zsim.mesh import Mesh
 from zsim.model import ROOT
 from zsim.ops import Alloc, Free, MemoryEvent
-from zsim.strategies.building import Step
+from zsim.strategies.building.step import Step
 from zsim.strategies.passes import ORIGINAL
 from zsim.strategies.sharded_groups import Group
 from zsim.training import DTYPE_NBYTES, Training

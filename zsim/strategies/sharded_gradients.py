@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from zsim.ops import Alloc, Free, MemoryEvent
-from zsim.strategies.building import BackwardEvent, accumulated
+from zsim.strategies.building.step import BackwardEvent, accumulated
 from zsim.training import LoweredModule, ParameterGradient, TapeEvent
 
 

@@ -15,8 +15,9 @@ from typing import Literal
 from zsim.mesh import Mesh
 from zsim.program import Program
 from zsim.sharding import Granularity
-from zsim.strategies import building, flat_model
-from zsim.strategies.building import FlatGroup, Step
+from zsim.strategies import flat_model
+from zsim.strategies.building import step as building
+from zsim.strategies.building.step import FlatGroup, Step
 from zsim.strategies.flat import FlatStep
 from zsim.strategies.flat_model import FlatModel
 from zsim.training import Training

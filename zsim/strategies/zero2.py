@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from zsim.mesh import Mesh
 from zsim.program import Program
 from zsim.sharding import Granularity
-from zsim.strategies import building, flat_model, zero1
-from zsim.strategies.building import Step
+from zsim.strategies import flat_model, zero1
+from zsim.strategies.building import step as building
+from zsim.strategies.building.step import Step
 from zsim.strategies.flat import FlatStep
 from zsim.strategies.flat_model import FlatModel
 from zsim.training import Training

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from zsim.mesh import Mesh
 from zsim.program import Program
 from zsim.sharding import Granularity
-from zsim.strategies import building, flat_model, zero1
-from zsim.strategies.building import FlatGroup, Step
+from zsim.strategies import flat_model, zero1
+from zsim.strategies.building import step as building
+from zsim.strategies.building.step import FlatGroup, Step
 from zsim.strategies.flat import FlatStep
 from zsim.strategies.flat_model import FlatModel
 from zsim.training import LoweredModule, Optimizer, Training

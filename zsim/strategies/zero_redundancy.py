@@ -12,7 +12,7 @@ from zsim.model import ModelSpec, Parameter
 from zsim.program import Program, RankProgram
 from zsim.sharding import greedy_owners
 from zsim.strategies import ddp, replicated_construction, replicated_model
-from zsim.strategies.building import Step, rank_program
+from zsim.strategies.building.step import Step, rank_program
 from zsim.strategies.ddp import Options
 from zsim.strategies.replicated import ReplicatedStep
 from zsim.strategies.replicated_model import ReplicatedModel
