@@ -14,7 +14,8 @@ from zsim.models.gpt import GptSizes, build
 from zsim.ops import COLLECTIVES, Alloc, Free, Op
 from zsim.program import Program
 from zsim.strategies import ddp
-from zsim.training import Batch, Precision, Training
+from zsim.strategies.building.training import Training
+from zsim.training import Batch, Precision
 
 
 def small_model() -> ModelSpec:

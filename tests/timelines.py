@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
+from zsim.autograd.lowered import Computation, LoweredModule
 from zsim.engine import simulate
 from zsim.lowering import lower
 from zsim.mesh import Mesh
@@ -13,7 +14,8 @@ from zsim.model import ROOT
 from zsim.models.mlp import MlpSizes, build
 from zsim.ops import MOVE_GRADIENT, Kernel, Op
 from zsim.program import Program
-from zsim.training import Batch, Computation, LoweredModule, Precision, Training
+from zsim.strategies.building.training import Training
+from zsim.training import Batch, Precision
 
 WIDTH = 64
 BLOCK_NUMEL = 2 * WIDTH * WIDTH + 2 * WIDTH

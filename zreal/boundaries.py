@@ -24,8 +24,8 @@ from zreal.parameter_gradients import nodes
 from zreal.run_views import RunViews
 from zreal.storages import CalledAgain, Died, Place, StorageLog
 from zreal.untraceable import UntraceableError
+from zsim.autograd.lowered import Autograd
 from zsim.model import ROOT
-from zsim.training import Autograd
 
 
 class _InputsDone(torch.autograd.Function):

@@ -8,8 +8,9 @@ from dataclasses import replace
 from zreal.parameter_gradients import ParameterGradients
 from zreal.storages import Born, Entry, Lives, Place
 from zreal.untraceable import UntraceableError
+from zsim.autograd.lowered import Accumulated
 from zsim.model import RUN
-from zsim.training import DTYPE_NBYTES, Accumulated, Dtype
+from zsim.training import DTYPE_NBYTES, Dtype
 
 
 def gradient_storages(

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from zreal.storages import StorageLog
-from zsim.training import Accumulated
+from zsim.autograd.lowered import Accumulated
 
 
 class ParameterGradients:

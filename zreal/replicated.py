@@ -23,8 +23,8 @@ from zsim.ops import Alloc, Op
 from zsim.repeats import with_forwards
 from zsim.scenario import Scenario
 from zsim.strategies import ddp, replicated_model
+from zsim.strategies.building.training import Training
 from zsim.strategies.replicated_construction import ONE_BUCKET
-from zsim.training import Training
 
 
 @dataclass(slots=True)

@@ -21,8 +21,9 @@ from zreal.known_values import KnownValues
 from zreal.one_dtype import require_one_dtype
 from zreal.real_results import call
 from zreal.untraceable import UntraceableError
+from zsim.autograd.lowered import Accumulated
 from zsim.ops import Kernel
-from zsim.training import Accumulated, Device
+from zsim.training import Device
 
 
 class Place(NamedTuple):

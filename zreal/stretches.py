@@ -16,22 +16,20 @@ from zreal.gradient_storages import accumulated_once, gradient_storages
 from zreal.parameter_gradients import ParameterGradients
 from zreal.storages import Again, Born, CalledAgain, Died, Entry, Lives, Place
 from zreal.untraceable import UntraceableError
-from zsim.model import MODEL_INPUT, PART, ROOT, RUN, Module, ParamGroup
-from zsim.ops import Alloc, Free, Kernel, MemoryKind
-from zsim.tape import SEED
-from zsim.traced import FAMILY, LOSS, TracedModel, check, placed, stretch, whole
-from zsim.training import (
+from zsim.autograd.lowered import (
     Accumulated,
-    Batch,
     Computation,
-    Device,
-    Dtype,
     InnerCall,
     LoweredModule,
     ParameterGradient,
     Recomputed,
     TapeEvent,
 )
+from zsim.model import MODEL_INPUT, PART, ROOT, RUN, Module, ParamGroup
+from zsim.ops import Alloc, Free, Kernel, MemoryKind
+from zsim.tape import SEED
+from zsim.traced import FAMILY, LOSS, TracedModel, check, placed, stretch, whole
+from zsim.training import Batch, Device, Dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,8 @@ from zreal.run_views import RunViews
 from zreal.sharded_dtypes import sharded_dtypes
 from zreal.storages import Born, Lives, Place, StorageLog, merged
 from zreal.untraceable import UntraceableError
-from zsim.training import Autograd, Precision
+from zsim.autograd.lowered import Autograd
+from zsim.training import Precision
 from zsim.units import format_bytes
 
 

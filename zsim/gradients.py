@@ -9,8 +9,8 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from zsim.aten_call import Call
+from zsim.autograd.lowered import SUM_OF_GRADIENTS, ParameterGradient
 from zsim.storages import Storages
-from zsim.training import SUM_OF_GRADIENTS, ParameterGradient
 
 Part = tuple[str, str]
 """A value and a gradient of it."""

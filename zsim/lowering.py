@@ -12,13 +12,14 @@ from dataclasses import fields, replace
 from operator import attrgetter
 
 from zsim import module_lowering, tape
+from zsim.autograd.lowered import Autograd, Computation, LoweredModule, ParameterGradient, TapeEvent
 from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.model import ModelSpec, Module
 from zsim.operators import Operator
 from zsim.ops import Alloc, Free
 from zsim.repeats import repeats
 from zsim.traced import TracedModel
-from zsim.training import Autograd, Batch, Computation, Device, LoweredModule, ParameterGradient, TapeEvent
+from zsim.training import Batch, Device
 
 Pattern = tuple[tuple[object, ...], ...]
 

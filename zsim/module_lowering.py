@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from zsim.aten_call import Call
+from zsim.autograd.lowered import Computation, LoweredModule, Recomputed, TapeEvent
 from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.model import ModelSpec, Parameter
 from zsim.module_kernels import backward_kernels, forward_kernels
@@ -18,7 +19,7 @@ from zsim.module_parts import Part, blocks, cut_regions, maker_of_calls, parts_o
 from zsim.ops import Free, MemoryEvent
 from zsim.regions import Step
 from zsim.tape import SEED, Tape, summed
-from zsim.training import Batch, Computation, Device, LoweredModule, Recomputed, TapeEvent
+from zsim.training import Batch, Device
 
 
 def lower_each(

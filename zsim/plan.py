@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from zsim import lowering
-from zsim import training as kinds
 from zsim.eager_sdpa import kernel_problem
 from zsim.errors import ScenarioError
 from zsim.garbage import uncollected
@@ -11,10 +10,11 @@ from zsim.program import Program
 from zsim.repeats import with_forwards
 from zsim.scenario import Scenario
 from zsim.strategies import STRATEGIES
+from zsim.strategies.building.training import Training
 from zsim.training import Device
 
 
-def training(scenario: Scenario, *, device: Device) -> kinds.Training:
+def training(scenario: Scenario, *, device: Device) -> Training:
     """What the strategy is given: the scenario's model lowered for `device`, and the scenario's choices."""
     strategy, dtype = STRATEGIES[scenario.strategy], scenario.precision.parameters
     casts_input = strategy.casts_input and dtype != "float32"
@@ -32,7 +32,7 @@ def training(scenario: Scenario, *, device: Device) -> kinds.Training:
         autocast=scenario.precision.autocast,
         autograd=strategy.autograd,
     )
-    return kinds.Training(
+    return Training(
         model=model,
         modules=modules,
         batch=scenario.batch,

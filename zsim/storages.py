@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from zsim.autograd.lowered import TapeEvent
 from zsim.ops import Alloc, Free
-from zsim.training import TapeEvent
 
 
 @dataclass(slots=True)

@@ -12,20 +12,13 @@ from collections.abc import Iterable
 from dataclasses import InitVar, dataclass, field, replace
 
 from zsim.aten_call import Call
+from zsim.autograd.lowered import InnerCall, NodeOver, ParameterGradient, Recomputed, storage_events
 from zsim.gradients import Gradients, Part
 from zsim.model import ModelSpec
 from zsim.ops import Free, MemoryEvent
 from zsim.regions import Region, Step, packs_its_output
 from zsim.storages import Storages
-from zsim.training import (
-    DTYPE_NBYTES,
-    Batch,
-    InnerCall,
-    NodeOver,
-    ParameterGradient,
-    Recomputed,
-    storage_events,
-)
+from zsim.training import DTYPE_NBYTES, Batch
 
 SEED = "loss:seed"
 

@@ -10,17 +10,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from zsim import places
-from zsim.checkpointing import NO_CHECKPOINTING, SAVEABLE, Checkpointing
-from zsim.json_reader import Reader, TwiceError, loads
-from zsim.model import ROOT, Module, Parameter, ParamGroup
-from zsim.ops import MEMORY_KINDS, Alloc, Free, Kernel
-from zsim.traced import DEVICES, FAMILY, Otherwise, TracedModel, TracedModelError, check_whole, placed, stretch, whole
-from zsim.training import (
-    DTYPE_NBYTES,
+from zsim.autograd.lowered import (
     Accumulated,
-    Batch,
     Computation,
-    Device,
     InnerCall,
     LoweredModule,
     NodeOver,
@@ -28,6 +20,12 @@ from zsim.training import (
     Recomputed,
     TapeEvent,
 )
+from zsim.checkpointing import NO_CHECKPOINTING, SAVEABLE, Checkpointing
+from zsim.json_reader import Reader, TwiceError, loads
+from zsim.model import ROOT, Module, Parameter, ParamGroup
+from zsim.ops import MEMORY_KINDS, Alloc, Free, Kernel
+from zsim.traced import DEVICES, FAMILY, Otherwise, TracedModel, TracedModelError, check_whole, placed, stretch, whole
+from zsim.training import DTYPE_NBYTES, Batch, Device
 
 SCHEMA = "zsim-traced-model-1"
 MAX_FILE_BYTES = 64 * 1024**2

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from zsim.autograd.lowered import Accumulated, InnerCall, LoweredModule, NodeOver, ParameterGradient, Recomputed
 from zsim.model import ROOT, RUN, ModelSpec
 from zsim.ops import Alloc, Free
 from zsim.tape import SEED
-from zsim.training import Accumulated, InnerCall, LoweredModule, NodeOver, ParameterGradient, Recomputed
 
 
 def lies_in(unit: str, other: str) -> bool:

@@ -19,12 +19,13 @@ from tests.zreal.test_tracing import records
 from zreal import batching, modules
 from zreal.device_kernels import KernelChoices, result_nbytes
 from zreal.tracing import trace
+from zsim.autograd.lowered import LoweredModule
 from zsim.checkpointing import Checkpointing
 from zsim.lowering import lower
 from zsim.model import ModelSpec
 from zsim.models import gpt, huggingface, llama
 from zsim.ops import Alloc, Free
-from zsim.training import Batch, Dtype, LoweredModule
+from zsim.training import Batch, Dtype
 
 WIDTHS = (8, 10, 12, 16, 20, 24)
 """Of heads. Flash attention wants a multiple of 8, memory-efficient attention one of 4 in float32."""

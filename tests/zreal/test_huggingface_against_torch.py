@@ -18,6 +18,7 @@ from tests.zreal.test_tracing_against_torch import traced_events
 from zreal import backends, batching, modules, torch_private
 from zreal.executor import execute
 from zreal.tracing import trace
+from zsim.autograd.lowered import Accumulated, NodeOver, Recomputed
 from zsim.errors import BackendUnavailableError, ScenarioError
 from zsim.lowering import lower
 from zsim.memory import replay
@@ -27,7 +28,7 @@ from zsim.plan import plan
 from zsim.program import PHASES
 from zsim.run import RunOptions
 from zsim.scenario import Scenario, parse
-from zsim.training import DTYPE_NBYTES, Accumulated, Dtype, NodeOver, Recomputed
+from zsim.training import DTYPE_NBYTES, Dtype
 
 transformers = pytest.importorskip("transformers", minversion="5")
 

@@ -25,11 +25,12 @@ from tests.zreal.user_modules import CASES, Case
 from zreal import torch_private
 from zreal.recomputing import as_asked
 from zreal.tracing import trace
+from zsim.autograd.lowered import InnerCall
 from zsim.mesh import Mesh
 from zsim.strategies import ddp, fsdp2
 from zsim.traced import TracedModel
 from zsim.traced_file import dump, parse
-from zsim.training import Dtype, InnerCall
+from zsim.training import Dtype
 
 INNER = {
     "llama, no cache": ("mlp", "self_attn"),

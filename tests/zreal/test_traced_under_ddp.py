@@ -21,8 +21,9 @@ from zsim.memory import replay
 from zsim.mesh import Mesh
 from zsim.ops import COLLECTIVES
 from zsim.strategies import ddp, zero_redundancy
+from zsim.strategies.building.training import Training
 from zsim.traced import TracedModel
-from zsim.training import Dtype, Precision, Training
+from zsim.training import Dtype, Precision
 
 Collectives = list[tuple[str, int]]
 

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from tests.quick import one_in
 from zreal import batching, modules, torch_private
 from zreal.tracing import trace
+from zsim.autograd.lowered import Accumulated, LoweredModule, NodeOver, ParameterGradient
 from zsim.lowering import lower
 from zsim.memory import replay
 from zsim.mesh import Mesh
@@ -24,19 +25,10 @@ from zsim.models import load_preset
 from zsim.ops import Alloc, Free
 from zsim.program import PHASES
 from zsim.strategies import STRATEGIES
+from zsim.strategies.building.training import Training
 from zsim.traced import TracedModel, TracedModelError
 from zsim.traced_file import dump, parse
-from zsim.training import (
-    Accumulated,
-    Batch,
-    Device,
-    Dtype,
-    LoweredModule,
-    NodeOver,
-    ParameterGradient,
-    Precision,
-    Training,
-)
+from zsim.training import Batch, Device, Dtype, Precision
 
 FAMILIES = [("mlp-tiny", None), ("mlp-uneven", None), ("gpt-tiny", "explicit"), ("gpt-tiny", "sdpa")]
 

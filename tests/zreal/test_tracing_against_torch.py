@@ -19,14 +19,16 @@ from tests.zreal.user_modules import CASES, HALF_OF_PAIRS, SOME_PAIRS, Case
 from zreal import torch_private
 from zreal.meters import MemoryMeter
 from zreal.tracing import trace
+from zsim.autograd.lowered import Accumulated, Recomputed
 from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.lowering import lower
 from zsim.memory import replay
 from zsim.mesh import Mesh
 from zsim.ops import Alloc, Free
 from zsim.strategies import STRATEGIES, ddp, fsdp2
+from zsim.strategies.building.training import Training
 from zsim.traced import TracedModel
-from zsim.training import DTYPE_NBYTES, Accumulated, Dtype, Precision, Recomputed, Training
+from zsim.training import DTYPE_NBYTES, Dtype, Precision
 
 Phases = dict[str, tuple[int, int, int]]
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from zsim.autograd.lowered import LoweredModule
 from zsim.errors import ScenarioError
 from zsim.lowering import lower
 from zsim.models import gpt, mlp
@@ -15,7 +16,7 @@ from zsim.module_lowering import lower_each
 from zsim.ops import Alloc, Free
 from zsim.plan import plan
 from zsim.scenario import Scenario, parse
-from zsim.training import Batch, LoweredModule
+from zsim.training import Batch
 
 BATCH = Batch(micro_batch=2, sequence_length=8)
 SMALL = GptSizes(num_layers=6, hidden_size=8, num_heads=2, vocabulary=11)

@@ -6,12 +6,12 @@ from collections import Counter
 
 import pytest
 
+from zsim.autograd.lowered import ParameterGradient
 from zsim.errors import ScenarioError
 from zsim.metrics import model_flops
 from zsim.ops import Alloc
 from zsim.plan import plan, training
 from zsim.scenario import Scenario, parse
-from zsim.training import ParameterGradient
 
 GPT = 'family = "gpt", sizes = { num_layers = 6, hidden_size = 12, num_heads = 2, vocabulary = 13 }'
 MLP = 'family = "mlp", sizes = { dims = [8, 5, 8], hidden = 6, num_classes = 3 }'

@@ -17,7 +17,8 @@ from zsim.program import PHASES, Program
 from zsim.scenario import parse
 from zsim.strategies import ddp, replicated_model, zero1, zero2, zero3, zero_redundancy
 from zsim.strategies.building import step
-from zsim.training import DTYPE_NBYTES, Batch, Dtype, Optimizer, Precision, Training
+from zsim.strategies.building.training import Training
+from zsim.training import DTYPE_NBYTES, Batch, Dtype, Optimizer, Precision
 
 MODELS = ("mlp-tiny", "mlp-uneven", "gpt-tiny")
 ALL = ("ddp", "zero1/all_reduce", "zero1/reduce_scatter", "zero2", "zero3", "zero_redundancy")

@@ -14,9 +14,10 @@ from zsim.plan import plan as plan_scenario
 from zsim.program import Program, RankProgram
 from zsim.scenario import parse
 from zsim.strategies import fsdp1
+from zsim.strategies.building.training import Training
 from zsim.strategies.dividing import division
 from zsim.strategies.flat_parameters import flat_parameters, stepped
-from zsim.training import Device, Training
+from zsim.training import Device
 
 BLOCKS = ["blocks.0", "blocks.1", "blocks.2"]
 

@@ -19,7 +19,8 @@ from zsim.ops import COLLECTIVES, Alloc, Free, Op
 from zsim.program import PHASES, Program
 from zsim.scenario import parse
 from zsim.strategies import hsdp
-from zsim.training import Batch, Precision, Training
+from zsim.strategies.building.training import Training
+from zsim.training import Batch, Precision
 
 BLOCKS = ["blocks.0", "blocks.1", "blocks.2"]
 FORWARD_GATHERS = [("all_gather", unit) for unit in ["root", *BLOCKS]]

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim import metrics, scenario, traced_file
+from zsim.autograd.lowered import Autograd, LoweredModule
 from zsim.changes import changes
 from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.errors import ScenarioError, ZsimError
@@ -29,9 +30,10 @@ from zsim.program import PHASES
 from zsim.run import RunOptions
 from zsim.simulator import SimBackend
 from zsim.strategies import STRATEGIES, ddp, fsdp1, model_problems
+from zsim.strategies.building.training import Training
 from zsim.traced import FAMILY, Otherwise, TracedModel, TracedModelError, check, check_whole, stretch
 from zsim.traced_file import dump, load, parse, save
-from zsim.training import Autograd, Batch, LoweredModule, Precision, Training
+from zsim.training import Batch, Precision
 
 BATCH = Batch(micro_batch=2)
 SPEC = load_preset("mlp-tiny", sequence_length=1, num_layers=None, attention=None)

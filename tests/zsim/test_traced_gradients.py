@@ -12,14 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.zsim.test_traced import BATCH, MODEL
+from zsim.autograd.lowered import Accumulated, LoweredModule, ParameterGradient, TapeEvent
 from zsim.errors import ZsimError
 from zsim.memory import replay
 from zsim.mesh import Mesh
 from zsim.ops import Alloc, Free, Op
 from zsim.strategies import STRATEGIES
+from zsim.strategies.building.training import Training
 from zsim.traced import TracedModel, check
 from zsim.traced_file import ACCUMULATED, COPIED, WAITS, dump, parse
-from zsim.training import Accumulated, LoweredModule, ParameterGradient, Precision, TapeEvent, Training
+from zsim.training import Precision
 
 Rows = list[list[str]]
 WEIGHT, BIAS, EARLIER = "blocks.1.fc1.weight", "blocks.1.fc1.bias", "blocks.1.fc2.bias"

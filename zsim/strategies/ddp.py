@@ -20,10 +20,11 @@ from zsim.program import Program
 from zsim.strategies import replicated_construction, replicated_model
 from zsim.strategies.building import step as building
 from zsim.strategies.building.step import Step
+from zsim.strategies.building.training import Training
 from zsim.strategies.replicated import ReplicatedStep
 from zsim.strategies.replicated_model import Bucket, ReplicatedModel
 from zsim.traced import TracedModel
-from zsim.training import DTYPE_NBYTES, Training
+from zsim.training import DTYPE_NBYTES
 
 MIB = 1 << 20
 FIRST_BUCKET_CAP_MB, BUCKET_CAP_MB = 1, 25

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from zsim import clipping, optimizers
+from zsim.autograd.lowered import LoweredModule, ParameterGradient
 from zsim.model import ROOT
 from zsim.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind, OpKind
 from zsim.strategies.building.step import (
@@ -27,7 +28,7 @@ from zsim.strategies.building.step import (
     until_recomputed,
 )
 from zsim.strategies.flat_model import AXIS, FlatModel
-from zsim.training import DTYPE_NBYTES, LoweredModule, ParameterGradient
+from zsim.training import DTYPE_NBYTES
 
 Reduction = Literal["all_reduce", "reduce_scatter"]
 """A collective that averages gradients, and the stream on which it runs."""

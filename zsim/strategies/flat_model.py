@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from zsim.autograd.lowered import LoweredModule, ParameterGradient
 from zsim.mesh import Mesh
 from zsim.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind
 from zsim.sharding import Granularity
@@ -21,7 +22,8 @@ from zsim.strategies.building.step import (
     late_weights,
     used_parameters,
 )
-from zsim.training import DTYPE_NBYTES, LoweredModule, ParameterGradient, Training
+from zsim.strategies.building.training import Training
+from zsim.training import DTYPE_NBYTES
 
 AXIS = "dp_shard"
 

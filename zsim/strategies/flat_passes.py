@@ -11,10 +11,11 @@ from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from zsim.autograd.lowered import LoweredModule
 from zsim.model import ROOT, RUN
+from zsim.strategies.building.training import Training
 from zsim.strategies.flat_parameters import FlatParameter
 from zsim.strategies.flat_sharded import FlatShardedStep
-from zsim.training import LoweredModule, Training
 
 
 @dataclass(slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from zsim.mesh import Mesh
 from zsim.model import ROOT, ModelSpec
 from zsim.program import Program, RankProgram
 from zsim.strategies.building.step import accumulated_after_sums, rank_program, units_read
+from zsim.strategies.building.training import Training
 from zsim.strategies.flat_construction import construction, lazy_init
 from zsim.strategies.flat_optimizer import optimizer
 from zsim.strategies.flat_parameters import FlatParameter, flat_parameters, placeholders, stepped
@@ -30,7 +31,7 @@ from zsim.strategies.flat_views import viewed
 from zsim.strategies.passes import ORIGINAL
 from zsim.strategies.sharded_gradients import UnshardedGradients
 from zsim.traced import TracedModel
-from zsim.training import DTYPE_NBYTES, Optimizer, Training
+from zsim.training import DTYPE_NBYTES, Optimizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

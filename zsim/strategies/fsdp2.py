@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from zsim.autograd.lowered import InnerCall, LoweredModule
 from zsim.errors import ScenarioError
 from zsim.mesh import Mesh
 from zsim.model import ROOT, RUN, ModelSpec
@@ -19,13 +20,14 @@ from zsim.ops import Op
 from zsim.program import Program, RankProgram
 from zsim.sharding import shard_size
 from zsim.strategies.building.step import accumulated_after_sums, rank_program, units_read, units_read_by_blocks
+from zsim.strategies.building.training import Training
 from zsim.strategies.hook_calls import RECORD, HookCalls, watched
 from zsim.strategies.sharded import ShardedStep
 from zsim.strategies.sharded_construction import DerivedMesh, construction
 from zsim.strategies.sharded_gradients import UnshardedGradients
 from zsim.strategies.sharded_groups import Group, local_numels, sharded_groups
 from zsim.strategies.sharded_optimizer import memory_of, step_shards
-from zsim.training import DTYPE_NBYTES, InnerCall, LoweredModule, Optimizer, Training
+from zsim.training import DTYPE_NBYTES, Optimizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

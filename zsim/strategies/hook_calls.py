@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from zsim.errors import ScenarioError
-from zsim.training import Training
+from zsim.strategies.building.training import Training
 
 RECORD: Final = "profiler._record_function_enter_new"
 """Every step of a hook is recorded for the profiler, whether that runs or not."""

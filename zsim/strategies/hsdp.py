@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from zsim.mesh import Mesh
 from zsim.program import Program
 from zsim.strategies import fsdp2
-from zsim.training import Training
+from zsim.strategies.building.training import Training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from zsim.autograd.lowered import NOTHING, InnerCall, LoweredModule, TapeEvent, storage_events
 from zsim.lowering import loss_buffers
 from zsim.mesh import Mesh
 from zsim.model import ROOT, is_model_input
 from zsim.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind, OpKind
 from zsim.strategies.building.step import Step, accumulate_kernel, recomputed_in_turn
+from zsim.strategies.building.training import Training
 from zsim.strategies.sharded_gradients import UnshardedGradients
 from zsim.traced import TracedModel
-from zsim.training import DTYPE_NBYTES, NOTHING, InnerCall, LoweredModule, TapeEvent, Training, storage_events
+from zsim.training import DTYPE_NBYTES
 
 ORIGINAL = "float32"
 """The dtype of the sharded parameters, their gradients and optimizer states."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from zsim import clipping, optimizers
+from zsim.autograd.lowered import Accumulated, LoweredModule, NodeOver, ParameterGradient, storage_events
 from zsim.lowering import loss_buffers
 from zsim.model import ROOT
 from zsim.ops import Alloc, Free, Kernel, MemoryEvent
@@ -21,14 +22,7 @@ from zsim.strategies.building.step import (
 )
 from zsim.strategies.replicated_construction import collective_over_replicas
 from zsim.strategies.replicated_model import AXIS, USED, Bucket, ReplicatedModel
-from zsim.training import (
-    DTYPE_NBYTES,
-    Accumulated,
-    LoweredModule,
-    NodeOver,
-    ParameterGradient,
-    storage_events,
-)
+from zsim.training import DTYPE_NBYTES
 
 
 @dataclass(slots=True)

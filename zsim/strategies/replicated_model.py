@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
 
+from zsim.autograd.lowered import Accumulated, ParameterGradient
 from zsim.model import ModelSpec, Parameter
 from zsim.ops import Alloc, Kernel
 from zsim.strategies.building.step import (
@@ -19,12 +20,8 @@ from zsim.strategies.building.step import (
     named_parameters,
     trained_parameters,
 )
-from zsim.training import (
-    DTYPE_NBYTES,
-    Accumulated,
-    ParameterGradient,
-    Training,
-)
+from zsim.strategies.building.training import Training
+from zsim.training import DTYPE_NBYTES
 
 AXIS = "dp_replicate"
 MASTER_NBYTES = DTYPE_NBYTES[MASTER_DTYPE]

@@ -9,9 +9,10 @@ from zsim.mesh import Mesh
 from zsim.model import ROOT
 from zsim.ops import Alloc, Free, MemoryEvent
 from zsim.strategies.building.step import Step
+from zsim.strategies.building.training import Training
 from zsim.strategies.passes import ORIGINAL
 from zsim.strategies.sharded_groups import Group
-from zsim.training import DTYPE_NBYTES, Training
+from zsim.training import DTYPE_NBYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

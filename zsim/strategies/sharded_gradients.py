@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from zsim.autograd.lowered import LoweredModule, ParameterGradient, TapeEvent
 from zsim.ops import Alloc, Free, MemoryEvent
 from zsim.strategies.building.step import BackwardEvent, accumulated
-from zsim.training import LoweredModule, ParameterGradient, TapeEvent
 
 
 @dataclass(slots=True, kw_only=True)

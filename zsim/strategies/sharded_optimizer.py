@@ -5,9 +5,10 @@ from __future__ import annotations
 from zsim import clipping, optimizers
 from zsim.model import ROOT
 from zsim.ops import MemoryEvent, Stream
+from zsim.strategies.building.training import Training
 from zsim.strategies.passes import ORIGINAL
 from zsim.strategies.sharded import ShardedStep
-from zsim.training import DTYPE_NBYTES, Training
+from zsim.training import DTYPE_NBYTES
 
 
 def _clip(step: ShardedStep, numels: list[int]) -> list[int]:

@@ -13,9 +13,9 @@ from zsim.sharding import Granularity
 from zsim.strategies import flat_model, zero1
 from zsim.strategies.building import step as building
 from zsim.strategies.building.step import Step
+from zsim.strategies.building.training import Training
 from zsim.strategies.flat import FlatStep
 from zsim.strategies.flat_model import FlatModel
-from zsim.training import Training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

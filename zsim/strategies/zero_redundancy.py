@@ -13,10 +13,11 @@ from zsim.program import Program, RankProgram
 from zsim.sharding import greedy_owners
 from zsim.strategies import ddp, replicated_construction, replicated_model
 from zsim.strategies.building.step import Step, rank_program
+from zsim.strategies.building.training import Training
 from zsim.strategies.ddp import Options
 from zsim.strategies.replicated import ReplicatedStep
 from zsim.strategies.replicated_model import ReplicatedModel
-from zsim.training import DTYPE_NBYTES, Training
+from zsim.training import DTYPE_NBYTES
 
 __all__ = ["Options", "kinds", "owned_parameters", "plan"]
 

@@ -11,13 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
-from zsim.mesh import Mesh
-from zsim.model import ModelSpec, Module, Parameter, ParamGroup
-from zsim.ops import ACCUMULATE, MOVE_GRADIENT, Alloc, Free, Kernel, MemoryEvent, Op, OpKind, Stream
-from zsim.program import Part, PartName, Program, RankProgram
-from zsim.sharding import FlatLayout, Granularity, regroup
-from zsim.training import (
-    DTYPE_NBYTES,
+from zsim.autograd.lowered import (
     SUM_OF_GRADIENTS,
     Accumulated,
     InnerCall,
@@ -26,9 +20,15 @@ from zsim.training import (
     ParameterGradient,
     Recomputed,
     TapeEvent,
-    Training,
     storage_events,
 )
+from zsim.mesh import Mesh
+from zsim.model import ModelSpec, Module, Parameter, ParamGroup
+from zsim.ops import ACCUMULATE, MOVE_GRADIENT, Alloc, Free, Kernel, MemoryEvent, Op, OpKind, Stream
+from zsim.program import Part, PartName, Program, RankProgram
+from zsim.sharding import FlatLayout, Granularity, regroup
+from zsim.strategies.building.training import Training
+from zsim.training import DTYPE_NBYTES
 
 MASTER_DTYPE = "float32"
 """What the optimizer steps in: 2-byte parameters have a master copy of this dtype."""

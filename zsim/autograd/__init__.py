@@ -1,0 +1,1 @@
+"""Autograd: what a module computes, keeps and frees."""

@@ -1,0 +1,52 @@
+"""A strategy's input: the lowered model and the choices that every strategy shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from zsim.autograd.lowered import LoweredModule
+from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
+from zsim.model import ModelSpec, ParamGroup
+from zsim.ops import Free
+from zsim.training import Batch, Device, Optimizer, Precision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """Everything that `strategies.*.plan(training, mesh=…, options=…)` may look at. It holds no time."""
+
+    model: ModelSpec
+    modules: tuple[LoweredModule, ...]
+    batch: Batch
+    precision: Precision = field(default_factory=Precision)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    sync: Literal["every", "last"] = "every"
+    device: Device = "cuda"
+    checkpointing: Checkpointing = NO_CHECKPOINTING
+    """What `modules` recompute."""
+
+    @property
+    def forwards(self) -> tuple[tuple[LoweredModule, ...], ...]:
+        """The modules, forward by forward; more than one where several come before a backward."""
+        size = len(self.modules) // self.model.forwards
+        return tuple(self.modules[start : start + size] for start in range(0, len(self.modules), size))
+
+    @property
+    def uncached(self) -> tuple[Free, ...]:
+        """What goes with autocast's cache when the forward of the whole model is over."""
+        return tuple(event for module in self.modules for event in module.uncached)
+
+    @property
+    def backward_modules(self) -> tuple[LoweredModule, ...]:
+        """The modules that run backward, in its order: all but those before the first parameter that needs a gradient."""
+        return tuple([module for module in self.modules[::-1] if module.differentiates])
+
+    @property
+    def last_of_backward(self) -> LoweredModule:
+        """The module whose backward is the last."""
+        return next(module for module in self.modules if module.differentiates)
+
+    def unit(self, fqn: str) -> ParamGroup:
+        """The param group called `fqn`."""
+        return next(unit for unit in self.model.units if unit.fqn == fqn)
