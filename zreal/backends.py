@@ -14,7 +14,8 @@ from typing import Any
 from zsim.errors import BackendUnavailableError
 from zsim.models.transformers import TransformersModel
 from zsim.part_memory import EXACT
-from zsim.run import Capabilities, IncompleteRunError, RankRun, Run, RunOptions, observed_ranks
+from zsim.run import IncompleteRunError, RankRun, Run, observed_ranks
+from zsim.runs.backend import Capabilities, RunOptions
 from zsim.saved import from_table
 from zsim.scenario import Scenario
 

@@ -17,7 +17,8 @@ from typing import get_args
 from zsim import saved
 from zsim.errors import BackendUnavailableError, ZsimError
 from zsim.program import PHASES
-from zsim.run import Backend, Capabilities, Run, RunOptions
+from zsim.run import Run
+from zsim.runs.backend import Backend, Capabilities, RunOptions
 from zsim.scenario import Scenario
 from zsim.simulator import SimBackend
 from zsim.training import Device

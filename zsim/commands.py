@@ -14,7 +14,8 @@ from pathlib import Path
 from zsim import backends, compare, laws, places, report, saved, trace
 from zsim.errors import ZsimError
 from zsim.given import UsageError, load_all, read, warned
-from zsim.run import Backend, Capabilities, IncompleteRunError, Run, RunOptions
+from zsim.run import IncompleteRunError, Run
+from zsim.runs.backend import Backend, Capabilities, RunOptions
 from zsim.scenario import Scenario
 
 

@@ -18,17 +18,8 @@ from zsim.mesh import Mesh
 from zsim.ops import COLLECTIVES, Op
 from zsim.plan import plan
 from zsim.program import PHASES, PhaseName, Program, RankProgram
-from zsim.run import (
-    Capabilities,
-    CollectiveRecord,
-    MemoryRecord,
-    PhaseRecord,
-    RankRun,
-    Run,
-    RunOptions,
-    Span,
-    observed_ranks,
-)
+from zsim.run import CollectiveRecord, MemoryRecord, PhaseRecord, RankRun, Run, Span, observed_ranks
+from zsim.runs.backend import Capabilities, RunOptions
 from zsim.scenario import Scenario
 from zsim.slowdown import simulate_step
 from zsim.timeline import Timeline, Times

@@ -22,7 +22,7 @@ from statistics import median
 
 from zsim import memory, scenario
 from zsim.plan import plan
-from zsim.run import RunOptions
+from zsim.runs.backend import RunOptions
 from zsim.simulator import SimBackend
 
 HERE = Path(__file__).parent

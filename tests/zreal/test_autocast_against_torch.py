@@ -12,7 +12,7 @@ from zreal.observer import observe
 from zsim.backends import find
 from zsim.compare import compare
 from zsim.plan import plan
-from zsim.run import RunOptions
+from zsim.runs.backend import RunOptions
 from zsim.scenario import Scenario, parse
 from zsim.simulator import SimBackend
 

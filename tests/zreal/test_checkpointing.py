@@ -8,7 +8,7 @@ from tests.quick import one_in
 from zsim.backends import find
 from zsim.compare import compare
 from zsim.plan import plan
-from zsim.run import RunOptions
+from zsim.runs.backend import RunOptions
 from zsim.scenario import Scenario, parse
 from zsim.simulator import SimBackend
 

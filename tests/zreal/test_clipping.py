@@ -9,7 +9,7 @@ from zreal import torch_private
 from zreal.observer import observe
 from zsim.backends import find
 from zsim.compare import compare
-from zsim.run import RunOptions
+from zsim.runs.backend import RunOptions
 from zsim.scenario import Scenario, parse
 from zsim.simulator import SimBackend
 

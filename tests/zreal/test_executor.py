@@ -17,7 +17,8 @@ from zsim.memory import replay
 from zsim.ops import COLLECTIVES, Op
 from zsim.plan import plan
 from zsim.program import PHASES, Program
-from zsim.run import RankRun, RunOptions
+from zsim.run import RankRun
+from zsim.runs.backend import RunOptions
 from zsim.scenario import Scenario, parse
 
 STRATEGIES = (

@@ -17,7 +17,8 @@ from zreal import batching, modules, torch_private
 from zreal.tracing import trace
 from zsim.compare import compare
 from zsim.models import load_preset
-from zsim.run import RankRun, RunOptions
+from zsim.run import RankRun
+from zsim.runs.backend import RunOptions
 from zsim.scenario import Scenario, parse
 from zsim.simulator import SimBackend
 from zsim.strategies import STRATEGIES

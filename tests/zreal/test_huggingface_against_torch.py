@@ -26,7 +26,7 @@ from zsim.models import huggingface
 from zsim.ops import COLLECTIVES, Alloc, Free
 from zsim.plan import plan
 from zsim.program import PHASES
-from zsim.run import RunOptions
+from zsim.runs.backend import RunOptions
 from zsim.scenario import Scenario, parse
 from zsim.training import DTYPE_NBYTES, Dtype
 

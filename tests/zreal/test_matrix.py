@@ -32,7 +32,8 @@ from zsim.mesh import Mesh
 from zsim.ops import COLLECTIVES
 from zsim.plan import plan
 from zsim.program import PHASES, RankProgram
-from zsim.run import CollectiveRecord, PhaseRecord, RunOptions
+from zsim.run import CollectiveRecord, PhaseRecord
+from zsim.runs.backend import RunOptions
 from zsim.scenario import Scenario, parse
 from zsim.traced import FAMILY
 from zsim.traced_file import save

@@ -21,7 +21,7 @@ from zsim.memory import replay
 from zsim.ops import Alloc
 from zsim.plan import plan
 from zsim.program import RankProgram
-from zsim.run import RunOptions
+from zsim.runs.backend import RunOptions
 from zsim.scenario import Scenario, parse
 
 QUICK = [("mlp-tiny", "bf16", 'name = "fsdp2"', "foreach"), ("mlp-uneven", "fp32", 'name = "fsdp2"', "for-loop")]

@@ -26,7 +26,7 @@ from zreal.numerics import (
 from zreal.subjects.table import SUBJECTS
 from zsim.backends import find
 from zsim.cli import main
-from zsim.run import RunOptions
+from zsim.runs.backend import RunOptions
 from zsim.scenario import Scenario, parse
 from zsim.training import Precision
 

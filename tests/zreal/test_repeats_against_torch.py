@@ -7,7 +7,7 @@ import pytest
 from tests.zreal.test_event_order import of_program, of_torch
 from zsim.backends import find
 from zsim.compare import compare
-from zsim.run import RunOptions
+from zsim.runs.backend import RunOptions
 from zsim.scenario import Scenario, parse
 from zsim.simulator import SimBackend
 

@@ -10,7 +10,7 @@ from zsim.errors import BackendUnavailableError
 from zsim.memory import replay
 from zsim.plan import plan
 from zsim.program import PHASES
-from zsim.run import RunOptions
+from zsim.runs.backend import RunOptions
 from zsim.scenario import Scenario, parse
 
 

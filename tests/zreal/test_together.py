@@ -8,7 +8,7 @@ from tests.quick import one_in
 from tests.zreal.test_event_order import of_program, of_torch
 from tests.zreal.test_frozen import differences
 from zsim.errors import ScenarioError
-from zsim.run import RunOptions
+from zsim.runs.backend import RunOptions
 from zsim.scenario import Scenario, parse
 
 SIZES = "num_layers = 3, hidden_size = 12, num_heads = 2, vocabulary = 13"

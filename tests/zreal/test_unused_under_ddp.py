@@ -12,7 +12,7 @@ from zreal import torch_private
 from zreal.observer import observe
 from zsim.backends import find
 from zsim.plan import plan
-from zsim.run import RunOptions
+from zsim.runs.backend import RunOptions
 from zsim.scenario import Scenario
 from zsim.strategies import ddp
 from zsim.strategies.replicated_model import USED

@@ -10,7 +10,7 @@ from zsim.errors import BackendUnavailableError
 from zsim.hardware import load_cluster
 from zsim.ops import MEMORY_KINDS
 from zsim.program import PHASES
-from zsim.run import RunOptions
+from zsim.runs.backend import RunOptions
 from zsim.simulator import WorkError
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"

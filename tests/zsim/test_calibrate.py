@@ -22,7 +22,7 @@ from zsim.devices import load_device
 from zsim.hardware import load_cluster
 from zsim.measurements.nccl_rows import predict, question
 from zsim.model_groups import model_of
-from zsim.run import RunOptions
+from zsim.runs.backend import RunOptions
 from zsim.scenario import load, parse
 from zsim.simulator import SimBackend
 from zsim.slowdown import simulate_step

@@ -13,7 +13,8 @@ import pytest
 from zsim import backends, saved
 from zsim.cli import main
 from zsim.models import load_preset, presets
-from zsim.run import Capabilities, Numerics, RankRun, Run, RunOptions
+from zsim.run import Numerics, RankRun, Run
+from zsim.runs.backend import Capabilities, RunOptions
 from zsim.scenario import Scenario
 from zsim.units import format_time
 

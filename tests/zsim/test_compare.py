@@ -10,7 +10,8 @@ from zsim import saved
 from zsim.compare import Bounds, agrees, compare
 from zsim.devices import is_called
 from zsim.mesh import Mesh
-from zsim.run import CollectiveRecord, MemoryRecord, Numerics, PhaseRecord, RankRun, Run, RunOptions, Span
+from zsim.run import CollectiveRecord, MemoryRecord, Numerics, PhaseRecord, RankRun, Run, Span
+from zsim.runs.backend import RunOptions
 from zsim.scenario import load
 from zsim.simulator import SimBackend
 from zsim.verdict import Check

@@ -11,7 +11,7 @@ from zsim.course import Course
 from zsim.garbage import uncollected
 from zsim.order import happened
 from zsim.plan import plan
-from zsim.run import RunOptions
+from zsim.runs.backend import RunOptions
 from zsim.simulator import SimBackend
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"

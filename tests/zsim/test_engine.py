@@ -15,7 +15,7 @@ from zsim.ops import Kernel, Op
 from zsim.plan import plan
 from zsim.program import Program, RankProgram
 from zsim.program_graph import Node, graph, longest_path
-from zsim.run import RunOptions
+from zsim.runs.backend import RunOptions
 from zsim.simulator import SimBackend
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"

@@ -14,7 +14,8 @@ import pytest
 from zsim import backends
 from zsim.backends import SimBackend
 from zsim.cli import main
-from zsim.run import Capabilities, Run, RunOptions
+from zsim.run import Run
+from zsim.runs.backend import Capabilities, RunOptions
 from zsim.scenario import Scenario, load
 
 SCENARIO = str(Path(__file__).parents[2] / "scenarios/parity/fsdp2-mlp-2.toml")

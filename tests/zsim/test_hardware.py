@@ -20,7 +20,7 @@ from zsim.devices import Figure
 from zsim.errors import ScenarioError
 from zsim.hardware import ClusterSpec, Layout, Path, SlowRail, clusters, load_cluster
 from zsim.mesh import Mesh
-from zsim.run import RunOptions
+from zsim.runs.backend import RunOptions
 from zsim.simulator import SimBackend
 
 NAMES = clusters()

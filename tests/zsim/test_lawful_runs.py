@@ -12,7 +12,8 @@ import pytest
 from zsim import saved
 from zsim.cli import main
 from zsim.compare import compare
-from zsim.run import Numerics, RankRun, Run, RunOptions
+from zsim.run import Numerics, RankRun, Run
+from zsim.runs.backend import RunOptions
 from zsim.scenario import load
 from zsim.simulator import SimBackend
 

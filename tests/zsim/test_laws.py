@@ -19,7 +19,8 @@ from zsim.ops import COLLECTIVES, Alloc, Free, Op
 from zsim.plan import plan
 from zsim.program import Program, RankProgram, parse
 from zsim.program_graph import Node, graph, longest_path, unused_waits
-from zsim.run import Numerics, RankRun, Run, RunOptions
+from zsim.run import Numerics, RankRun, Run
+from zsim.runs.backend import RunOptions
 from zsim.scenario import Scenario
 from zsim.scenario import parse as parse_scenario
 from zsim.simulator import SimBackend

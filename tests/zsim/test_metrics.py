@@ -12,7 +12,8 @@ from tests.scenarios import WHOLE, scenarios
 from zsim import metrics, report
 from zsim.expect import FIGURES
 from zsim.mesh import Mesh
-from zsim.run import CollectiveRecord, MemoryRecord, PhaseRecord, RankRun, Run, RunOptions, Span
+from zsim.run import CollectiveRecord, MemoryRecord, PhaseRecord, RankRun, Run, Span
+from zsim.runs.backend import RunOptions
 from zsim.scenario import Scenario, parse
 from zsim.simulator import SimBackend
 

@@ -11,7 +11,7 @@ from zsim.ops import Alloc, Kernel
 from zsim.plan import plan
 from zsim.program import Program
 from zsim.program import parse as parse_program
-from zsim.run import RunOptions
+from zsim.runs.backend import RunOptions
 from zsim.scenario import Scenario, parse
 from zsim.simulator import SimBackend
 from zsim.training import DTYPE_NBYTES

@@ -19,7 +19,8 @@ from zsim.ops import Alloc
 from zsim.part_memory import EXACT, NAME, Measured, compare_parts
 from zsim.plan import plan
 from zsim.program import PARTS, Part, PhaseName, RankProgram, parse
-from zsim.run import MemoryRecord, PartRecord, Run, RunOptions
+from zsim.run import MemoryRecord, PartRecord, Run
+from zsim.runs.backend import RunOptions
 from zsim.scenario import Scenario, load
 from zsim.validation import validate
 from zsim.verdict import Check

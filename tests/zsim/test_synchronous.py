@@ -9,7 +9,7 @@ import pytest
 from zsim import metrics, scenario, time_report
 from zsim.ops import COLLECTIVES
 from zsim.plan import plan
-from zsim.run import RunOptions
+from zsim.runs.backend import RunOptions
 from zsim.scenario import Scenario
 from zsim.simulator import SimBackend
 

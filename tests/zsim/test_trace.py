@@ -15,7 +15,8 @@ import pytest
 from zsim import scenario, trace
 from zsim.ops import COLLECTIVES
 from zsim.places import PlaceError
-from zsim.run import Run, RunOptions
+from zsim.run import Run
+from zsim.runs.backend import RunOptions
 from zsim.simulator import SimBackend
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"

@@ -27,7 +27,7 @@ from zsim.ops import Alloc, Free
 from zsim.places import PlaceError
 from zsim.plan import plan
 from zsim.program import PHASES
-from zsim.run import RunOptions
+from zsim.runs.backend import RunOptions
 from zsim.simulator import SimBackend
 from zsim.strategies import STRATEGIES, ddp, fsdp1, model_problems
 from zsim.strategies.building.training import Training

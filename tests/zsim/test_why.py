@@ -22,7 +22,7 @@ from zsim.metrics import figures
 from zsim.ops import Kernel, Op, OpKind
 from zsim.plan import plan
 from zsim.program import Program, RankProgram
-from zsim.run import RunOptions
+from zsim.runs.backend import RunOptions
 from zsim.simulator import SimBackend
 from zsim.slowdown import simulate_step
 from zsim.timeline import Delays

@@ -21,7 +21,7 @@ from zsim.model import ROOT, ModelSpec, Parameter, ParamGroup
 from zsim.models import gpt, llama, mlp
 from zsim.ops import COLLECTIVES
 from zsim.plan import plan
-from zsim.run import RunOptions
+from zsim.runs.backend import RunOptions
 from zsim.scenario import Scenario, parse
 from zsim.simulator import SimBackend
 from zsim.training import Batch

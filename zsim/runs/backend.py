@@ -1,0 +1,45 @@
+"""The Backend protocol: what it can measure, how a run is asked for, and the Run it returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from zsim.scenario import Scenario
+from zsim.run import Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What a backend can see; what it cannot, compare() reports as `unsupported`."""
+
+    memory: bool
+    numerics: bool
+    time: bool
+    device: str
+    """"cpu" or "cuda": what plan() must plan for so that the comparison is fair."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """How to run: which ranks a fake run observes, all ranks unfolded, which real interpreter, seconds until a hang is called."""
+
+    ranks: tuple[int, ...] | None = None
+    all_ranks: bool = False
+    interpreter: str | None = None
+    timeout_s: float = 120.0
+
+
+class Backend(Protocol):
+    """Anything that turns a scenario into a Run. Found through the entry-point group `zsim.backends`; constructed with no arguments."""
+
+    name: str
+
+    def capabilities(self) -> Capabilities:
+        """What it can see, or BackendUnavailableError with how to get it."""
+        ...
+
+    def run(self, scenario: Scenario, *, options: RunOptions) -> Run:
+        """Run the scenario; ZsimError (exit code 1) when a rank fails."""
+        ...
