@@ -16,8 +16,8 @@ from zsim.expect import FIGURES
 from zsim.hardware import clusters
 from zsim.models import FAMILIES, presets
 from zsim.operators import AttentionKind
-from zsim.sharding import Granularity
 from zsim.strategies import STRATEGIES
+from zsim.strategies.flat_buffer.groups import Granularity
 from zsim.units import UnitError, parse_bytes, parse_time
 
 MAX_SIZE = 10_000_000

@@ -6,15 +6,10 @@ one flat buffer and cuts that. Both pad to equal shards, and a shard can be empt
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import prod
-from typing import Literal
-
-from zsim.model import ParamGroup
-
-Granularity = Literal["unit", "parameter"] | int
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,33 +147,6 @@ def reshard(n: int, *, old: int, new: int) -> tuple[Transfer, ...]:
         transfers.append(Transfer(source, destination, Interval(position, stop)))
         position = stop
     return tuple(transfers)
-
-
-def regroup(
-    units: Iterable[ParamGroup], *, granularity: Granularity, element_nbytes: int = 1
-) -> tuple[ParamGroup, ...]:
-    """The param groups that are sharded and reduced together.
-
-    "unit" keeps the units; "parameter" makes a group of each parameter; a number of bytes packs consecutive parameters,
-    across units, and closes a bucket once it has reached that size (the rule of torch's DDP). New groups bear the name
-    of their first parameter, so that no two share a name.
-    """
-    if granularity == "unit":
-        return tuple(units)
-    cap = 0 if granularity == "parameter" else int(granularity)
-    return tuple(_buckets(units, cap=cap, element_nbytes=element_nbytes))
-
-
-def _buckets(units: Iterable[ParamGroup], *, cap: int, element_nbytes: int) -> Iterator[ParamGroup]:
-    bucket, nbytes = [], 0
-    for parameter in (parameter for unit in units for parameter in unit.parameters):
-        bucket.append(parameter)
-        nbytes += parameter.numel * element_nbytes
-        if nbytes >= cap:
-            yield ParamGroup(fqn=bucket[0].fqn, parameters=tuple(bucket))
-            bucket, nbytes = [], 0
-    if bucket:
-        yield ParamGroup(fqn=bucket[0].fqn, parameters=tuple(bucket))
 
 
 def greedy_owners(numels: Sequence[int], *, num_ranks: int) -> tuple[int, ...]:

@@ -16,12 +16,12 @@ from zsim.sharding import (
     Transfer,
     greedy_owners,
     padded_size,
-    regroup,
     reshard,
     shard,
     shard_size,
     shards,
 )
+from zsim.strategies.flat_buffer.groups import regroup
 
 
 def gathered(local: list[list[int | None]], layout: FlatLayout) -> list[int | None]:

@@ -10,7 +10,6 @@ from functools import cached_property
 from zsim.autograd.lowered import LoweredModule, ParameterGradient
 from zsim.mesh import Mesh
 from zsim.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind
-from zsim.sharding import Granularity
 from zsim.strategies.building.step import (
     MASTER_DTYPE,
     FlatGroup,
@@ -23,6 +22,7 @@ from zsim.strategies.building.step import (
     used_parameters,
 )
 from zsim.strategies.building.training import Training
+from zsim.strategies.flat_buffer.groups import Granularity
 from zsim.training import DTYPE_NBYTES
 
 AXIS = "dp_shard"

@@ -14,12 +14,12 @@ from typing import Literal
 
 from zsim.mesh import Mesh
 from zsim.program import Program
-from zsim.sharding import Granularity
 from zsim.strategies import flat_model
 from zsim.strategies.building import step as building
 from zsim.strategies.building.step import FlatGroup, Step
 from zsim.strategies.building.training import Training
 from zsim.strategies.flat import FlatStep
+from zsim.strategies.flat_buffer.groups import Granularity
 from zsim.strategies.flat_model import FlatModel
 
 

@@ -26,8 +26,9 @@ from zsim.mesh import Mesh
 from zsim.model import ModelSpec, Module, Parameter, ParamGroup
 from zsim.ops import ACCUMULATE, MOVE_GRADIENT, Alloc, Free, Kernel, MemoryEvent, Op, OpKind, Stream
 from zsim.program import Part, PartName, Program, RankProgram
-from zsim.sharding import FlatLayout, Granularity, regroup
+from zsim.sharding import FlatLayout
 from zsim.strategies.building.training import Training
+from zsim.strategies.flat_buffer.groups import Granularity, regroup
 from zsim.training import DTYPE_NBYTES
 
 MASTER_DTYPE = "float32"

@@ -1,0 +1,1 @@
+"""Flat buffers, as ZeRO shards them."""
