@@ -25,7 +25,9 @@ from zsim.errors import ProgramError
 from zsim.model import Module
 from zsim.ops import Alloc, Free, Op
 from zsim.scenario import Scenario
-from zsim.strategies.building.step import MASTER_DTYPE, FlatGroup, flat_groups, used_parameters
+from zsim.strategies.building.kernels import MASTER_DTYPE
+from zsim.strategies.building.parameters import used_parameters
+from zsim.strategies.flat_buffer.groups import FlatGroup, flat_groups
 
 MASTER = DTYPES[MASTER_DTYPE]
 

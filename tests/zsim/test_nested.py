@@ -10,7 +10,7 @@ from zsim.errors import ScenarioError
 from zsim.fit import ways
 from zsim.plan import plan
 from zsim.scenario import Scenario, parse
-from zsim.strategies.building.step import named_parameters
+from zsim.strategies.building.parameters import named_parameters
 from zsim.training import Device
 from zsim.wrapping import Wrapping, wrapped
 

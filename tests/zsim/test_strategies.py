@@ -16,8 +16,9 @@ from zsim.plan import plan
 from zsim.program import PHASES, Program
 from zsim.scenario import parse
 from zsim.strategies import ddp, replicated_model, zero1, zero2, zero3, zero_redundancy
-from zsim.strategies.building import step
+from zsim.strategies.building.parameters import used_parameters
 from zsim.strategies.building.training import Training
+from zsim.strategies.flat_buffer.groups import FlatGroup, flat_groups
 from zsim.training import DTYPE_NBYTES, Batch, Dtype, Optimizer, Precision
 
 MODELS = ("mlp-tiny", "mlp-uneven", "gpt-tiny")
@@ -144,16 +145,16 @@ def test_zero3_never_computes_on_a_sharded_group_and_reshards_what_it_gathers(
             assert op.unit in groups - gathered
             gathered.add(op.unit)
         elif op.kind in ("forward", "backward"):
-            assert {owner[fqn] for fqn in step.used_parameters(modules.pop(0))} <= gathered
+            assert {owner[fqn] for fqn in used_parameters(modules.pop(0))} <= gathered
         elif op.kind == "free":
             gathered -= {event.buffer.removesuffix(":unsharded") for event in op.memory}
     assert (gathered, modules) == (set(), [])
 
 
-def _groups(case: Training, granularity: str | int, ranks: int) -> tuple[step.FlatGroup, ...]:
+def _groups(case: Training, granularity: str | int, ranks: int) -> tuple[FlatGroup, ...]:
     cut = "parameter" if granularity == "parameter" else "unit" if granularity == "unit" else int(granularity)
     dtype = case.precision.parameters
-    return step.flat_groups(case.model, granularity=cut, num_shards=ranks, dtype=dtype)
+    return flat_groups(case.model, granularity=cut, num_shards=ranks, dtype=dtype)
 
 
 @given(st.sampled_from(["unit", "parameter"]), st.integers(2, 5), st.integers(0, 3))

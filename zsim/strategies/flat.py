@@ -15,18 +15,10 @@ from zsim import clipping, optimizers
 from zsim.autograd.lowered import LoweredModule, ParameterGradient
 from zsim.model import ROOT
 from zsim.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind, OpKind
-from zsim.strategies.building.step import (
-    MASTER_DTYPE,
-    BackwardEvent,
-    FlatGroup,
-    Step,
-    accumulated,
-    add_kernel,
-    fill_kernel,
-    forward_memory,
-    move_gradients,
-    until_recomputed,
-)
+from zsim.strategies.building.backward_events import BackwardEvent, accumulated, forward_memory, until_recomputed
+from zsim.strategies.building.kernels import MASTER_DTYPE, add_kernel, fill_kernel, move_gradients
+from zsim.strategies.building.step import Step
+from zsim.strategies.flat_buffer.groups import FlatGroup
 from zsim.strategies.flat_model import AXIS, FlatModel
 from zsim.training import DTYPE_NBYTES
 

@@ -10,19 +10,12 @@ from functools import cached_property
 from zsim.autograd.lowered import LoweredModule, ParameterGradient
 from zsim.mesh import Mesh
 from zsim.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind
-from zsim.strategies.building.step import (
-    MASTER_DTYPE,
-    FlatGroup,
-    Step,
-    accumulate_kernel,
-    accumulated_after_sums,
-    copy_kernel,
-    flat_groups,
-    late_weights,
-    used_parameters,
-)
+from zsim.strategies.building.backward_events import accumulated_after_sums, late_weights
+from zsim.strategies.building.kernels import MASTER_DTYPE, accumulate_kernel, copy_kernel
+from zsim.strategies.building.parameters import used_parameters
+from zsim.strategies.building.step import Step
 from zsim.strategies.building.training import Training
-from zsim.strategies.flat_buffer.groups import Granularity
+from zsim.strategies.flat_buffer.groups import FlatGroup, Granularity, flat_groups
 from zsim.training import DTYPE_NBYTES
 
 AXIS = "dp_shard"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from zsim.model import ModelSpec, ParamGroup
 from zsim.sharding import FlatLayout
-from zsim.strategies.building.step import MASTER_DTYPE
+from zsim.strategies.building.kernels import MASTER_DTYPE
 from zsim.training import DTYPE_NBYTES
 
 ALIGNMENT_NBYTES = 16

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from zsim.model import ROOT
 from zsim.ops import Alloc, Free, Kernel, MemoryEvent, Stream
-from zsim.strategies.building.step import copy_kernel
+from zsim.strategies.building.kernels import copy_kernel
 from zsim.strategies.dividing import divide_kernels, division
 from zsim.strategies.flat_parameters import FlatParameter
 from zsim.strategies.flat_views import view

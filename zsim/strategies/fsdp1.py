@@ -20,7 +20,9 @@ from zsim.errors import ScenarioError
 from zsim.mesh import Mesh
 from zsim.model import ROOT, ModelSpec
 from zsim.program import Program, RankProgram
-from zsim.strategies.building.step import accumulated_after_sums, rank_program, units_read
+from zsim.strategies.building.backward_events import accumulated_after_sums
+from zsim.strategies.building.parameters import units_read
+from zsim.strategies.building.step import rank_program
 from zsim.strategies.building.training import Training
 from zsim.strategies.flat_construction import construction, lazy_init
 from zsim.strategies.flat_optimizer import optimizer

@@ -19,7 +19,9 @@ from zsim.model import ROOT, RUN, ModelSpec
 from zsim.ops import Op
 from zsim.program import Program, RankProgram
 from zsim.sharding import shard_size
-from zsim.strategies.building.step import accumulated_after_sums, rank_program, units_read, units_read_by_blocks
+from zsim.strategies.building.backward_events import accumulated_after_sums
+from zsim.strategies.building.parameters import units_read, units_read_by_blocks
+from zsim.strategies.building.step import rank_program
 from zsim.strategies.building.training import Training
 from zsim.strategies.hook_calls import RECORD, HookCalls, watched
 from zsim.strategies.sharded import ShardedStep

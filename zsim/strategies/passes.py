@@ -13,7 +13,9 @@ from zsim.lowering import loss_buffers
 from zsim.mesh import Mesh
 from zsim.model import ROOT, is_model_input
 from zsim.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind, OpKind
-from zsim.strategies.building.step import Step, accumulate_kernel, recomputed_in_turn
+from zsim.strategies.building.backward_events import recomputed_in_turn
+from zsim.strategies.building.kernels import accumulate_kernel
+from zsim.strategies.building.step import Step
 from zsim.strategies.building.training import Training
 from zsim.strategies.sharded_gradients import UnshardedGradients
 from zsim.traced import TracedModel

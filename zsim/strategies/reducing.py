@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from zsim.ops import Kernel, MemoryEvent
-from zsim.strategies.building.step import add_kernel, copy_kernel
+from zsim.strategies.building.kernels import add_kernel, copy_kernel
 from zsim.strategies.dividing import divide_kernels, division
 from zsim.strategies.passes import ORIGINAL
 from zsim.strategies.sharded_groups import Group

@@ -11,15 +11,9 @@ from zsim.lowering import loss_buffers
 from zsim.model import ROOT
 from zsim.ops import Alloc, Free, Kernel, MemoryEvent
 from zsim.strategies import replicated_construction
-from zsim.strategies.building.step import (
-    MASTER_DTYPE,
-    BackwardEvent,
-    Step,
-    adds_up,
-    forward_memory,
-    move_gradients,
-    until_recomputed,
-)
+from zsim.strategies.building.backward_events import BackwardEvent, adds_up, forward_memory, until_recomputed
+from zsim.strategies.building.kernels import MASTER_DTYPE, move_gradients
+from zsim.strategies.building.step import Step
 from zsim.strategies.replicated_construction import collective_over_replicas
 from zsim.strategies.replicated_model import AXIS, USED, Bucket, ReplicatedModel
 from zsim.training import DTYPE_NBYTES

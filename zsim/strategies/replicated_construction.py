@@ -10,7 +10,8 @@ from itertools import groupby
 
 from zsim.model import Parameter
 from zsim.ops import Alloc, Free, MemoryEvent, MemoryKind, OpKind
-from zsim.strategies.building.step import MASTER_DTYPE, Step
+from zsim.strategies.building.kernels import MASTER_DTYPE
+from zsim.strategies.building.step import Step
 from zsim.strategies.replicated_model import AXIS, MASTER_NBYTES, USED, ReplicatedModel
 from zsim.training import (
     DTYPE_NBYTES,

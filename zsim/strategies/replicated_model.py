@@ -10,16 +10,9 @@ from itertools import pairwise
 from zsim.autograd.lowered import Accumulated, ParameterGradient
 from zsim.model import ModelSpec, Parameter
 from zsim.ops import Alloc, Kernel
-from zsim.strategies.building.step import (
-    MASTER_DTYPE,
-    accumulate_kernel,
-    accumulated_after_sums,
-    fill_kernel,
-    late_weights,
-    move_gradients,
-    named_parameters,
-    trained_parameters,
-)
+from zsim.strategies.building.backward_events import accumulated_after_sums, late_weights
+from zsim.strategies.building.kernels import MASTER_DTYPE, accumulate_kernel, fill_kernel, move_gradients
+from zsim.strategies.building.parameters import named_parameters, trained_parameters
 from zsim.strategies.building.training import Training
 from zsim.training import DTYPE_NBYTES
 

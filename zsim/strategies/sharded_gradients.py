@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from zsim.autograd.lowered import LoweredModule, ParameterGradient, TapeEvent
 from zsim.ops import Alloc, Free, MemoryEvent
-from zsim.strategies.building.step import BackwardEvent, accumulated
+from zsim.strategies.building.backward_events import BackwardEvent, accumulated
 
 
 @dataclass(slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from zsim.model import ModelSpec, Parameter
 from zsim.sharding import Dim0Layout
-from zsim.strategies.building.step import trained_parameters
+from zsim.strategies.building.parameters import trained_parameters
 
 
 @dataclass(slots=True, unsafe_hash=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from zsim.ops import Alloc, Kernel, MemoryEvent
-from zsim.strategies.building.step import copy_kernel
+from zsim.strategies.building.kernels import copy_kernel
 from zsim.strategies.hook_calls import COPY_OUT, GATHER, RECORD, HookCalls
 from zsim.strategies.passes import ORIGINAL, Passes
 from zsim.strategies.sharded_groups import Group, Sharded

@@ -17,10 +17,10 @@ from zsim.mesh import Mesh
 from zsim.program import Program
 from zsim.strategies import flat_model, zero1
 from zsim.strategies.building import step as building
-from zsim.strategies.building.step import FlatGroup, Step
+from zsim.strategies.building.step import Step
 from zsim.strategies.building.training import Training
 from zsim.strategies.flat import FlatStep
-from zsim.strategies.flat_buffer.groups import Granularity
+from zsim.strategies.flat_buffer.groups import FlatGroup, Granularity
 from zsim.strategies.flat_model import FlatModel
 from zsim.training import Optimizer
 

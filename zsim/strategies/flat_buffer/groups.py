@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from zsim.model import ParamGroup
+from zsim.model import ModelSpec, Parameter, ParamGroup
+from zsim.sharding import FlatLayout
+from zsim.training import DTYPE_NBYTES
 
 Granularity = Literal["unit", "parameter"] | int
 
@@ -35,3 +38,44 @@ def _buckets(units: Iterable[ParamGroup], *, cap: int, element_nbytes: int) -> I
             bucket, nbytes = [], 0
     if bucket:
         yield ParamGroup(fqn=bucket[0].fqn, parameters=tuple(bucket))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlatGroup:
+    """A param group as one flat buffer, cut into shards; one that is not `trained` has no gradients and is not stepped."""
+
+    group: ParamGroup
+    layout: FlatLayout
+    trained: bool = True
+
+    @property
+    def fqn(self) -> str:
+        """The name of the param group."""
+        return self.group.fqn
+
+
+def flat_groups(
+    model: ModelSpec, *, granularity: Granularity, num_shards: int, dtype: str
+) -> tuple[FlatGroup, ...]:
+    """The flat buffers of a model; `granularity` is "unit", "parameter" or a bucket size in bytes of `dtype`.
+
+    Parameters that get no gradient lie in buffers of their own, those of a whole unit in "<unit>.frozen".
+    """
+    trained, element = model.trained, DTYPE_NBYTES[dtype]
+    kept = _parts(model.units, lambda parameter: parameter.fqn in trained)
+    rest = _parts(model.units, lambda parameter: parameter.fqn not in trained, suffix=".frozen")
+    return tuple(
+        FlatGroup(
+            group=group,
+            layout=FlatLayout(numels=tuple(p.numel for p in group.parameters), num_shards=num_shards),
+            trained=steps,
+        )
+        for units, steps in ((kept, True), (rest, False))
+        for group in regroup(units, granularity=granularity, element_nbytes=element)
+    )
+
+
+def _parts(units: Sequence[ParamGroup], wanted: Callable[[Parameter], bool], *, suffix: str = "") -> list[ParamGroup]:
+    """The wanted parameters of each unit that has some; without a suffix a unit of no parameters at all stays."""
+    parts = [replace(u, fqn=u.fqn + suffix, parameters=tuple(filter(wanted, u.parameters))) for u in units]
+    return [part for part, unit in zip(parts, units, strict=True) if part.parameters or not (suffix or unit.parameters)]

@@ -1,0 +1,148 @@
+"""Backward of a lowered module as events: recomputation, gradients made, gradients accumulated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import cast
+
+from zsim.autograd.lowered import (
+    SUM_OF_GRADIENTS,
+    Accumulated,
+    InnerCall,
+    LoweredModule,
+    NodeOver,
+    ParameterGradient,
+    Recomputed,
+    TapeEvent,
+    storage_events,
+)
+from zsim.ops import Alloc, Free, Kernel, MemoryEvent
+from zsim.strategies.building.training import Training
+
+PRODUCTS = ("linear", "conv1d")
+"""Operators that multiply by a weight and may add a bias."""
+
+
+@dataclass(slots=True)
+class Again:
+    """What a recomputation does up to its end, or up to a `call` of a unit in the block that it recomputes, or to its return.
+
+    `inside`: the unit whose module runs meanwhile, "" for the block itself.
+    """
+
+    inside: str
+    kernels: tuple[Kernel, ...]
+    memory: list[MemoryEvent]
+    call: InnerCall | None = None
+
+
+BackwardEvent = MemoryEvent | Recomputed | InnerCall
+
+
+def until_recomputed(tape: Iterable[BackwardEvent]) -> tuple[list[MemoryEvent], list[MemoryEvent]]:
+    """A backward's memory events in two: up to the end of its recomputation, nothing when there is none, and after it."""
+    events = list(tape)
+    kinds = list(map(type, events))
+    end = kinds.index(Recomputed) if Recomputed in kinds else 0
+    return storage_events(events[:end]), storage_events(events[end:])
+
+
+def recomputed_in_turn(tape: Iterable[BackwardEvent], kernels: tuple[Kernel, ...]) -> tuple[list[Again], list[MemoryEvent]]:
+    """As `until_recomputed`, with what a recomputation of these `kernels` does between calls of units in the block."""
+    events, again, after = list(tape), list[Again](), list[MemoryEvent]()
+    kinds = set(map(type, events))
+    if InnerCall not in kinds:
+        before, after = until_recomputed(events) if Recomputed in kinds else ([], cast(list[MemoryEvent], events))
+        return [Again("", kernels, before)] if before or kernels else [], after
+    inside, start = "", 0
+    for event in events:
+        if type(event) is Recomputed:
+            again.append(Again(inside, kernels[start:], after))
+            after = []
+        elif type(event) is InnerCall:
+            again.append(Again(inside, kernels[start : event.kernels], after, event))
+            after = []
+            inside, start = "" if event.returns else event.unit, event.kernels
+        else:
+            after.append(event)
+    return again, after
+
+
+def late_weights(training: Training) -> frozenset[str]:
+    """Weights of linears with a bias: a further node transposes their gradient, so the bias's is added first, as Conv1D's is anyway.
+
+    Not under autocast, where the nodes that cast both gradients come in the order of the casts: the bias, cast first, is last.
+    """
+    if training.precision.autocast != "none":
+        return frozenset()
+    return frozenset(op.weight for m in training.model.modules for op in m.operators if op.kind in PRODUCTS and op.bias)
+
+
+def accumulated_after_sums(training: Training) -> frozenset[str]:
+    """Parameters whose gradient is accumulated after the gradient of the same node's input has been added to what other nodes made.
+
+    The engine adds when a node is over, and accumulates when it comes to the next one. Of a linear with a bias the input goes
+    through a node more, so that its parameters are accumulated first.
+    """
+    operators = [op for module in training.model.modules for op in module.operators if not (op.kind in PRODUCTS and op.bias)]
+    return frozenset(fqn for op in operators for fqn in (op.weight, op.bias) if fqn)
+
+
+def adds_up(event: TapeEvent) -> bool:
+    """Whether `event` makes the sum of two gradients of one value."""
+    return isinstance(event, Alloc) and SUM_OF_GRADIENTS in event.buffer
+
+
+def accumulated(
+    tape: Iterable[TapeEvent],
+    born: Callable[[ParameterGradient], tuple[list[Alloc], list[Free]]],
+    *,
+    after_sums: frozenset[str],
+    waiting: dict[str, list[Free]],
+) -> list[BackwardEvent]:
+    """A module's backward, in which `born` says what a gradient allocates and what goes once it is accumulated.
+
+    Where the tape does not say when that is, it is when the node that made it is over, and has let go of what it held; for those in
+    `after_sums` later still. `waiting` is what goes with gradients that wait for the tape to say so, which may be in a later module.
+    """
+    found = list[BackwardEvent]()
+    early, late = list[Free](), list[Free]()
+    is_over = goes_on = False
+    for event in tape:
+        if type(event) is Free and not goes_on:
+            is_over = True
+            found.append(event)
+            continue
+        if is_over and (early or late):
+            found += early
+            early.clear()
+            if not adds_up(event):
+                found += late
+                late.clear()
+        is_over = False
+        if type(event) is Alloc:
+            found.append(event)
+        elif type(event) is ParameterGradient:
+            goes_on = event.goes_on
+            made, gone = born(event)
+            found += made
+            if gone and event.waits:
+                waiting.setdefault(event.fqn, []).extend(gone)
+            elif gone:
+                (late if event.fqn in after_sums else early).extend(gone)
+        elif type(event) is Accumulated:
+            found += waiting.pop(event.fqn, [])
+        elif type(event) is NodeOver:
+            found += early
+            early.clear()
+            is_over = True
+        else:
+            found.append(event)
+    return [*found, *early, *late]
+
+
+def forward_memory(training: Training, module: LoweredModule) -> list[MemoryEvent]:
+    """A module's forward; after the last module's autocast empties its cache."""
+    last = training.uncached if module is training.modules[-1] else ()
+    return [*storage_events(module.forward.memory), *module.sums_losses, *last]

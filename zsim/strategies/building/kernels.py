@@ -1,0 +1,37 @@
+"""Kernels that strategies issue between modules: copies, sums, fills and moves of gradients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from zsim.ops import ACCUMULATE, MOVE_GRADIENT, Kernel
+from zsim.training import DTYPE_NBYTES
+
+MASTER_DTYPE = "float32"
+"""What the optimizer steps in: 2-byte parameters have a master copy of this dtype."""
+
+
+def copy_kernel(numel: int, *, source: str, target: str) -> Kernel:
+    """A copy of `numel` elements that may change their dtype."""
+    return Kernel("copy", 0, numel * (DTYPE_NBYTES[source] + DTYPE_NBYTES[target]), target)
+
+
+def move_gradients(numel: int, *, source: str, target: str, reduced_in: str) -> Kernel:
+    """A copy of gradients into what is reduced, or back; a cast to something narrower than float32 is a plain copy, always made."""
+    copy = copy_kernel(numel, source=source, target=target)
+    return replace(copy, operator=MOVE_GRADIENT) if source == target or reduced_in == MASTER_DTYPE else copy
+
+
+def add_kernel(numel: int, *, of: str, to: str) -> Kernel:
+    """Elements of dtype `of` added in place to as many of dtype `to`: both read, the sum written."""
+    return Kernel("add", numel, numel * (DTYPE_NBYTES[of] + 2 * DTYPE_NBYTES[to]), to)
+
+
+def fill_kernel(numel: int, *, dtype: str) -> Kernel:
+    """Zeros written over `numel` elements."""
+    return Kernel("fill", 0, numel * DTYPE_NBYTES[dtype], dtype)
+
+
+def accumulate_kernel(numel: int, *, dtype: str) -> Kernel:
+    """A gradient of one parameter added to what earlier micro-batches have left of it."""
+    return replace(add_kernel(numel, of=dtype, to=dtype), operator=ACCUMULATE)
