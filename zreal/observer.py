@@ -16,9 +16,9 @@ from torch.nn import Parameter
 from torch.nn.utils import clip_grad_norm_
 
 from zreal import batching, modules
-from zreal.held import held
-from zreal.meters import MemoryMeter, as_record
-from zreal.recorder import CollectiveRecorder, GroupName
+from zreal.meters.collectives import CollectiveRecorder, GroupName
+from zreal.meters.held import held
+from zreal.meters.memory import MemoryMeter, as_record
 from zreal.subjects import Subject
 from zreal.subjects.table import SUBJECTS
 from zsim.errors import ZsimError

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from zreal import torch_private
-from zreal.held import held, state_tensors
 from zreal.initial import DTYPES
+from zreal.meters.held import held, state_tensors
 from zreal.modules import Model
 from zreal.optimizers import hand_back, hand_over, make_optimizer, stepped_again
 from zsim import clipping, lowering

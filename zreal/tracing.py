@@ -67,7 +67,7 @@ def trace(
     counts as a part of the model's forward, and the output is dropped with it. `autocast`: the dtype of torch.autocast around
     forward and loss. `batch`: by default dim 0 of the first input,
     and dim 1 if it is integer.
-    `sums_in_place=False` gives what torch does while a dispatch mode such as `zreal.meters` watches it: several
+    `sums_in_place=False` gives what torch does while a dispatch mode such as `zreal.meters.memory` watches it: several
     gradients of one value are then never added in place.
 
     `device`: whose kernels; where none of them depends on that, the trace stands for both. `checkpointing`: traced once more with

@@ -19,8 +19,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from zreal import numerics, stopwatch, torch_private
+from zreal import numerics, torch_private
 from zreal.executor import RANKS, execute
+from zreal.meters import step_time
 from zreal.observer import observe
 from zreal.optimizers import largest_difference
 from zreal.ranks import REFERENCE
@@ -117,7 +118,7 @@ def run_rank(
     numbers = _numerics(scenario, steps, losses, parameters, gradients, initial, step_difference, progress=progress)
     del parameters, gradients, initial
     # At the end, since parameters move on: what they were compared with is what the watched steps made of them.
-    return replace(run, numerics=numbers, step_time_ns=stopwatch.step_time_ns(plain_step, device=device))
+    return replace(run, numerics=numbers, step_time_ns=step_time.step_time_ns(plain_step, device=device))
 
 
 def _numerics(
@@ -247,7 +248,7 @@ def timed(ranks: tuple[RankRun, ...]) -> tuple[int | None, dict[str, str]]:
     """The step time of a Run, which is its slowest rank's, and what its provenance says of it; None where a rank has not come so far."""
     times = [rank.step_time_ns for rank in ranks]
     known = [found for found in times if found is not None]
-    return (max(known), {"timed": stopwatch.WORDS}) if known and len(known) == len(times) else (None, {})
+    return (max(known), {"timed": step_time.WORDS}) if known and len(known) == len(times) else (None, {})
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from zreal import flat, torch_private, worker
-from zreal.meters import MemoryMeter
+from zreal.meters.memory import MemoryMeter
 from zreal.ranks import REFERENCE
 from zreal.replicated import ReplicatedRank
 from zsim.ops import Op

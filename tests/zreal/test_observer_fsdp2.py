@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 
 from zreal import observer, torch_private
+from zreal.meters.collectives import CollectiveRecorder, GroupName
 from zreal.observer import observe
-from zreal.recorder import CollectiveRecorder, GroupName
 from zsim.errors import ZsimError
 from zsim.memory import replay
 from zsim.ops import COLLECTIVES

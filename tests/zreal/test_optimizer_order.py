@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from zreal.meters import MemoryMeter
+from zreal.meters.memory import MemoryMeter
 from zsim import optimizers
 from zsim.ops import Alloc, MemoryEvent
 from zsim.training import Optimizer

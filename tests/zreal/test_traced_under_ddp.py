@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.zreal.test_tracing_against_torch import traced
 from tests.zreal.user_modules import CASES, Case
 from zreal import torch_private
-from zreal.meters import MemoryMeter
-from zreal.recorder import CollectiveRecorder
+from zreal.meters.collectives import CollectiveRecorder
+from zreal.meters.memory import MemoryMeter
 from zsim import traced_file as files
 from zsim.lowering import lower
 from zsim.memory import replay

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.quick import one_in
 from tests.zreal.user_modules import CASES, HALF_OF_PAIRS, SOME_PAIRS, Case
 from zreal import torch_private
-from zreal.meters import MemoryMeter
+from zreal.meters.memory import MemoryMeter
 from zreal.tracing import trace
 from zsim.autograd.lowered import Accumulated, Recomputed
 from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing

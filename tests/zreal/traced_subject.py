@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from tests.zreal.user_modules import Case
-from zreal.held import held
-from zreal.meters import MemoryMeter, as_record
+from zreal.meters.collectives import CollectiveRecorder
+from zreal.meters.held import held
+from zreal.meters.memory import MemoryMeter, as_record
 from zreal.observer import device_mesh
-from zreal.recorder import CollectiveRecorder
 from zreal.subjects.table import SUBJECTS
 from zsim.run import PhaseRecord
 from zsim.scenario import Scenario

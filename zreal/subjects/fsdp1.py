@@ -12,8 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 
 from zreal import torch_private
-from zreal.held import state_tensors
 from zreal.initial import DTYPES
+from zreal.meters.held import state_tensors
 from zreal.modules import Model
 from zreal.optimizers import make_optimizer, trained
 from zreal.subjects import Subject

@@ -8,7 +8,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from zreal.held import state_tensors
+from zreal.meters.held import state_tensors
 from zreal.modules import Model
 from zreal.optimizers import EPSILON, trained
 from zreal.subjects import Subject, ddp

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from zreal.held import held, state_tensors
+from zreal.meters.held import held, state_tensors
 
 
 def test_tensors_that_share_a_storage_count_once_for_the_first_kind_that_has_them():

@@ -6,7 +6,7 @@ import gc
 
 import torch
 
-from zreal.meters import MemoryMeter
+from zreal.meters.memory import MemoryMeter
 
 
 def test_a_storage_counts_from_its_birth_to_its_end_and_once_for_all_its_views() -> None:

@@ -1,0 +1,1 @@
+"""Meters: bytes, collectives and time of a real run."""
