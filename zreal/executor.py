@@ -19,8 +19,8 @@ from torch import Tensor
 from zreal import batching, modules
 from zreal.flat import FlatRank
 from zreal.meters.collectives import CollectiveRecorder
+from zreal.meters.measured_step import Begin, beginning, device_mesh, lower
 from zreal.meters.memory import MemoryMeter, as_record
-from zreal.observer import Begin, beginning, device_mesh, lower
 from zreal.optimizers import largest_difference
 from zreal.replicated import ReplicatedRank
 from zsim.errors import ProgramError

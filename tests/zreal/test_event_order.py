@@ -20,8 +20,8 @@ from torch.nn.utils import clip_grad_norm_
 from tests.matrix import matrix
 from tests.quick import one_in
 from zreal import batching, modules, torch_private
+from zreal.meters.measured_step import device_mesh
 from zreal.meters.memory import MemoryMeter
-from zreal.observer import device_mesh
 from zreal.subjects.table import SUBJECTS
 from zsim.ops import Alloc, Op
 from zsim.plan import plan

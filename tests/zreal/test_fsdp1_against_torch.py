@@ -9,7 +9,8 @@ import torch
 
 from tests.agreement import differences
 from tests.quick import one_in
-from zreal import batching, modules, observer, torch_private
+from zreal import batching, modules, torch_private
+from zreal.meters.measured_step import device_mesh
 from zreal.subjects.table import SUBJECTS
 from zsim.plan import plan
 from zsim.scenario import Scenario, parse
@@ -100,7 +101,7 @@ def seen(case: Scenario, *, steps: int) -> list[list[str]]:
     """Collectives and waits of the limiter in torch's steps, in order, as the profiler has them."""
     found = []
     with torch_private.fake_group(rank=0, world_size=case.world_size):
-        mesh, _ = observer.device_mesh(case, device="cpu")
+        mesh, _ = device_mesh(case, device="cpu")
         model = modules.build(case.model, seed=case.seed)
         subject = SUBJECTS[case.strategy](case, model, mesh)
         for step in range(steps):

@@ -10,7 +10,8 @@ import pytest
 from tests.agreement import differences
 from tests.zreal.test_event_order import of_program, of_torch
 from tests.zreal.test_fsdp1_against_torch import seen, waited
-from zreal import modules, observer, torch_private
+from zreal import modules, torch_private
+from zreal.meters.measured_step import device_mesh
 from zreal.subjects.table import SUBJECTS
 from zsim.errors import ScenarioError
 from zsim.scenario import Scenario, parse
@@ -110,6 +111,6 @@ def test_torch_refuses_what_is_refused_as_torchs() -> None:
         scenario(MLP, more='frozen = ["*.bias"]')
     case = replace(original, options=replace(original.options, use_orig_params=False))
     with torch_private.fake_group(rank=0, world_size=case.world_size):
-        mesh, _ = observer.device_mesh(case, device="cpu")
+        mesh, _ = device_mesh(case, device="cpu")
         with pytest.raises(ValueError, match="Must flatten tensors with uniform `requires_grad` when `use_orig_params=False`"):
             SUBJECTS["fsdp1"](case, modules.build(case.model, seed=0), mesh)

@@ -6,8 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from zreal import observer, torch_private
+from zreal import torch_private
 from zreal.meters.collectives import CollectiveRecorder, GroupName
+from zreal.meters.measured_step import device_mesh
 from zreal.observer import observe
 from zsim.errors import ZsimError
 from zsim.memory import replay
@@ -128,7 +129,7 @@ def test_a_part_of_an_axis_is_named_after_the_axis_and_any_other_group_is_called
 def test_hsdp_has_a_two_dimensional_mesh_whose_axes_hold_this_rank() -> None:
     case = scenario(ranks=8, strategy=f"{FSDP2.replace('fsdp2', 'hsdp')}, dp_replicate = 2")
     with torch_private.fake_group(rank=6, world_size=8):
-        _, groups = observer.device_mesh(case, device="cpu")
+        _, groups = device_mesh(case, device="cpu")
 
     assert {group.axis: group.ranks for group in groups.values()} == {
         "dp_replicate": (2, 6),

@@ -7,8 +7,8 @@ from typing import Any
 from tests.zreal.user_modules import Case
 from zreal.meters.collectives import CollectiveRecorder
 from zreal.meters.held import held
+from zreal.meters.measured_step import device_mesh
 from zreal.meters.memory import MemoryMeter, as_record
-from zreal.observer import device_mesh
 from zreal.subjects.table import SUBJECTS
 from zsim.run import PhaseRecord
 from zsim.scenario import Scenario

@@ -14,7 +14,7 @@ import time
 import pytest
 
 from zreal import batching, modules, torch_private
-from zreal.observer import device_mesh
+from zreal.meters.measured_step import device_mesh
 from zreal.subjects.table import SUBJECTS
 from zsim.backends import find
 from zsim.memory import replay

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zreal.observer import lower
+from zreal.meters.measured_step import lower
 from zsim.backends import find
 from zsim.compare import compare
 from zsim.part_memory import NAME
