@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.folders import PARITY
 from zreal.launch import launch
 from zsim.cli import main
 
 pytestmark = pytest.mark.gloo
 
-SCENARIOS = Path(__file__).parents[2] / "scenarios/parity"
 
 
 @pytest.mark.parametrize("name", ["zero-redundancy-mlp-2", pytest.param("ddp-mlp-2", marks=pytest.mark.slow)])
@@ -25,7 +24,7 @@ def test_bytes_are_the_same_where_one_rank_is_late(name: str, monkeypatch: pytes
         return launch("tests.zreal.rank_bodies:late", arguments, **more)
 
     monkeypatch.setattr("zreal.launch.launch", with_a_late_one)
-    assert main(["validate", str(SCENARIOS / f"{name}.toml"), "--json"]) == 0
+    assert main(["validate", str(PARITY / f"{name}.toml"), "--json"]) == 0
 
     checks = json.loads(capsys.readouterr().out)["checks"]
     memory = {check["name"]: check["detail"] for check in checks if check["name"].startswith("peak memory")}

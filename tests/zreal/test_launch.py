@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.folders import ROOT
 from zreal import fork_server
 from zreal import launch as launching
 from zreal.launch import launch
@@ -135,9 +136,8 @@ def test_a_fork_server_that_crashes_before_it_has_started_a_rank_is_named_with_i
     """As it loads torch; nothing was ended by then, and nothing is said of what could be kept."""
     script = tmp_path / "controller.py"
     script.write_text(SEGFAULT)
-    root = Path(__file__).parents[2]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    done = subprocess.run([sys.executable, str(script)], cwd=root, env=environment, capture_output=True, text=True)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, str(script)], cwd=ROOT, env=environment, capture_output=True, text=True)
 
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
@@ -193,9 +193,8 @@ def test_ranks_end_when_their_controller_is_killed_though_one_of_them_is_stopped
             launch("{BODIES}:{body}", {{}}, world_size=3, timeout_s=50)
         """)
     )
-    root = Path(__file__).parents[2]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    controller = subprocess.Popen([sys.executable, str(marker)], cwd=root, env=environment)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    controller = subprocess.Popen([sys.executable, str(marker)], cwd=ROOT, env=environment)
     ranks = _descendants_when(controller.pid, at_least=5)
     while body == "stopped" and not any(_is_stopped(pid) for pid in ranks):
         time.sleep(0.1)
@@ -210,15 +209,14 @@ def test_ranks_end_when_their_controller_is_killed_though_one_of_them_is_stopped
 
 @pytest.mark.parametrize(("number", "said"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "ended by SIGTERM")])
 def test_a_signal_to_the_command_ends_its_ranks_and_is_said(number: signal.Signals, said: str, tmp_path: Path) -> None:
-    root = Path(__file__).parents[2]
     scenario = tmp_path / "long.toml"
-    text = (root / "scenarios/parity/fsdp2-mlp-2.toml").read_text()
+    text = (ROOT / "scenarios/parity/fsdp2-mlp-2.toml").read_text()
     scenario.write_text(text.replace("steps = 3", "steps = 1000"))
     command = [sys.executable, "-m", "zsim", "run", "--backend", "gloo", "--timeout", "80", str(scenario)]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     heard = partial(signal.signal, number, signal.SIG_DFL)  # who runs this in the background may have SIGINT ignored
-    controller = subprocess.Popen(command, cwd=root, env=environment, preexec_fn=heard, **pipes)
+    controller = subprocess.Popen(command, cwd=ROOT, env=environment, preexec_fn=heard, **pipes)
     ranks = _descendants_when(controller.pid, at_least=4)
     time.sleep(0.5)
     controller.send_signal(number)

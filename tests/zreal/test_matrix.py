@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from tests.matrix import TRACED, matrix
+from tests.support.folders import MEASURED
 from tests.zreal.traced_subject import Subject
 from tests.zreal.user_modules import CASES, FROZEN, SHARING
 from zreal import torch_private
@@ -38,7 +39,7 @@ from zsim.scenario import Scenario, parse
 from zsim.traced import FAMILY
 from zsim.traced_file import save
 
-RECORD = Path(__file__).parents[1] / "measured" / "memory_matrix.json"
+RECORD = MEASURED / "memory_matrix.json"
 USER_MODULES = {name: (CASES | FROZEN | SHARING)[name] for name in TRACED}
 COMMUNICATED = ("communication", "unsharded_parameters", "unsharded_gradients")
 OPTIONS = (

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from tests.quick import one_in
+from tests.support.folders import PARITY
 from zreal import modules, numerics
 from zreal.executor import RANKS
 from zreal.launch import launch
@@ -32,7 +32,6 @@ from zsim.training import Precision
 
 pytestmark = pytest.mark.gloo
 
-SCENARIOS = Path(__file__).parents[2] / "scenarios/parity"
 BOTH = [(strategy, "executor") for strategy in RANKS] + [(strategy, "observer") for strategy in SUBJECTS]
 
 
@@ -89,7 +88,7 @@ def test_tied_weights_train_as_in_one_process(strategy, interpreter):
     ],
 )
 def test_a_scenario_of_the_project_agrees_with_its_real_run(name, capsys):
-    assert main(["validate", str(SCENARIOS / f"{name}.toml"), "--json"]) == 0
+    assert main(["validate", str(PARITY / f"{name}.toml"), "--json"]) == 0
 
     checks: dict[str, dict[str, Any]] = {c["name"]: c for c in json.loads(capsys.readouterr().out)["checks"]}
     exact = {key: checks[key]["detail"].startswith("exact") for key in ("collective order", "bytes")}
@@ -228,7 +227,7 @@ def test_half_of_every_gradient_is_seen_even_in_two_bytes_under_adamw(monkeypatc
         return launch("tests.zreal.rank_bodies:with_half_gradients", arguments, **more)
 
     monkeypatch.setattr("zreal.launch.launch", halved)
-    assert main(["validate", str(SCENARIOS / "ddp-llama-2-bf16.toml"), "--interpreter", "executor", "--json"]) == 1
+    assert main(["validate", str(PARITY / "ddp-llama-2-bf16.toml"), "--interpreter", "executor", "--json"]) == 1
 
     check = next(one for one in json.loads(capsys.readouterr().out)["checks"] if one["name"] == "numerics")
     assert check["status"] == "failed"

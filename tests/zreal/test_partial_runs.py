@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.folders import PARITY
 from zreal import launch
 from zsim import saved
 from zsim.cli import main
 
 pytestmark = pytest.mark.gloo
 
-SCENARIO = str(Path(__file__).parents[2] / "scenarios/parity/fsdp2-mlp-2.toml")
+SCENARIO = str(PARITY / "fsdp2-mlp-2.toml")
 CAUSES = {
     "killed": "rank 1: expected every rank to finish, found killed by SIGKILL",
     "raised": "rank 1: expected every rank to finish, found ValueError: a wrong shard",

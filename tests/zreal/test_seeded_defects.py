@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.folders import PARITY
 from tests.zreal.rank_bodies import DEFECTS
 from zreal.launch import launch
 from zsim.cli import main
 
 pytestmark = [pytest.mark.gloo, pytest.mark.quality]
 
-SCENARIOS = Path(__file__).parents[2] / "scenarios/parity"
-ZERO2, ZERO3 = (str(SCENARIOS / f"{name}.toml") for name in ("zero2-llama-2-bf16", "zero3-llama-4-bf16"))
+ZERO2, ZERO3 = (str(PARITY / f"{name}.toml") for name in ("zero2-llama-2-bf16", "zero3-llama-4-bf16"))
 
 
 def failed(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:

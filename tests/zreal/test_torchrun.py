@@ -6,10 +6,10 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.support.folders import ROOT
 from zreal.worker import LauncherError
 from zreal.worker import main as main_of_worker
 from zsim import saved
@@ -18,7 +18,6 @@ from zsim.errors import ZsimError
 
 pytestmark = pytest.mark.gloo
 
-ROOT = Path(__file__).parents[2]
 SCENARIO = str(ROOT / "scenarios/parity/fsdp2-mlp-2.toml")
 
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 
 from tests.scenarios import WHOLE, scenarios
+from tests.support.folders import SCENARIOS
 from zsim import allocator, closed_forms, plan
 from zsim import answer as answers
 from zsim.advice import advice
@@ -30,7 +31,6 @@ from zsim.program import Program, RankProgram
 from zsim.scenario import Scenario, load, parse
 from zsim.waterfall import formula_bytes, formula_text, waterfall
 
-SCENARIOS = Path(__file__).parents[2] / "scenarios"
 LLAMA = str(SCENARIOS / "published/llama-3-8b-8-h100.toml")
 
 

@@ -1,10 +1,10 @@
 """Backends are found by entry point, listed without importing them, and say how to get them when they are missing."""
 
 from importlib.metadata import EntryPoint
-from pathlib import Path
 
 import pytest
 
+from tests.support.folders import SCENARIOS
 from zsim import backends, metrics, scenario
 from zsim.errors import BackendUnavailableError
 from zsim.hardware import load_cluster
@@ -12,8 +12,6 @@ from zsim.ops import MEMORY_KINDS
 from zsim.program import PHASES
 from zsim.runs.backend import RunOptions
 from zsim.simulator import WorkError
-
-SCENARIOS = Path(__file__).parents[2] / "scenarios"
 
 
 def load(name: str) -> scenario.Scenario:

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.folders import PUBLISHED
 from zsim.advice import needs
 from zsim.belongings import belongings
 from zsim.scenario import Scenario, parse
 from zsim.traced import FAMILY, TracedModel
 from zsim.waterfall import waterfall
 
-TRACE = Path(__file__).parents[1] / "published" / "torchtitan-micro-batch-2.json"
+TRACE = PUBLISHED / "torchtitan-micro-batch-2.json"
 
 
 def scenario(model: str, *, batch: str = "micro_batch = 3", strategy: str = 'name = "ddp"', precision: str = "fp32") -> Scenario:

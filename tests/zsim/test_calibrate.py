@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.folders import PUBLISHED, SCENARIOS
 from tests.zsim.test_measurements import FOUNDRY, table
 from zsim import bands, calibrate, calibrate_collectives, cli, cluster_file, cluster_reader, measurements, saved
 from zsim.calibrate import CalibrationError
@@ -312,7 +313,7 @@ def test_percentiles_are_the_same_wherever_they_stand_and_rows_that_the_preset_a
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One system on each of three curves: left out, nothing but the published curve is there to predict it."""
-    log, out = Path(__file__).parents[1] / "published" / "nccl_h100_sweep.csv", tmp_path / "mine.toml"
+    log, out = PUBLISHED / "nccl_h100_sweep.csv", tmp_path / "mine.toml"
     asked = ["calibrate", "--from", str(log), "--cluster", "dgx-h100", "--out", str(out)]
     assert cli.main(asked) == 0
     said = re.findall(r"^rows (fitted|left out with their group): n 33, median ([\d.]+) %,.* p95 ([\d.]+) %", capsys.readouterr().out, re.M)
@@ -521,7 +522,7 @@ def test_an_unknown_cluster_is_refused_before_anything_is_fitted(capsys: pytest.
 
 def test_saved_runs_are_measurements_of_their_scenarios(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Runs whose steps took 8 % longer than predicted; that of another scenario is named. Two models: one at two lengths is one group."""
-    whole = (Path(__file__).parents[2] / "scenarios" / "published" / "llama-3-8b-8-h100.toml").read_text().partition("[expect]")[0]
+    whole = (SCENARIOS / "published" / "llama-3-8b-8-h100.toml").read_text().partition("[expect]")[0]
     paths = []
     for name, layers, length in (("two", 2, 8192), ("short", 2, 4096), ("four", 4, 8192)):
         place = tmp_path / "scenarios" / f"{name}.toml"
@@ -593,7 +594,7 @@ optimizer = {{ name = "adamw" }}
 
 def test_sums_of_profiles_are_skipped_by_name() -> None:
     """Products alone are faster than in training, which what is calibrated is for."""
-    found = measurements.rows(Path(__file__).parents[1] / "published" / "vtrain_megatron_ds_a100.csv")
+    found = measurements.rows(PUBLISHED / "vtrain_megatron_ds_a100.csv")
     cases, skipped = calibrate.prepared([row for row in found if isinstance(row, measurements.Step)][:3])
     assert cases == []
     assert {one.reason for one in skipped} == {calibrate.SUMS}

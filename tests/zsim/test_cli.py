@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.folders import ROOT
 from zsim import backends, saved
 from zsim.cli import main
 from zsim.models import load_preset, presets
@@ -18,7 +19,6 @@ from zsim.runs.backend import Capabilities, RunOptions
 from zsim.scenario import Scenario
 from zsim.units import format_time
 
-ROOT = Path(__file__).parents[2]
 FSDP2 = str(ROOT / "scenarios/parity/fsdp2-mlp-4.toml")
 ZERO3 = str(ROOT / "scenarios/parity/zero3-mlp-4.toml")
 RUN_KEYS = {

@@ -2,10 +2,10 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
+from tests.support.folders import SCENARIOS
 from zsim import saved
 from zsim.compare import Bounds, agrees, compare
 from zsim.devices import is_called
@@ -15,8 +15,6 @@ from zsim.runs.backend import RunOptions
 from zsim.scenario import load
 from zsim.simulator import SimBackend
 from zsim.verdict import Check
-
-SCENARIOS = Path(__file__).parents[2] / "scenarios"
 
 GATHER = CollectiveRecord(op="all_gather", nbytes=1024, group="dp_shard", group_size=2)
 SCATTER = CollectiveRecord(op="reduce_scatter", nbytes=512, group="dp_shard", group_size=2)

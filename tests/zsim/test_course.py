@@ -2,10 +2,10 @@
 
 import gc
 import random
-from pathlib import Path
 
 import pytest
 
+from tests.support.folders import SCENARIOS
 from zsim import scenario
 from zsim.course import Course
 from zsim.garbage import uncollected
@@ -14,7 +14,6 @@ from zsim.plan import plan
 from zsim.runs.backend import RunOptions
 from zsim.simulator import SimBackend
 
-SCENARIOS = Path(__file__).parents[2] / "scenarios"
 NAMES = [
     "parity/ddp-gpt-4-accumulate-every",
     "parity/hsdp-gpt-2x2",

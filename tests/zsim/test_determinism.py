@@ -7,7 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.support.folders import ROOT
+
 SCENARIOS = ("scenarios/parity/fsdp2-uneven-4.toml", "scenarios/parity/zero-redundancy-gpt-4.toml")
 
 

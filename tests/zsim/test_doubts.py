@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.folders import PUBLISHED
 from tests.zsim.test_calibrate import ROWS, all_reduces, measured, nccl_text, on_a_curve, slower, table
 from zsim import cli, cluster_reader, doubts
 from zsim.calibrate import Fitted, prepared
 from zsim.measurements import rows
 
-PUBLISHED = Path(__file__).parents[1] / "published"
 FORCED = {"notes": "NCCL_ALGO=Ring"}
 
 

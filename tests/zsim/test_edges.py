@@ -6,14 +6,14 @@ To write the golden file anew: ZSIM_UPDATE_GOLDEN=1 pytest tests/zsim/test_edges
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
+from tests.support.folders import GOLDEN
 from zsim.plan import plan
 from zsim.scenario import Scenario, parse
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "edges"
+EDGES = GOLDEN / "edges"
 CLIP = 'optimizer = { name = "adamw", clip_norm = 1.0 }'
 TWICE = 'batch = { micro_batch = 2, accumulation = 2, forwards = 2 }'
 TWO_RUNS = 'model = { preset = "mlp-tiny", num_layers = 2, uses = 2 }\nbatch = { micro_batch = 2, accumulation = 2 }'
@@ -57,7 +57,7 @@ def test_ops_wait_for_what_they_need(name: str) -> None:
     ops = plan(scenario(*CASES[name]), device="cuda").ranks[0].steady
     label = {op.index: f"{op.kind} {op.unit} ({op.index})" for op in ops}
     lines = [f"{label[op.index]} on {op.stream} waits for {', '.join(label[wait] for wait in op.waits)}\n" for op in ops if op.waits]
-    file = GOLDEN / f"{name}.txt"
+    file = EDGES / f"{name}.txt"
     if os.environ.get("ZSIM_UPDATE_GOLDEN"):
         file.write_text("".join(lines))
 

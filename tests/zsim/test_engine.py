@@ -1,10 +1,10 @@
 """The engine's clock against a second, independent computation of the same times, and its laws."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
+from tests.support.folders import SCENARIOS
 from zsim import scenario
 from zsim.costs import Costs
 from zsim.engine import simulate
@@ -18,7 +18,6 @@ from zsim.program_graph import Node, graph, longest_path
 from zsim.runs.backend import RunOptions
 from zsim.simulator import SimBackend
 
-SCENARIOS = Path(__file__).parents[2] / "scenarios"
 GPU = [
     "published/llama-3-8b-8-h100",
     "published/hsdp-llama-3-8b-4x8-h100",

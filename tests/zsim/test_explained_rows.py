@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.folders import GOLDEN
 from tests.zsim.test_measurements import FMS, FOUNDRY, MEGATRON, NANOTRON, TITAN
 from tests.zsim.test_row_checks import step
 from zsim import explanations
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "explained"
+EXPLAINED = GOLDEN / "explained"
 NODES = {"n_gpus": "64", "dp": "64", "nodes": "8"}
 ROWS: dict[str, dict[str, str]] = {
     "llm-foundry": FOUNDRY,
@@ -40,7 +41,7 @@ ROWS: dict[str, dict[str, str]] = {
 @pytest.mark.parametrize("name", ROWS)
 def test_a_row_is_explained_as_its_golden_text(tmp_path: Path, name: str) -> None:
     text = explanations.text(step(tmp_path, ROWS[name]), as_json=False)
-    file = GOLDEN / f"{name}.txt"
+    file = EXPLAINED / f"{name}.txt"
     if os.environ.get("ZSIM_UPDATE_GOLDEN"):
         file.parent.mkdir(exist_ok=True)
         file.write_text(text, encoding="utf-8")
@@ -48,4 +49,4 @@ def test_a_row_is_explained_as_its_golden_text(tmp_path: Path, name: str) -> Non
 
 
 def test_no_golden_text_is_left_of_a_row_that_is_gone() -> None:
-    assert {file.stem for file in GOLDEN.iterdir()} == set(ROWS)
+    assert {file.stem for file in EXPLAINED.iterdir()} == set(ROWS)

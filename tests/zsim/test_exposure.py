@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
+from tests.support.folders import SCENARIOS
 from tests.zsim.test_why import Toy
 from zsim import scenario
 from zsim.engine import simulate
@@ -16,8 +16,6 @@ from zsim.plan import plan
 from zsim.program import Program, RankProgram
 from zsim.time_report import why
 from zsim.why import Why, explain, name
-
-SCENARIOS = Path(__file__).parents[2] / "scenarios"
 
 
 def compute(index: int, kind: OpKind, ns: int, *waits: int, micro_batch: int = 0) -> Op:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 from tests.quick import one_in
+from tests.support.folders import PARITY
 from zsim import cli
 from zsim.changes import moved
 from zsim.scenario import load
 from zsim.strategies import STRATEGIES
 
-PARITY = Path(__file__).parents[2] / "scenarios" / "parity"
 FILES = [file.stem for file in sorted(PARITY.glob("*.toml"))]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.folders import PARITY
 from zsim import backends
 from zsim.backends import SimBackend
 from zsim.cli import main
@@ -18,7 +19,7 @@ from zsim.run import Run
 from zsim.runs.backend import Capabilities, RunOptions
 from zsim.scenario import Scenario, load
 
-SCENARIO = str(Path(__file__).parents[2] / "scenarios/parity/fsdp2-mlp-2.toml")
+SCENARIO = str(PARITY / "fsdp2-mlp-2.toml")
 
 
 class Theirs:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 
+from tests.support.folders import SCENARIOS
 from zsim import scenario, time_report
 from zsim.answer import answer
 from zsim.candidates import FACTORS
@@ -18,8 +18,6 @@ from zsim.plan import plan
 from zsim.scenario import Scenario
 from zsim.slowdown import simulate_step
 from zsim.why import explain
-
-SCENARIOS = Path(__file__).parents[2] / "scenarios"
 
 
 def small(micro_batch: int, *, lookahead: int = 0, dp: int = 8) -> Scenario:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.folders import PARITY
 from zsim import saved
 from zsim.cli import main
 from zsim.compare import compare
@@ -17,7 +18,7 @@ from zsim.runs.backend import RunOptions
 from zsim.scenario import load
 from zsim.simulator import SimBackend
 
-SCENARIO = Path(__file__).parents[2] / "scenarios/parity/zero3-mlp-2-lookahead-0.toml"
+SCENARIO = PARITY / "zero3-mlp-2-lookahead-0.toml"
 NUMERICS = Numerics(
     losses=(1.0,), largest_relative_difference=0.0, largest_gradient_difference=0.0, steps=1, reference_losses=(1.0,)
 )

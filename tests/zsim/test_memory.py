@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.scenarios import WHOLE, scenarios
+from tests.support.folders import SCENARIOS
 from zsim import scenario
 from zsim.errors import ProgramError
 from zsim.memory import Ledger, replay
 from zsim.ops import MEMORY_KINDS, Alloc, Free, MemoryEvent, Op
 from zsim.plan import plan
 from zsim.program import PHASES, Part, RankProgram
-
-SCENARIOS = Path(__file__).parents[2] / "scenarios"
 
 
 def op(index: int, *memory: MemoryEvent, unit: str = "a") -> Op:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.folders import PUBLISHED
 from zsim import measurements
 from zsim.collectives.nccl import estimate
 from zsim.measurements import congestion, nccl_ports, nccl_text
@@ -25,7 +26,6 @@ from zsim.measurements.nccl_logs import read_text
 from zsim.measurements.nccl_names import UNNAMED
 from zsim.measurements.nccl_rows import NcclRow, UnknownGpuError, mapped, predict
 
-PUBLISHED = Path(__file__).parents[1] / "published"
 FILES = {"nccl_collectives.csv": 146, "nccl_h100_sweep.csv": 33, "nccl_allreduce_vtrain_lut.csv": 154}
 MIB, GIB = 2**20, 2**30
 

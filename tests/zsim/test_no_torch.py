@@ -3,11 +3,10 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.folders import ROOT
 
 PROBE = "import sys; print(*[name for name in ('torch', 'numpy', 'zreal') if name in sys.modules])"
 

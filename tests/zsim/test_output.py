@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.folders import ROOT
+
 FAILS = """
 model = { preset = "mlp-tiny" }
 batch = { micro_batch = 2 }

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 
 from tests.scenarios import WHOLE, scenarios
+from tests.support.folders import ROOT
 from zsim import laws, saved
 from zsim.backends import SimBackend
 from zsim.compare import compare
@@ -25,7 +26,6 @@ from zsim.scenario import Scenario, load
 from zsim.validation import validate
 from zsim.verdict import Check
 
-ROOT = Path(__file__).parents[2]
 STEPS: tuple[PhaseName, ...] = ("first", "steady")
 
 

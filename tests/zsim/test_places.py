@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.folders import PARITY
 from zsim import places
 from zsim.cli import main
 from zsim.places import PlaceError
 
-FSDP2 = str(Path(__file__).parents[2] / "scenarios/parity/fsdp2-mlp-2.toml")
+FSDP2 = str(PARITY / "fsdp2-mlp-2.toml")
 
 
 def test_folders_that_are_not_there_are_made(tmp_path):

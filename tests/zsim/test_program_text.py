@@ -6,10 +6,10 @@ To write the golden files anew: ZSIM_UPDATE_GOLDEN=1 pytest tests/zsim/test_prog
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
+from tests.support.folders import GOLDEN
 from zsim.errors import ProgramError, ScenarioError
 from zsim.op_text import parse_op
 from zsim.plan import plan
@@ -17,7 +17,6 @@ from zsim.program import parse
 from zsim.scenario import Scenario
 from zsim.scenario import parse as parse_scenario
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 CASES = {
     "ddp": 'name = "ddp"',
     "zero1_reduce_scatter": 'name = "zero1", form = "reduce_scatter"',

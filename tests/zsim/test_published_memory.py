@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.published.predictions import GIB, answers, besides, errors, rows, table
+from tests.support.folders import PUBLISHED
 from zsim.answer import live_at_peak
 from zsim.plan import plan
 
 ROWS = rows()
-README = Path(__file__).parents[1] / "published" / "README.md"
+README = PUBLISHED / "README.md"
 LAYERS, TOKENS, VOCABULARY, WIDTH, WIDE = 32, 2 * 8192, 128256, 4096, 14336
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from statistics import mean
 
 import pytest
 
 from tests.published import errors
+from tests.support.folders import ROOT
 from zsim.measurements import llm_foundry, megatron
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_readmes_errors_are_those_of_the_committed_rows() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.folders import PUBLISHED
 from tests.zsim.test_measurements import FMS, MEGATRON, ROWS, reason, table
 from tests.zsim.test_row_checks import read, step
 from zsim import measurements
@@ -14,7 +15,6 @@ from zsim.measurements import Skipped, Step
 from zsim.measurements.headers import FILES, HEADERS
 from zsim.plan import plan
 
-PUBLISHED = Path(__file__).parents[1] / "published"
 ADDED = (
     *("zero_stage", "zero", "mp_mode", "d_model", "n_layers", "n_heads", "d_ff", "n_kv_heads", "vocab_size", "sharding", "local_batch"),
     *("global_batch", "micro_batch", "grad_accum", "dp", "nodes", "technique", "attention", "attn_impl", "torch_compile", "precision"),

@@ -4,17 +4,16 @@ import json
 import random
 import time
 import tomllib
-from pathlib import Path
 
 import pytest
 
+from tests.support.folders import ROOT
 from zsim import scenario, schema
 from zsim.errors import ScenarioError, ZsimError, shown
 from zsim.mesh import Mesh
 from zsim.plan import plan
 from zsim.training import Batch, Optimizer, Precision
 
-ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "scenarios").rglob("*.toml"))
 WHOLE = """\
 description = "FSDP2 on four ranks"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 
+from tests.support.folders import SCENARIOS
 from zsim import scenario
 from zsim.beside import Lost
 from zsim.costs import Costs
@@ -19,8 +19,6 @@ from zsim.ops import COLLECTIVES, Kernel, Op, Place
 from zsim.plan import plan
 from zsim.program import Program, RankProgram
 from zsim.slowdown import interference, simulate_step
-
-SCENARIOS = Path(__file__).parents[2] / "scenarios"
 
 
 @dataclass(frozen=True, kw_only=True)

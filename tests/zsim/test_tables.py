@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 import tomllib
-from pathlib import Path
 
 import pytest
 
+from tests.support.folders import ROOT
 from zreal.subjects.table import SUBJECTS
 from zsim import hardware, laws, models, operators, program_laws
 from zsim.collectives import ALGORITHMS
@@ -15,8 +15,6 @@ from zsim.eager import _CALLS
 from zsim.models import FAMILIES
 from zsim.schema import strategy_table
 from zsim.strategies import STRATEGIES
-
-ROOT = Path(__file__).parents[2]
 
 
 def modules_with(folder: str, function: str) -> set[str]:

@@ -7,11 +7,11 @@ import json
 from collections import defaultdict
 from dataclasses import replace
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.folders import SCENARIOS
 from zsim import scenario, trace
 from zsim.ops import COLLECTIVES
 from zsim.places import PlaceError
@@ -19,7 +19,6 @@ from zsim.run import Run
 from zsim.runs.backend import RunOptions
 from zsim.simulator import SimBackend
 
-SCENARIOS = Path(__file__).parents[2] / "scenarios"
 NAMES = [
     "published/hsdp-llama-3-8b-4x8-h100",
     "parity/zero3-gpt-4-lookahead-2",

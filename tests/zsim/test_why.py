@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 
 from tests.scenarios import scenario_texts
+from tests.support.folders import SCENARIOS
 from zsim import scenario, time_report
 from zsim.beside import Lost
 from zsim.costs import Costs
@@ -27,8 +27,6 @@ from zsim.simulator import SimBackend
 from zsim.slowdown import simulate_step
 from zsim.timeline import Delays
 from zsim.why import LONGER, SHARED, explain, name
-
-SCENARIOS = Path(__file__).parents[2] / "scenarios"
 
 
 @dataclass(frozen=True)

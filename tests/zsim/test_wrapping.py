@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.folders import PUBLISHED
 from zsim import cli, lowering, module_lowering, traced_file
 from zsim.cautions import cautions
 from zsim.changes import changes
@@ -27,7 +28,7 @@ from zsim.simulator import SimBackend
 from zsim.training import Batch
 from zsim.wrapping import SHARED, Wrapping, problems, wrapped
 
-TRACED = Path(__file__).parents[1] / "published" / "nanotron-micro-batch-1.json"
+TRACED = PUBLISHED / "nanotron-micro-batch-1.json"
 
 
 def language_model(family: str, num_layers: int, *, tied: bool) -> ModelSpec:

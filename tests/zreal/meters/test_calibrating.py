@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from tests.support.folders import SCENARIOS
 from tests.zreal.test_torchrun import worker
 from zreal import torch_private
 from zreal.meters import step_time
 from zsim import saved
 from zsim.cli import main
-
-SCENARIOS = Path(__file__).parents[2] / "scenarios"
 
 
 @pytest.mark.gloo
