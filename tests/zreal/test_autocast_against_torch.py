@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.quick import one_in
+from tests.support.sampling import one_in
 from zreal import batching, numerics, torch_private
 from zreal.executor import execute
 from zreal.observer import observe

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tests.quick import one_in
+from tests.support.sampling import one_in
 from tests.zreal.test_tracing_against_torch import (
     measured_events,
     measured_phases,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.quick import one_in
+from tests.support.sampling import one_in
 from zsim.backends import find
 from zsim.compare import compare
 from zsim.plan import plan

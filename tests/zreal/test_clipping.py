@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.quick import one_in
+from tests.support.sampling import one_in
 from zreal import torch_private
 from zreal.observer import observe
 from zsim.backends import find

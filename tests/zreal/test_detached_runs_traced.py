@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.quick import one_in
+from tests.support.sampling import one_in
 from tests.zreal.test_event_order import in_order, of_program
 from tests.zreal.test_user_modules_traced import DDP, FSDP2, HSDP, KEPT, differences
 from tests.zreal.traced_subject import Subject

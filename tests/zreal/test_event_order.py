@@ -17,8 +17,8 @@ from functools import cache
 import pytest
 from torch.nn.utils import clip_grad_norm_
 
-from tests.matrix import matrix
-from tests.quick import one_in
+from tests.support.memory_matrix import matrix
+from tests.support.sampling import one_in
 from zreal import batching, modules, torch_private
 from zreal.meters.measured_step import device_mesh
 from zreal.meters.memory import MemoryMeter

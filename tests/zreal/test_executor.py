@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.quick import one_in
+from tests.support.sampling import one_in
 from zreal import executor, torch_private
 from zreal.backends import GlooBackend
 from zreal.executor import execute

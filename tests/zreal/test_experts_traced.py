@@ -12,7 +12,7 @@ import transformers
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tests.quick import one_in
+from tests.support.sampling import one_in
 from tests.zreal.test_user_modules_traced import DDP, FSDP2, HSDP, differences
 from zreal.kernels import kernel
 from zreal.real_results import call

@@ -7,8 +7,8 @@ import itertools
 import pytest
 import torch
 
-from tests.agreement import differences
-from tests.quick import one_in
+from tests.support.agreement import differences
+from tests.support.sampling import one_in
 from zreal import batching, modules, torch_private
 from zreal.meters.measured_step import device_mesh
 from zreal.subjects.table import SUBJECTS

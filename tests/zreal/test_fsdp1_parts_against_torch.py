@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.agreement import differences
+from tests.support.agreement import differences
 from tests.zreal.test_event_order import of_program, of_torch
 from tests.zreal.test_fsdp1_against_torch import seen, waited
 from zreal import modules, torch_private

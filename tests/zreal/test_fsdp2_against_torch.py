@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.agreement import differences
-from tests.quick import one_in
-from tests.scenarios import scenario_texts
+from tests.support.agreement import differences
+from tests.support.random_scenarios import scenario_texts
+from tests.support.sampling import one_in
 from zsim.plan import plan
 from zsim.scenario import Scenario, parse
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.quick import one_in
+from tests.support.sampling import one_in
 from tests.zreal.test_event_order import of_program, of_torch
 from tests.zreal.test_fsdp2_against_torch import differences
 from tests.zreal.test_tracing_against_torch import traced_events

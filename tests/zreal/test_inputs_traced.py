@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tests.quick import one_in
+from tests.support.sampling import one_in
 from tests.zreal.test_event_order import in_order, of_program
 from tests.zreal.test_matrix import figures, predicted
 from tests.zreal.traced_subject import Subject

@@ -20,8 +20,8 @@ from typing import Any
 
 import pytest
 
-from tests.matrix import TRACED, matrix
 from tests.support.folders import MEASURED
+from tests.support.memory_matrix import TRACED, matrix
 from tests.zreal.traced_subject import Subject
 from tests.zreal.user_modules import CASES, FROZEN, SHARING
 from zreal import torch_private

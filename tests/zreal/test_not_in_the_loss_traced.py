@@ -11,7 +11,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from tests.quick import one_in
+from tests.support.sampling import one_in
 from tests.zreal.test_user_modules_traced import DDP, FSDP2, HSDP, KEPT, differences
 from zreal.tracing import trace
 from zsim.cli import main

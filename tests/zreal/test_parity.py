@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.quick import one_in
 from tests.support.folders import PARITY
+from tests.support.sampling import one_in
 from zreal import modules, numerics
 from zreal.executor import RANKS
 from zreal.launch import launch

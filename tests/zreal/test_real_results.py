@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
-from tests.quick import one_in
+from tests.support.sampling import one_in
 from tests.zreal.test_user_modules_traced import DDP, FSDP2, differences
 from zreal.real_results import RULES, as_real
 

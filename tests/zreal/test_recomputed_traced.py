@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts, set_checkpoint_early_stop
 
-from tests.quick import one_in
+from tests.support.sampling import one_in
 from tests.zreal.test_tracing_against_torch import measured_phases, recomputed, replicated, sharded, simulated_phases
 from tests.zreal.user_modules import CASES, Case
 from zreal import torch_private

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 
-from tests.quick import one_in
+from tests.support.sampling import one_in
 from tests.zreal.test_recomputed_traced import wrapped
 from tests.zreal.test_tracing_against_torch import (
     measured_events,

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from tests.quick import one_in
+from tests.support.sampling import one_in
 from zreal import torch_private
 from zreal.observer import observe
 from zsim.memory import replay

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.quick import one_in
+from tests.support.sampling import one_in
 from tests.zreal.test_event_order import of_program, of_torch
 from tests.zreal.test_frozen import differences
 from zsim.errors import ScenarioError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.quick import one_in
+from tests.support.sampling import one_in
 from tests.zreal.split_nodes import NUM_UNITS, SPLIT, rows
 from tests.zreal.test_event_order import in_order, of_program
 from tests.zreal.test_user_modules_traced import differences

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.profiler import profile
 from torch.utils.checkpoint import checkpoint
 
-from tests.quick import one_in
+from tests.support.sampling import one_in
 from zreal import batching, modules, torch_private
 from zreal.tracing import trace
 from zsim.autograd.lowered import Accumulated, LoweredModule, NodeOver, ParameterGradient

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.quick import one_in
+from tests.support.sampling import one_in
 from tests.zreal.user_modules import CASES, HALF_OF_PAIRS, SOME_PAIRS, Case
 from zreal import torch_private
 from zreal.meters.memory import MemoryMeter

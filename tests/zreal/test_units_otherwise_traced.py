@@ -13,7 +13,7 @@ from torch.autograd.graph import Node
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from tests.quick import one_in
+from tests.support.sampling import one_in
 from tests.zreal.test_recomputed_traced import ASKED, wrapped
 from tests.zreal.test_tracing_against_torch import (
     measured_events,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
-from tests.quick import one_in
+from tests.support.sampling import one_in
 from tests.zreal.test_matrix import figures, predicted
 from tests.zreal.traced_subject import Subject
 from tests.zreal.user_modules import Case

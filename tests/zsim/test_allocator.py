@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.scenarios import WHOLE, scenarios
+from tests.support.random_scenarios import WHOLE, scenarios
 from zsim import memory
 from zsim.allocator import AllocatorRecord, built_elsewhere, replay
 from zsim.caching import DeviceFullError

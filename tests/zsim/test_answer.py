@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 
-from tests.scenarios import WHOLE, scenarios
 from tests.support.folders import SCENARIOS
+from tests.support.random_scenarios import WHOLE, scenarios
 from zsim import allocator, closed_forms, plan
 from zsim import answer as answers
 from zsim.advice import advice

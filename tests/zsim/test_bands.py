@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.published import errors
-from tests.quick import one_in
+from tests.support.sampling import one_in
 from zsim import bands, metrics, scenario
 from zsim.bands import Part, Parts
 from zsim.costs import Costs

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zsim.collectives
-from tests.strategies import collectives, num_shards
+from tests.support.sizes import collectives, num_shards
 from zsim.collectives import ALGORITHMS, gloo, ring
 from zsim.collectives.ring import BROADCAST_SLICE_NBYTES, Send, step_ns
 from zsim.sharding import shards

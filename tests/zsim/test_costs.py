@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.strategies import collectives
+from tests.support.sizes import collectives
 from zsim import compute, scenario
 from zsim.costs import Costs
 from zsim.devices import load_device

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from tests.quick import one_in
 from tests.support.folders import PARITY
+from tests.support.sampling import one_in
 from zsim import cli
 from zsim.changes import moved
 from zsim.scenario import load

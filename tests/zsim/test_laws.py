@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import example, given
 
-from tests.scenarios import WHOLE, scenarios
+from tests.support.random_scenarios import WHOLE, scenarios
 from zsim import laws, program_laws, sharding
 from zsim.costs import Costs
 from zsim.engine import simulate

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.scenarios import WHOLE, scenarios
 from tests.support.folders import SCENARIOS
+from tests.support.random_scenarios import WHOLE, scenarios
 from zsim import scenario
 from zsim.errors import ProgramError
 from zsim.memory import Ledger, replay

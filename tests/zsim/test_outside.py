@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from tests.programs import small_training
-from tests.scenarios import WHOLE, scenarios
+from tests.support.random_scenarios import WHOLE, scenarios
+from tests.support.small_programs import small_training
 from zsim.errors import ZsimError
 from zsim.hardware import clusters, load_cluster
 from zsim.mesh import Mesh

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 
-from tests.scenarios import WHOLE, scenarios
 from tests.support.folders import ROOT
+from tests.support.random_scenarios import WHOLE, scenarios
 from zsim import laws, saved
 from zsim.backends import SimBackend
 from zsim.compare import compare

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.programs import model_state_bytes_before_the_optimizer, small_training
+from tests.support.small_programs import model_state_bytes_before_the_optimizer, small_training
 from zsim.closed_forms import (
     BF16_ADAM,
     FP32_ADAM,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.programs import ddp_bytes, parameter_bytes, sent, small_training
+from tests.support.small_programs import ddp_bytes, parameter_bytes, sent, small_training
 from zsim.checkpointing import Checkpointing
 from zsim.closed_forms import (
     bytes_sent_per_step,

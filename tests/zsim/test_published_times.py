@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.programs import (
+from tests.support.small_programs import (
     ddp_bytes,
     one_unit,
     parameter_bytes,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.strategies import num_shards, numels, param_groups, shapes
+from tests.support.sizes import num_shards, numels, param_groups, shapes
 from zsim.model import Parameter, ParamGroup
 from zsim.sharding import (
     Dim0Layout,

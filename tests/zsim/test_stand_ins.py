@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.programs import small_training
+from tests.support.small_programs import small_training
 from zsim.hardware import load_cluster
 from zsim.mesh import Mesh
 from zsim.ops import Op

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.programs import small_model, small_training
+from tests.support.small_programs import small_model, small_training
 from zsim.errors import ScenarioError
 from zsim.mesh import Mesh
 from zsim.ops import COLLECTIVES, Alloc, Op

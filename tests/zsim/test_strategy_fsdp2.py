@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.programs import small_model
+from tests.support.small_programs import small_model
 from zsim import plan as planning
 from zsim.errors import ScenarioError
 from zsim.lowering import lower

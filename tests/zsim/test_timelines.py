@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.timelines import Toy, over, timeline, training
+from tests.support.timelines import Toy, over, timeline, training
 from zsim.ops import Op
 from zsim.strategies import ddp, fsdp1, fsdp2
 from zsim.training import Precision

@@ -10,8 +10,8 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 
-from tests.scenarios import scenario_texts
 from tests.support.folders import SCENARIOS
+from tests.support.random_scenarios import scenario_texts
 from zsim import scenario, time_report
 from zsim.beside import Lost
 from zsim.costs import Costs

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.scenarios import FAMILIES, WHOLE, models
+from tests.support.random_scenarios import FAMILIES, WHOLE, models
 from zsim.errors import ScenarioError
 from zsim.plan import plan
 from zsim.scenario import parse
