@@ -18,10 +18,10 @@ from zreal.boundaries import cast_floats, tensors_in
 from zreal.initial import DTYPES
 from zreal.known_values import tell
 from zreal.untraceable import UntraceableError
-from zsim.json_reader import is_name
+from zsim.io.json_reader import is_name
+from zsim.io.units import format_bytes
 from zsim.model import ROOT, Parameter, ParamGroup
 from zsim.training import Batch, Dtype
-from zsim.units import format_bytes
 
 Units = Sequence[str] | Callable[[str, nn.Module], bool] | None
 Inputs = Sequence[Any] | Mapping[str, Any]

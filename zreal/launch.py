@@ -21,7 +21,7 @@ from zreal.fork_server import CLOSING_S, server_end, server_pid
 from zreal.launch_errors import not_started, server_ended, unguarded, verdict
 from zreal.rank_process import PROGRESS_BYTES, rank_main
 from zreal.ranks import Rank
-from zsim.signals import undisturbed
+from zsim.io.signals import undisturbed
 
 PRELOAD = ["torch", "torch.distributed", "torch.distributed.fsdp", "zreal.worker"]
 POLL_S = 0.25

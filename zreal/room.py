@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 
 from zsim.errors import BackendUnavailableError
+from zsim.io.units import format_bytes
 from zsim.memory import replay
 from zsim.plan import plan
 from zsim.program import PHASES
 from zsim.scenario import Scenario
-from zsim.units import format_bytes
 
 PROCESS_NBYTES = 400 * 1024**2
 """What a rank takes before it has a model: an interpreter with torch, of which forked ranks share a part."""

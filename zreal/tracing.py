@@ -31,7 +31,7 @@ from zreal.watching import WatchedStep, steady
 from zsim.autograd.lowered import Autograd, LoweredModule
 from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.checkpointing import problems as checkpointing_problems
-from zsim.json_reader import MAX_SENTENCE, is_name
+from zsim.io.json_reader import MAX_SENTENCE, is_name
 from zsim.repeats import most_runs
 from zsim.traced import DEVICES, Otherwise, TracedModel, TracedModelError, check_whole
 from zsim.training import Batch, Device, Dtype, Precision

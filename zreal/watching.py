@@ -23,8 +23,8 @@ from zreal.sharded_dtypes import sharded_dtypes
 from zreal.storages import Born, Lives, Place, StorageLog, merged
 from zreal.untraceable import UntraceableError
 from zsim.autograd.lowered import Autograd
+from zsim.io.units import format_bytes
 from zsim.training import Precision
-from zsim.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

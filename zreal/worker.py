@@ -27,8 +27,9 @@ from zreal.optimizers import largest_difference
 from zreal.ranks import REFERENCE
 from zreal.subjects import Subject
 from zreal.subjects.table import SUBJECTS
-from zsim import places, saved
+from zsim import saved
 from zsim.errors import BackendUnavailableError, ZsimError
+from zsim.io import files
 from zsim.plan import plan
 from zsim.run import Numerics, RankRun, Run
 from zsim.scenario import Scenario, load, parse
@@ -261,7 +262,7 @@ def main(arguments: list[str] | None = None) -> int:
     scenario = load(options.scenario)
     interpreter = interpreter_of(scenario, options.interpreter)
     rank = _rank_under_torchrun(scenario)
-    places.require(options.save, kind="a Run")
+    files.require(options.save, kind="a Run")
     device: Device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from zsim import accuracy, explanations, measurements, places, plots
+from zsim import accuracy, explanations, measurements, plots
 from zsim.accuracy import Accuracy, Predicted
 from zsim.errors import ZsimError
+from zsim.io import files
 from zsim.measurements import Skipped
 from zsim.report import progress, say, tell, write_json
 
@@ -28,7 +29,7 @@ def show(options: argparse.Namespace) -> int:
         return _explain(folder, options.explain, collective=collective, as_json=options.json)
     if options.plot:
         plots.require(Path(options.plot))
-        places.require(Path(options.plot), option="--plot", apart_from=folder.glob("*"))
+        files.require(Path(options.plot), option="--plot", apart_from=folder.glob("*"))
     with progress(f"accuracy of {folder}"):
         found = accuracy.accuracy(folder, collective=collective, say=tell)
     if options.plot:

@@ -15,12 +15,12 @@ from zsim.answer import Answer, Verdict, answer
 from zsim.belongings import belongings
 from zsim.changes import changes, dropped, refusals
 from zsim.errors import ScenarioError
+from zsim.io.units import format_bytes
 from zsim.metrics import band_ns
 from zsim.run import band_of
 from zsim.runs.backend import RunOptions
 from zsim.scenario import Scenario
 from zsim.simulator import SimBackend
-from zsim.units import format_bytes
 
 MOST_TOGETHER = 4
 """The most changes that are tried together."""

@@ -18,6 +18,7 @@ from zsim.errors import ScenarioError, ZsimError
 from zsim.execution import Execution
 from zsim.expect import Expectation, expectation
 from zsim.hardware import ClusterSpec
+from zsim.io.units import parse_time
 from zsim.mesh import AXES, Mesh
 from zsim.model import ModelSpec
 from zsim.model_table import made_model
@@ -31,7 +32,6 @@ from zsim.schema import (
 )
 from zsim.strategies import STRATEGIES, wrapped
 from zsim.training import Batch, Dtype, Optimizer, Precision
-from zsim.units import parse_time
 from zsim.wrapping import Wrapping
 
 DTYPES: dict[str, Dtype] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from zsim import accuracy, calibrate, calibrate_collectives, calibration_files, cluster_file, doubts, places
+from zsim import accuracy, calibrate, calibrate_collectives, calibration_files, cluster_file, doubts
 from zsim.accuracy_commands import by_reason
 from zsim.calibrate import CalibrationError, Fitted
 from zsim.calibrate_collectives import FittedCurves
 from zsim.calibration_files import Material
 from zsim.cluster_file import GroupErrors
 from zsim.hardware import load_cluster
+from zsim.io import files
 from zsim.measurements import Skipped
 from zsim.report import progress, say, tell, warn, write_json
 
@@ -24,7 +25,7 @@ USUAL = "dgx-h100"
 def calibrated(options: argparse.Namespace) -> int:
     """`zsim calibrate --from FILE…`: constants fitted to measurements, their errors, and with --out a cluster's file."""
     if options.out:
-        places.require(Path(options.out), option="--out", apart_from=map(Path, options.files), kind="a cluster's file")
+        files.require(Path(options.out), option="--out", apart_from=map(Path, options.files), kind="a cluster's file")
     if options.cluster:
         load_cluster(options.cluster)  # an unknown one is said before files are read
     found = calibration_files.read(list(map(Path, options.files)), scenarios=Path(options.scenarios) if options.scenarios else None)
@@ -44,7 +45,7 @@ def calibrated(options: argparse.Namespace) -> int:
     warn("calibrate", doubts.of(fitted, curves))
     if options.out:
         text = cluster_file.text(preset, fitted, source=names, curves=curves, simulated=bool(found.simulated))
-        places.write(Path(options.out), text)
+        files.write(Path(options.out), text)
     if options.json:
         write_json(_as_json(fitted, curves, found))
     for line in () if options.json else _table(fitted, curves, found.skipped):

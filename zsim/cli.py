@@ -17,8 +17,8 @@ from typing import NoReturn
 
 from zsim.errors import ScenarioError, ZsimError
 from zsim.garbage import uncollected
+from zsim.io.signals import Terminated, terminable
 from zsim.output import guarded
-from zsim.signals import Terminated, terminable
 
 EPILOG = "exit codes: 0 fine, 1 a verdict failed, 2 bad usage or bad scenario, 3 backend not available"
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")

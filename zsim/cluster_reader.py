@@ -15,13 +15,13 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, get_args
 
-from zsim import guards
 from zsim.collectives import ALGORITHMS
 from zsim.devices import AttentionRate, Device, Provenance, device_of, devices, load_device, parsed
 from zsim.errors import ScenarioError, ZsimError, shown
 from zsim.execution import AttentionKernels
 from zsim.hardware import ClusterSpec, Fabric, Generation, Link, Links, MeasuredCurve, Overheads, Processor, cluster_of
-from zsim.units import parse_bytes, parse_fraction, parse_time
+from zsim.io import limits
+from zsim.io.units import parse_bytes, parse_fraction, parse_time
 
 REMEDY = "`zsim calibrate --from FILE… --out MINE.toml` writes a whole file"
 MOST_TEXT = 4000
@@ -55,7 +55,7 @@ def load(path: str, *, folder: Path | None, nodes: int, ranks: int | None) -> Cl
 def parse(data: bytes, *, where: str, nodes: int = 1, ranks: int | None = None) -> ClusterSpec:
     """The cluster in `data`; `where` names it in messages."""
     place = f"cluster.file: {where}"
-    text = guards.check_text(data, where=place)
+    text = limits.check_text(data, where=place)
     try:
         table = tomllib.loads(text)
     except (ValueError, OverflowError, RecursionError) as error:
@@ -71,7 +71,7 @@ def _read(file: Path, path: str) -> bytes:
         if not file.is_file():
             raise ScenarioError((f"cluster.file: {path}: no such file, or not a plain one; it is looked for beside the scenario",))
         with file.open("rb") as stream:
-            return stream.read(guards.MAX_BYTES + 1)
+            return stream.read(limits.MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         raise ScenarioError((f"cluster.file: {path}: cannot be read: {getattr(error, 'strerror', None) or error}",)) from None
 

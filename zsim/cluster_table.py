@@ -8,9 +8,9 @@ from pathlib import Path
 from zsim import cluster_reader
 from zsim.errors import ScenarioError, ZsimError
 from zsim.hardware import ClusterSpec, SlowRail, clusters, load_cluster
+from zsim.io.units import format_rate, parse_rate
 from zsim.schema import ClusterTable
 from zsim.table_checks import did_you_mean
-from zsim.units import format_rate, parse_rate
 
 SLOWEST = "1 Mbit/s"
 """Of a slow link, at least: a step over less takes days, so that it is another unit."""

@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from zsim import backends, compare, laws, places, report, saved, trace
+from zsim import backends, compare, laws, report, saved, trace
 from zsim.errors import ZsimError
 from zsim.given import UsageError, load_all, read, warned
+from zsim.io import files
 from zsim.run import IncompleteRunError, Run
 from zsim.runs.backend import Backend, Capabilities, RunOptions
 from zsim.scenario import Scenario
@@ -68,7 +69,7 @@ def _run(
     taken = read(options.scenarios, scenario)
     for option, kind, target in (("--save", "a Run", place), ("--trace", "a trace", traced_to)):
         if target:
-            places.require(target, option=option, apart_from=taken, kind=kind)
+            files.require(target, option=option, apart_from=taken, kind=kind)
             taken += (target,)
     warnings = warned(scenario)
     with report.progress(f"{scenario.name} on {backend.name}"), keeping_what_there_is(place):
@@ -112,7 +113,7 @@ def _validated(
 ) -> report.CheckReport:
     kept = [Path(options.save) / f"{scenario.name}.{what}.json" for what in ("predicted", "measured")] if options.save else []
     for place in kept:
-        places.require(place, option="--save", apart_from=read(options.scenarios, scenario), kind="a Run")
+        files.require(place, option="--save", apart_from=read(options.scenarios, scenario), kind="a Run")
     warned(scenario)
     with report.progress(f"{scenario.name}: for real on {backend.name}"), keeping_what_there_is(kept[-1] if kept else None):
         measured = observed(backend, capabilities, scenario, how)
@@ -144,7 +145,7 @@ def _kept(run: Run, place: Path | None) -> str:
         return f"{ended} of {run.world_size} ranks had ended their first step; --save keeps what there is"
     try:
         saved.save(run, place)
-    except places.PlaceError as unsaved:
+    except files.PlaceError as unsaved:
         return f"what the ranks had ended until then could not be saved: {unsaved}"
     return f"what the ranks had ended until then is in {place}, marked incomplete"
 

@@ -14,7 +14,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
 
-from zsim.units import parse_bytes, parse_flop_rate, parse_fraction, parse_rate, parse_time
+from zsim.io.units import parse_bytes, parse_flop_rate, parse_fraction, parse_rate, parse_time
 
 Provenance = Literal["vendor sheet", "published", "source code", "measured", "calibrated", "assumed"]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from zsim.errors import ScenarioError
-from zsim.units import (
+from zsim.io.units import (
     OPERATORS,
     WHOLE,
     UnitError,

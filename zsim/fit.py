@@ -13,10 +13,10 @@ from zsim.answer import Answer
 from zsim.changes import can_checkpoint, dropped, moved, refusals
 from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.errors import ScenarioError
+from zsim.io.units import format_bytes, format_time
 from zsim.mesh import Mesh
 from zsim.scenario import Scenario
 from zsim.traced import TracedModel
-from zsim.units import format_bytes, format_time
 
 MUCH_FASTER = 1.02
 """Of two that fit, the one that shards or recomputes less is taken unless the other is faster by more than this."""

@@ -29,11 +29,11 @@ from zsim.candidates import APART, BATCH, BATCHES, ENDS, KINDS, UNITS, batch_siz
 from zsim.changes import refusals
 from zsim.costs import Costs
 from zsim.errors import ScenarioError
+from zsim.io.units import format_bytes
 from zsim.plan import plan
 from zsim.program import Program
 from zsim.scenario import Scenario
 from zsim.slowdown import simulate_step
-from zsim.units import format_bytes
 from zsim.why import explain
 from zsim.work import MANY_TIMES
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from zsim import guards, traced_file
+from zsim import traced_file
 from zsim.errors import ScenarioError, ZsimError, shown
+from zsim.io import limits
 from zsim.model import ModelSpec
 from zsim.models import FAMILIES, build, huggingface, load_preset
 from zsim.models.checks import fit_problems
@@ -72,8 +73,8 @@ def _from_sizes(table: ModelTable, length: int) -> ModelSpec:
     checked = validated(sizes_table(name), table.sizes, prefix="model.sizes", problems=problems)
     if checked is None:
         raise ScenarioError(tuple(problems))
-    if max(getattr(checked, "num_layers", 0), len(getattr(checked, "dims", ()))) > guards.MAX_LAYERS:
-        raise ScenarioError((f"model.sizes: expected at most {guards.MAX_LAYERS:,} layers, found more",))
+    if max(getattr(checked, "num_layers", 0), len(getattr(checked, "dims", ()))) > limits.MAX_LAYERS:
+        raise ScenarioError((f"model.sizes: expected at most {limits.MAX_LAYERS:,} layers, found more",))
     try:
         sizes = FAMILIES[name].sizes(**checked.model_dump())
         return build(name, sizes, name=name, sequence_length=length)

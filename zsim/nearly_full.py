@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from zsim.io.units import format_bytes
 from zsim.memory import HELD, Ledger, replay
 from zsim.program import Program, RankProgram
 from zsim.scenario import Scenario
-from zsim.units import format_bytes
 
 STATES = 0.4
 """Of a device's memory in parameters, gradients and optimizer states: from here on rows of llm-foundry ran slower."""

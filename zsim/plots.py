@@ -11,9 +11,9 @@ from math import ceil, floor, log10
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from zsim import places
 from zsim.accuracy import Predicted
 from zsim.errors import ZsimError
+from zsim.io import files
 
 SIDE, MARGIN, LEGEND = 640, 70, 260
 """Pixels: of the square with the axes, around what is drawn in it, and of the names beside it."""
@@ -57,7 +57,7 @@ def write(rows: Sequence[Predicted], path: Path) -> None:
     require(path)
     if not rows:
         raise PlotError(where=str(path), expected="rows that were predicted", found="none")
-    places.write(path, "\n".join(_svg(rows)) + "\n")
+    files.write(path, "\n".join(_svg(rows)) + "\n")
 
 
 def _svg(rows: Sequence[Predicted]) -> Iterator[str]:

@@ -15,11 +15,11 @@ from typing import Any
 from zsim import expect, metrics, schema
 from zsim.compare import agrees
 from zsim.errors import ZsimError, visible
+from zsim.io.units import format_bytes, format_time
 from zsim.ops import COLLECTIVES
 from zsim.program import Program
 from zsim.run import SCHEMA_VERSION, Run, sees
 from zsim.scenario import Scenario
-from zsim.units import format_bytes, format_time
 from zsim.verdict import Check
 
 WORDS = {True: "ok", False: "FAILED", None: "-"}

@@ -11,9 +11,9 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from zsim import places
 from zsim.errors import ZsimError, visible
-from zsim.json_reader import TwiceError, loads
+from zsim.io import files
+from zsim.io.json_reader import TwiceError, loads
 from zsim.program import PARTS, PHASES
 from zsim.run import SCHEMA_VERSION, Numerics, RankRun, Run
 
@@ -60,7 +60,7 @@ def _typed_ranks(tables: list[dict[str, Any]]) -> Iterator[RankRun]:
 
 def save(run: Run, path: Path) -> None:
     """Write `dump(run)` to `path`, making its folder."""
-    places.write(path, dump(run))
+    files.write(path, dump(run))
 
 
 def load(path: Path) -> Run:

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from zsim import guards
 from zsim.assembly import assembled
 from zsim.checkpointing import Checkpointing
 from zsim.errors import ScenarioError
 from zsim.execution import Execution
 from zsim.expect import Expectation
 from zsim.hardware import ClusterSpec
+from zsim.io import limits
 from zsim.mesh import Mesh
 from zsim.model import ModelSpec
 from zsim.strategies import STRATEGIES
@@ -96,7 +96,7 @@ def load(path: str | Path) -> Scenario:
         if not file.is_file():
             raise ScenarioError((f"{file}: no such file, or not a plain one; `zsim list scenarios` shows those there are",))
         with file.open("rb") as stream:
-            data = stream.read(guards.MAX_BYTES + 1)
+            data = stream.read(limits.MAX_BYTES + 1)
     except OSError as error:
         raise ScenarioError((f"{file}: cannot be read: {error.strerror}",)) from None
     return parse(data, where=str(file), folder=file.parent)
@@ -104,12 +104,12 @@ def load(path: str | Path) -> Scenario:
 
 def parse(data: bytes, *, where: str, folder: Path | None = None) -> Scenario:
     """The scenario in `data`; `where` names it in messages, `folder` is where a config.json is looked for."""
-    text = guards.check_text(data, where=where)
+    text = limits.check_text(data, where=where)
     try:
         table = tomllib.loads(text)
     except (ValueError, OverflowError, RecursionError) as error:
         raise ScenarioError((f"{where}: not TOML: {str(error)[:200]}",)) from None
-    problems = list(guards.number_problems(table))
+    problems = list(limits.number_problems(table))
     tables = parts(table, problems)
     strategy = strategy_of(table.get("strategy"), problems)
     made = assembled(tables, strategy, folder=folder, problems=problems)

@@ -14,11 +14,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model,
 from zsim.execution import Accumulation, AttentionKernels, Casts, Loss, Norms, Products, Softmax
 from zsim.expect import FIGURES
 from zsim.hardware import clusters
+from zsim.io.units import UnitError, parse_bytes, parse_time
 from zsim.models import FAMILIES, presets
 from zsim.operators import AttentionKind
 from zsim.strategies import STRATEGIES
 from zsim.strategies.flat_buffer.groups import Granularity
-from zsim.units import UnitError, parse_bytes, parse_time
 
 MAX_SIZE = 10_000_000
 """The largest width, vocabulary or count that a size or an option may have."""

@@ -15,7 +15,6 @@ from zsim import (
     fit,
     memory_report,
     outside,
-    places,
     plan,
     report,
     snapshot,
@@ -25,6 +24,7 @@ from zsim import (
 from zsim.belongings import belongings
 from zsim.errors import ScenarioError
 from zsim.given import UsageError, read, warned
+from zsim.io import files
 from zsim.run import SCHEMA_VERSION
 from zsim.scenario import Scenario, load
 from zsim.work import MANY_TIMES
@@ -43,7 +43,7 @@ def show(options: argparse.Namespace) -> int:
     nothing_fits = "" if helps is None else advice.none_fits(found, helps)
     if options.snapshot:
         taken = read([options.scenario], scenario)
-        places.require(Path(options.snapshot), option="--snapshot", apart_from=taken, kind="a snapshot")
+        files.require(Path(options.snapshot), option="--snapshot", apart_from=taken, kind="a snapshot")
         rank = program.of_rank(found.rank)
         snapshot.write_snapshot(
             rank if found.built_on_device else allocator.built_elsewhere(rank),

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from zsim import places
 from zsim.allocator import Heap
 from zsim.caching import Block, CachingAllocator, Pool
+from zsim.io import files
 from zsim.memory import label
 from zsim.ops import STREAMS, Alloc, Op
 from zsim.program import PHASES, SECOND, PhaseName, RankProgram
@@ -76,7 +76,7 @@ def write_snapshot(
         workspace_bytes=workspace_bytes,
         empty_cache=empty_cache,
     )
-    places.write(path, pickle.dumps(content, protocol=PICKLE_PROTOCOL))
+    files.write(path, pickle.dumps(content, protocol=PICKLE_PROTOCOL))
 
 
 class _Recorder:

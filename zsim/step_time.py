@@ -7,8 +7,8 @@ the constants behind it. Elsewhere both times are told, and nobody is held to th
 from __future__ import annotations
 
 from zsim.devices import is_called
+from zsim.io.units import format_time
 from zsim.run import Run, band_of, sees
-from zsim.units import format_time
 from zsim.verdict import Check
 
 NAME = "step time"

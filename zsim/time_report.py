@@ -11,12 +11,12 @@ from zsim import bands, metrics, report
 from zsim.costs import Costs
 from zsim.exposure import COMPUTE_STREAM
 from zsim.hiding import HIDDEN, Change, Hiding, hiding
+from zsim.io.units import format_time
 from zsim.ops import COLLECTIVES, Op
 from zsim.program import Program
 from zsim.scenario import Scenario
 from zsim.slowdown import simulate_step
 from zsim.timeline import Timeline
-from zsim.units import format_time
 from zsim.why import LONGER, Exposed, Link, Why, explain, name
 
 MOST = 12

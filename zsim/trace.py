@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from zsim import places
+from zsim.io import files
 from zsim.ops import COLLECTIVES, STREAMS
 from zsim.run import RankRun, Run, Span
 
@@ -35,7 +35,7 @@ def trace(run: Run) -> dict[str, Any]:
 def write(run: Run, path: Path) -> None:
     """Write the trace of `run`, compressed when the name ends in .gz; equal Runs give equal bytes."""
     data = json.dumps(trace(run), separators=(",", ":")).encode()
-    places.write(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+    files.write(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
 
 
 def _thread(stream: str) -> int:

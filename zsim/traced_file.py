@@ -9,7 +9,6 @@ from errno import EINVAL
 from pathlib import Path
 from typing import Any, Final
 
-from zsim import places
 from zsim.autograd.lowered import (
     Accumulated,
     Computation,
@@ -21,7 +20,8 @@ from zsim.autograd.lowered import (
     TapeEvent,
 )
 from zsim.checkpointing import NO_CHECKPOINTING, SAVEABLE, Checkpointing
-from zsim.json_reader import Reader, TwiceError, loads
+from zsim.io import files
+from zsim.io.json_reader import Reader, TwiceError, loads
 from zsim.model import ROOT, Module, Parameter, ParamGroup
 from zsim.ops import MEMORY_KINDS, Alloc, Free, Kernel
 from zsim.traced import DEVICES, FAMILY, Otherwise, TracedModel, TracedModelError, check_whole, placed, stretch, whole
@@ -160,7 +160,7 @@ def _event_table(event: TapeEvent) -> list[Any]:
 
 def save(model: TracedModel, path: str | Path) -> None:
     """Write `dump(model)` to `path`."""
-    places.write(Path(path), dump(model))
+    files.write(Path(path), dump(model))
 
 
 def load(path: str | Path) -> TracedModel:

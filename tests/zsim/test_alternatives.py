@@ -12,10 +12,10 @@ from zsim.advice import Way, advice, changed, needs, none_fits, step_time, toget
 from zsim.changes import changes, dropped, moved
 from zsim.cli import main
 from zsim.fit import Candidate, fit, ways
+from zsim.io.units import format_bytes, format_time
 from zsim.memory_report import SURER
 from zsim.mesh import Mesh
 from zsim.scenario import Scenario, parse
-from zsim.units import format_bytes, format_time
 
 PREFETCHED = 'name = "fsdp2", forward_prefetch = 2, backward_prefetch = 1, offload = true, reshard_after_forward = 4'
 

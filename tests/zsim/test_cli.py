@@ -13,11 +13,11 @@ import pytest
 from tests.support.folders import ROOT
 from zsim import backends, saved
 from zsim.cli import main
+from zsim.io.units import format_time
 from zsim.models import load_preset, presets
 from zsim.run import Numerics, RankRun, Run
 from zsim.runs.backend import Capabilities, RunOptions
 from zsim.scenario import Scenario
-from zsim.units import format_time
 
 FSDP2 = str(ROOT / "scenarios/parity/fsdp2-mlp-4.toml")
 ZERO3 = str(ROOT / "scenarios/parity/zero3-mlp-4.toml")

@@ -32,11 +32,11 @@ from zsim.closed_forms import (
 )
 from zsim.collectives import ring
 from zsim.hardware import load_cluster
+from zsim.io.units import parse_rate
 from zsim.mesh import Mesh
 from zsim.models import mlp
 from zsim.ops import ACCUMULATE, COLLECTIVES, Op
 from zsim.strategies import fsdp2, zero1, zero3
-from zsim.units import parse_rate
 
 GB = 10**9
 Record = Callable[[str, object], None]

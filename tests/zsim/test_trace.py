@@ -13,8 +13,8 @@ import pytest
 
 from tests.support.folders import SCENARIOS
 from zsim import scenario, trace
+from zsim.io.files import PlaceError
 from zsim.ops import COLLECTIVES
-from zsim.places import PlaceError
 from zsim.run import Run
 from zsim.runs.backend import RunOptions
 from zsim.simulator import SimBackend

@@ -18,13 +18,13 @@ from zsim.changes import changes
 from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.errors import ScenarioError, ZsimError
 from zsim.fit import ways
-from zsim.json_reader import MAX_NAME, UnreadableError
+from zsim.io.files import PlaceError
+from zsim.io.json_reader import MAX_NAME, UnreadableError
 from zsim.lowering import loss_buffers, lower
 from zsim.memory import replay
 from zsim.mesh import Mesh
 from zsim.models import load_preset
 from zsim.ops import Alloc, Free
-from zsim.places import PlaceError
 from zsim.plan import plan
 from zsim.program import PHASES
 from zsim.runs.backend import RunOptions

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.units import (
+from zsim.io.units import (
     OPERATORS,
     UnitError,
     format_bytes,

@@ -6,25 +6,25 @@ from pathlib import Path
 import pytest
 
 from tests.support.folders import PARITY
-from zsim import places
 from zsim.cli import main
-from zsim.places import PlaceError
+from zsim.io import files
+from zsim.io.files import PlaceError
 
 FSDP2 = str(PARITY / "fsdp2-mlp-2.toml")
 
 
 def test_folders_that_are_not_there_are_made(tmp_path):
     target = tmp_path / "new" / "folder" / "run.json"
-    places.require(target)
-    places.write(target, "text")
+    files.require(target)
+    files.write(target, "text")
     assert target.read_text() == "text"
 
 
 def test_an_earlier_file_stays_whole_where_the_new_one_cannot_be(tmp_path, monkeypatch):
     target = tmp_path / "run.json"
     (tmp_path / "link.json").symlink_to(target)
-    places.write(target, "first")
-    places.write(tmp_path / "link.json", "second")
+    files.write(target, "first")
+    files.write(tmp_path / "link.json", "second")
     assert target.read_text() == "second"
     assert (tmp_path / "link.json").is_symlink()
 
@@ -34,25 +34,25 @@ def test_an_earlier_file_stays_whole_where_the_new_one_cannot_be(tmp_path, monke
 
     monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(PlaceError, match="No space left on device"):
-        places.write(target, "third")
+        files.write(target, "third")
     assert target.read_text() == "second"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["link.json", "run.json"]
 
 
 def test_what_cannot_be_written_is_refused_before_the_run(tmp_path):
     with pytest.raises(PlaceError, match="expected a file that can be written, found a folder"):
-        places.require(tmp_path)
+        files.require(tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(PlaceError, match="file, which is a file"):
-        places.require(tmp_path / "file" / "below")
+        files.require(tmp_path / "file" / "below")
     with pytest.raises(PlaceError, match="expected a file that can be written"):
-        places.write(tmp_path, b"")
+        files.write(tmp_path, b"")
 
 
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(PlaceError, match="a pipe, which may never be read"):
-        places.require(tmp_path / "pipe")
+        files.require(tmp_path / "pipe")
 
 
 def test_a_file_that_is_read_is_refused_under_any_name(tmp_path):
@@ -61,20 +61,20 @@ def test_a_file_that_is_read_is_refused_under_any_name(tmp_path):
     (tmp_path / "link.json").symlink_to(read)
     for name in ("config.json", "link.json", "new/../config.json"):
         with pytest.raises(PlaceError, match="--save: expected a file of its own"):
-            places.require(tmp_path / name, option="--save", apart_from=[tmp_path / "other", read])
-    places.require(tmp_path / "run.json", apart_from=[read])
+            files.require(tmp_path / name, option="--save", apart_from=[tmp_path / "other", read])
+    files.require(tmp_path / "run.json", apart_from=[read])
 
 
-@pytest.mark.parametrize("kind", sorted(places.BEGINNINGS))
+@pytest.mark.parametrize("kind", sorted(files.BEGINNINGS))
 def test_only_a_result_of_its_own_kind_is_replaced(tmp_path, kind):
     there = tmp_path / "there"
-    there.write_bytes(places.BEGINNINGS[kind][0] + b"more")
-    places.require(there, kind=kind)
+    there.write_bytes(files.BEGINNINGS[kind][0] + b"more")
+    files.require(there, kind=kind)
     there.write_text("[project]\nname = 'mine'\n")
     with pytest.raises(PlaceError, match="which holds something else; name another"):
-        places.require(there, option="--save", kind=kind)
+        files.require(there, option="--save", kind=kind)
     there.write_text("")
-    places.require(there, kind=kind)
+    files.require(there, kind=kind)
 
 
 def test_results_that_are_there_are_replaced_by_new_ones(tmp_path, capsys):
@@ -88,4 +88,4 @@ def test_results_that_are_there_are_replaced_by_new_ones(tmp_path, capsys):
 
 def test_two_results_need_two_files(tmp_path):
     with pytest.raises(PlaceError, match="which this command reads or writes as well"):
-        places.require(tmp_path / "x", option="--trace", apart_from=[tmp_path / "." / "x"])
+        files.require(tmp_path / "x", option="--trace", apart_from=[tmp_path / "." / "x"])

@@ -4,13 +4,13 @@ import time
 
 import pytest
 
-from zsim import guards
 from zsim.errors import ScenarioError
+from zsim.io import limits
 
 
 def refused(text: str) -> str:
     with pytest.raises(ScenarioError) as caught:
-        guards.check_text(text.encode(), where="x.toml")
+        limits.check_text(text.encode(), where="x.toml")
     return str(caught.value)
 
 
@@ -21,12 +21,12 @@ def test_a_deep_dotted_key_of_40_kilobytes_is_refused_at_once():
 
 
 def test_a_key_of_as_many_parts_as_there_may_be_is_read_and_one_more_is_not():
-    assert guards.scan("a.b.c.d.e.f.g.h = 1") == ""
-    assert guards.scan("a.b.c.d.e.f.g.h.i = 1") == "line 1: expected keys of at most 8 parts, found a longer one"
+    assert limits.scan("a.b.c.d.e.f.g.h = 1") == ""
+    assert limits.scan("a.b.c.d.e.f.g.h.i = 1") == "line 1: expected keys of at most 8 parts, found a longer one"
 
 
 def test_as_many_brackets_as_there_may_be_are_read():
-    assert guards.scan("x = " + "[" * 16 + "]" * 16) == ""
+    assert limits.scan("x = " + "[" * 16 + "]" * 16) == ""
 
 
 @pytest.mark.parametrize("text", ["x = " + "[" * 17, "x = " + "{a=" * 17])
@@ -58,7 +58,7 @@ class Counted(str):
 @pytest.mark.parametrize("text", ['"""' * 8_500, "'a'\n" * 6_400, '"\\' + '\\"' * 10_000])
 def test_the_scan_is_linear_in_unfinished_strings(text):
     counted = Counted(text)
-    guards.scan(counted)
+    limits.scan(counted)
     assert 0 < counted.searched < 4 * len(text)
 
 
@@ -74,7 +74,7 @@ def test_the_scan_is_linear_in_unfinished_strings(text):
     ],
 )
 def test_dots_and_brackets_inside_strings_comments_and_numbers_do_no_harm(text):
-    assert guards.check_text(text.encode(), where="x.toml") == text
+    assert limits.check_text(text.encode(), where="x.toml") == text
 
 
 def test_a_file_over_256_kibibytes_is_refused():
@@ -83,12 +83,12 @@ def test_a_file_over_256_kibibytes_is_refused():
 
 def test_bytes_that_are_no_text_are_refused_by_their_place():
     with pytest.raises(ScenarioError, match=r"x\.toml: expected UTF-8 text, found byte 0xff at 1"):
-        guards.check_text(b"a\xff", where="x.toml")
+        limits.check_text(b"a\xff", where="x.toml")
 
 
 def test_numbers_that_are_not_finite_or_too_long_are_named_by_key():
     table = {"a": {"b": [1, float("inf")]}, "c": float("nan"), "d": 1 << 70, "e": 1.5, "f": True}
-    assert guards.number_problems(table) == (
+    assert limits.number_problems(table) == (
         "a.b[1]: expected a finite number, found inf",
         "c: expected a finite number, found nan",
         "d: expected an integer of at most 64 bits, found a longer one",
@@ -97,7 +97,7 @@ def test_numbers_that_are_not_finite_or_too_long_are_named_by_key():
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_longest_integers_are_let_through_and_one_more_on_either_side_is_not(sign):
-    assert guards.number_problems({"a": sign * guards.MAX_INT}) == ()
-    assert guards.number_problems({"a": sign * (guards.MAX_INT + 1)}) == (
+    assert limits.number_problems({"a": sign * limits.MAX_INT}) == ()
+    assert limits.number_problems({"a": sign * (limits.MAX_INT + 1)}) == (
         "a: expected an integer of at most 64 bits, found a longer one",
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zsim.errors import ZsimError
-from zsim.guards import MAX_INT
+from zsim.io.limits import MAX_INT
 
 MAX_NAME = 400
 MAX_SENTENCE = 400
