@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import BackendUnavailableError
+from zsim.ir.run import IncompleteRunError, RankRun, Run, observed_ranks
 from zsim.models.transformers import TransformersModel
 from zsim.part_memory import EXACT
-from zsim.run import IncompleteRunError, RankRun, Run, observed_ranks
 from zsim.runs.backend import Capabilities, RunOptions
 from zsim.saved import from_table
 from zsim.scenario import Scenario

@@ -24,10 +24,10 @@ from zreal.meters.memory import MemoryMeter, as_record
 from zreal.optimizers import largest_difference
 from zreal.replicated import ReplicatedRank
 from zsim.errors import ProgramError
+from zsim.ir.ops import Op
+from zsim.ir.program import Part, PhaseName, Program, RankProgram
+from zsim.ir.run import PhaseRecord, RankRun
 from zsim.model import ROOT
-from zsim.ops import Op
-from zsim.program import Part, PhaseName, Program, RankProgram
-from zsim.run import PhaseRecord, RankRun
 from zsim.scenario import Scenario
 
 Rank = FlatRank | ReplicatedRank

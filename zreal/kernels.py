@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from zsim.ops import Kernel
+from zsim.ir.ops import Kernel
 
 _LOOKUPS = frozenset({"embedding", "index", "index_select", "gather"})
 """Operators that read as much of their first tensor as they write, not all of it."""
@@ -92,7 +92,7 @@ def _is_transposed(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 
 def _shape(name: str, arguments: tuple[Any, ...]) -> tuple[int, ...]:
-    """That of a product or of fused attention, as `zsim.ops.Kernel` has it; () for any other operator."""
+    """That of a product or of fused attention, as `zsim.ir.ops.Kernel` has it; () for any other operator."""
     if name in _PRODUCTS:
         first, second = (tensor.shape for tensor in _factors(name, arguments))
         return (first[0] if len(first) == 3 else 1, first[-2], second[-1], first[-1])

@@ -20,7 +20,7 @@ from zreal.meters.memory import MemoryMeter, as_record
 from zreal.subjects import Subject
 from zreal.subjects.table import SUBJECTS
 from zsim.errors import ZsimError
-from zsim.run import PhaseRecord, RankRun
+from zsim.ir.run import PhaseRecord, RankRun
 from zsim.scenario import Scenario
 
 

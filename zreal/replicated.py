@@ -18,8 +18,8 @@ from zreal.modules import Model
 from zreal.optimizers import hand_back, hand_over, make_optimizer, stepped_again
 from zsim import clipping, lowering
 from zsim.errors import ProgramError
+from zsim.ir.ops import Alloc, Op
 from zsim.model import Module
-from zsim.ops import Alloc, Op
 from zsim.repeats import with_forwards
 from zsim.scenario import Scenario
 from zsim.strategies import ddp, replicated_model

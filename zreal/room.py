@@ -7,9 +7,9 @@ from pathlib import Path
 
 from zsim.errors import BackendUnavailableError
 from zsim.io.units import format_bytes
-from zsim.memory import replay
+from zsim.ir.ledger import replay
+from zsim.ir.program import PHASES
 from zsim.plan import plan
-from zsim.program import PHASES
 from zsim.scenario import Scenario
 
 PROCESS_NBYTES = 400 * 1024**2

@@ -22,7 +22,7 @@ from zreal.one_dtype import require_one_dtype
 from zreal.real_results import call
 from zreal.untraceable import UntraceableError
 from zsim.autograd.lowered import Accumulated
-from zsim.ops import Kernel
+from zsim.ir.ops import Kernel
 from zsim.training import Device
 
 

@@ -25,8 +25,8 @@ from zsim.autograd.lowered import (
     Recomputed,
     TapeEvent,
 )
+from zsim.ir.ops import Alloc, Free, Kernel, MemoryKind
 from zsim.model import MODEL_INPUT, PART, ROOT, RUN, Module, ParamGroup
-from zsim.ops import Alloc, Free, Kernel, MemoryKind
 from zsim.tape import SEED
 from zsim.traced import FAMILY, LOSS, TracedModel, check, placed, stretch, whole
 from zsim.training import Batch, Device, Dtype

@@ -30,8 +30,8 @@ from zreal.subjects.table import SUBJECTS
 from zsim import saved
 from zsim.errors import BackendUnavailableError, ZsimError
 from zsim.io import files
+from zsim.ir.run import Numerics, RankRun, Run
 from zsim.plan import plan
-from zsim.run import Numerics, RankRun, Run
 from zsim.scenario import Scenario, load, parse
 from zsim.training import Device
 

@@ -16,8 +16,8 @@ from zsim.belongings import belongings
 from zsim.changes import changes, dropped, refusals
 from zsim.errors import ScenarioError
 from zsim.io.units import format_bytes
+from zsim.ir.run import band_of
 from zsim.metrics import band_ns
-from zsim.run import band_of
 from zsim.runs.backend import RunOptions
 from zsim.scenario import Scenario
 from zsim.simulator import SimBackend

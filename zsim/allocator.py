@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 
 from zsim.caching import Block, CachingAllocator, DeviceFullError
 from zsim.errors import ProgramError
-from zsim.memory import label
-from zsim.ops import Alloc, Op, Stream
-from zsim.program import PHASES, SECOND, PhaseName, RankProgram
+from zsim.ir.ledger import label
+from zsim.ir.ops import Alloc, Op, Stream
+from zsim.ir.program import PHASES, SECOND, PhaseName, RankProgram
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

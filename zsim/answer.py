@@ -13,12 +13,12 @@ from typing import Literal
 
 from zsim import allocator
 from zsim.hardware import ClusterSpec
-from zsim.memory import Ledger, label, replay
-from zsim.ops import Alloc, MemoryKind
+from zsim.ir.ledger import Ledger, label, replay
+from zsim.ir.ops import Alloc, MemoryKind
+from zsim.ir.program import PhaseName, Program, RankProgram
+from zsim.ir.run import MemoryRecord
 from zsim.outside import Outside, cublas_workspace, gpu, outside, total
 from zsim.pressure import Pressure, pressure
-from zsim.program import PhaseName, Program, RankProgram
-from zsim.run import MemoryRecord
 from zsim.stand_ins import stand_ins
 
 Verdict = Literal["FITS", "TIGHT", "OOM"]

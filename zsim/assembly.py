@@ -19,7 +19,7 @@ from zsim.execution import Execution
 from zsim.expect import Expectation, expectation
 from zsim.hardware import ClusterSpec
 from zsim.io.units import parse_time
-from zsim.mesh import AXES, Mesh
+from zsim.ir.mesh import AXES, Mesh
 from zsim.model import ModelSpec
 from zsim.model_table import made_model
 from zsim.schema import (

@@ -31,7 +31,7 @@ class Call:
     anew only when a region is recomputed, as each recomputation has a cache of its own. `dtype` is that of its work, "" for the
     model's.
 
-    `shape` is that of its kernel (`zsim.ops.Kernel`).
+    `shape` is that of its kernel (`zsim.ir.ops.Kernel`).
 
     Who needs no gradient changes what is saved and made (`zsim.needed`): `crossed` calls, products, save each of `saves` for the
     gradient of the other factor; a `joint` backward makes all gradients or none. One that `packs` saves a parameter, which costs

@@ -16,8 +16,8 @@ from typing import get_args
 
 from zsim import saved
 from zsim.errors import BackendUnavailableError, ZsimError
-from zsim.program import PHASES
-from zsim.run import Run
+from zsim.ir.program import PHASES
+from zsim.ir.run import Run
 from zsim.runs.backend import Backend, Capabilities, RunOptions
 from zsim.scenario import Scenario
 from zsim.simulator import SimBackend
@@ -70,7 +70,7 @@ def find(name: str) -> Backend:
     if missing:
         raise BackendUnavailableError(
             where=f"backend {name} ({entry.value})",
-            expected="a zsim.run.Backend: name, capabilities() and run()",
+            expected="a zsim.ir.run.Backend: name, capabilities() and run()",
             found=f"no {missing[0]}",
         )
     return backend
@@ -82,7 +82,7 @@ def capabilities(backend: Backend) -> Capabilities:
     with _broken_down(backend, "what it can see"), _on_standard_error():
         found = backend.capabilities()
     if not isinstance(found, Capabilities):
-        raise BackendError(where=f"backend {backend.name}", expected="zsim.run.Capabilities", found=type(found).__name__)
+        raise BackendError(where=f"backend {backend.name}", expected="zsim.ir.run.Capabilities", found=type(found).__name__)
     devices = get_args(Device)
     if found.device not in devices:
         where = f"backend {backend.name}: capabilities.device"

@@ -20,8 +20,8 @@ from zsim.costs import Costs
 from zsim.devices import Figure
 from zsim.execution import EAGER, Execution
 from zsim.hardware import ClusterSpec
-from zsim.ops import COLLECTIVES, Kernel, Op, is_attention
-from zsim.program import Program
+from zsim.ir.ops import COLLECTIVES, Kernel, Op, is_attention
+from zsim.ir.program import Program
 from zsim.slowdown import COMPUTE as COMPUTE_KINDS
 from zsim.timeline import Timeline, Times
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from zsim import compute
 from zsim.devices import Device
 from zsim.execution import Execution
-from zsim.ops import Kernel
+from zsim.ir.ops import Kernel
 
 PASSES = {"all_gather": 2.0, "reduce_scatter": 3.0, "all_reduce": 5.0, "broadcast": 2.0}
 """Reads and writes of the device's memory for each byte that a ring brings to a rank: what is gathered is written, and read to be passed

@@ -16,10 +16,10 @@ from zsim import scenario
 from zsim.costs import Costs
 from zsim.devices import AttentionRate, Device
 from zsim.errors import ZsimError
+from zsim.ir.program import Program
 from zsim.measurements import Skipped, Step
 from zsim.model_groups import model_of
 from zsim.plan import plan
-from zsim.program import Program
 from zsim.scenario import Scenario
 from zsim.slowdown import simulate_step
 

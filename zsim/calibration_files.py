@@ -15,10 +15,10 @@ from zsim.calibrate import CalibrationError, Case
 from zsim.devices import is_called
 from zsim.errors import ZsimError
 from zsim.hardware import clusters
+from zsim.ir.run import Run
 from zsim.measurements import NcclRow, Product, Skipped, Step
 from zsim.measurements.table import content
 from zsim.plan import plan
-from zsim.run import Run
 from zsim.scenario import Scenario
 
 MAX_SCENARIOS = 2000

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from zsim import wrapping
-from zsim.memory import Ledger
+from zsim.ir.ledger import Ledger
+from zsim.ir.program import Program
 from zsim.plan import plan
-from zsim.program import Program
 from zsim.scenario import Scenario
 from zsim.strategies import STRATEGIES
 from zsim.training import DTYPE_NBYTES

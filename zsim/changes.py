@@ -12,7 +12,7 @@ from typing import Any
 
 from zsim import checkpointing
 from zsim.checkpointing import Checkpointing
-from zsim.mesh import Mesh
+from zsim.ir.mesh import Mesh
 from zsim.scenario import Scenario
 from zsim.strategies import STRATEGIES, model_problems, recomputed_problems, wrapped
 from zsim.traced import TracedModel, TracedModelError

@@ -16,8 +16,8 @@ from signal import SIGINT, SIGTERM
 from typing import NoReturn
 
 from zsim.errors import ScenarioError, ZsimError
-from zsim.garbage import uncollected
 from zsim.io.signals import Terminated, terminable
+from zsim.ir.gc_pause import uncollected
 from zsim.output import guarded
 
 EPILOG = "exit codes: 0 fine, 1 a verdict failed, 2 bad usage or bad scenario, 3 backend not available"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from zsim.ops import Alloc, Free, Kernel, MemoryEvent
+from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent
 from zsim.training import DTYPE_NBYTES
 
 NORMS, CLIP = "gradient_norm", "gradient_clip"

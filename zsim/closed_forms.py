@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from zsim.collectives import ring
-from zsim.sharding import shard_size
+from zsim.ir.sharding import shard_size
 
 Stage = Literal["ddp", "zero1", "zero2", "zero3"]
 

@@ -14,7 +14,7 @@ from zsim.eager_sdpa import kernel_problem
 from zsim.errors import ScenarioError, ZsimError
 from zsim.execution import Execution
 from zsim.hardware import ClusterSpec
-from zsim.mesh import Mesh
+from zsim.ir.mesh import Mesh
 from zsim.model import ModelSpec
 from zsim.schema import ModelTable
 from zsim.strategies import STRATEGIES, model_problems, recomputed_problems

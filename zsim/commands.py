@@ -11,11 +11,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from zsim import backends, compare, laws, report, saved, trace
+from zsim import backends, compare, report, saved, trace
 from zsim.errors import ZsimError
 from zsim.given import UsageError, load_all, read, warned
 from zsim.io import files
-from zsim.run import IncompleteRunError, Run
+from zsim.ir import run_laws
+from zsim.ir.run import IncompleteRunError, Run
 from zsim.runs.backend import Backend, Capabilities, RunOptions
 from zsim.scenario import Scenario
 
@@ -159,7 +160,7 @@ def observed(backend: Backend, capabilities: Capabilities, scenario: Scenario, h
     found = backends.ask(backend, scenario, options=how)
     senses = (("memory", capabilities.memory), ("numerics", capabilities.numerics), ("time", capabilities.time))
     sees = " ".join(name for name, there in senses if there)
-    laws.require_lawful(found, where=scenario.name)
+    run_laws.require_lawful(found, where=scenario.name)
     return replace(found, provenance={**found.provenance, "sees": sees})
 
 
@@ -196,7 +197,7 @@ def compare_saved(options: argparse.Namespace) -> int:
     """`zsim compare`: 0 when every check that can be made is fine."""
     predicted, measured = saved.load(Path(options.predicted)), saved.load(Path(options.measured))
     for path, run in ((options.predicted, predicted), (options.measured, measured)):
-        laws.require_lawful(run, where=path, remedy="the file was changed, or the backend that wrote it has a defect")
+        run_laws.require_lawful(run, where=path, remedy="the file was changed, or the backend that wrote it has a defect")
     checks = compare.compare(predicted, measured)
     one = report.of_checks(checks, predicted, measured)
     if options.json:

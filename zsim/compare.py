@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from zsim import part_memory, rest_memory
+from zsim.ir.program import PHASES
+from zsim.ir.run import CollectiveRecord, PhaseRecord, RankRun, Run, sees
 from zsim.parity import numerics
-from zsim.program import PHASES
-from zsim.run import CollectiveRecord, PhaseRecord, RankRun, Run, sees
 from zsim.step_time import compare_time
 from zsim.verdict import Check, Number
 

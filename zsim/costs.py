@@ -15,8 +15,8 @@ from zsim.beside import Lost, Taken, lost, taken
 from zsim.collectives import ALGORITHMS, communicator, nccl, nccl_measured
 from zsim.execution import EAGER, Execution
 from zsim.hardware import ClusterSpec, Layout, Path
-from zsim.ops import ACCUMULATE, COLLECTIVES, MASK_SCORES, MOVE_GRADIENT, SCALE_SCORES, Kernel, Op
-from zsim.run_ahead import SYNCHRONOUS
+from zsim.ir.launch_queue import SYNCHRONOUS
+from zsim.ir.ops import ACCUMULATE, COLLECTIVES, MASK_SCORES, MOVE_GRADIENT, SCALE_SCORES, Kernel, Op
 
 HOOKED = frozenset({"all_gather", "reduce_scatter"})
 """What FSDP's hooks issue, one per param group and pass; an all-reduce over replicas is issued with the reduce-scatter before it."""

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zsim.ops import COLLECTIVES, STREAMS, Op
-from zsim.run_ahead import NONE, awaited
+from zsim.ir.launch_queue import NONE, awaited
+from zsim.ir.ops import COLLECTIVES, STREAMS, Op
 
 _HOST = STREAMS.index("host")
 

@@ -14,8 +14,8 @@ from typing import Any
 from zsim import eager_gpt2, eager_transformers
 from zsim.aten_call import Call, Sizes
 from zsim.eager_attention import attention, rotary
+from zsim.ir.ops import NORM_STEP
 from zsim.operators import Operator, OperatorKind
-from zsim.ops import NORM_STEP
 from zsim.training import DTYPE_NBYTES, Batch, Device
 
 __all__ = ["Call", "calls"]

@@ -11,8 +11,8 @@ from typing import Any
 
 from zsim.aten_call import Call, Sizes
 from zsim.aten_forms import constant, view
+from zsim.ir.ops import NORM_STEP
 from zsim.operators import Operator
-from zsim.ops import NORM_STEP
 from zsim.training import DTYPE_NBYTES
 
 WIDE_NBYTES = DTYPE_NBYTES["float32"]

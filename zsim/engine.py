@@ -21,8 +21,8 @@ from zsim.contention import SharedLinks, contended
 from zsim.course import Arrival, Course, Standing, Stretch
 from zsim.errors import DeadlockError
 from zsim.folding import Meetings, stand_ins
-from zsim.ops import COLLECTIVES, Op
-from zsim.program import Program
+from zsim.ir.ops import COLLECTIVES, Op
+from zsim.ir.program import Program
 from zsim.sharing import Usage
 from zsim.timeline import NO_DELAYS, Delays, Durations, Timeline, Times
 

@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 
-from zsim.ops import COLLECTIVES, Op
+from zsim.ir.ops import COLLECTIVES, Op
 from zsim.timeline import Times
 
 COMPUTE_STREAM = "compute"

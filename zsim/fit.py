@@ -14,7 +14,7 @@ from zsim.changes import can_checkpoint, dropped, moved, refusals
 from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.errors import ScenarioError
 from zsim.io.units import format_bytes, format_time
-from zsim.mesh import Mesh
+from zsim.ir.mesh import Mesh
 from zsim.scenario import Scenario
 from zsim.traced import TracedModel
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from fractions import Fraction
 
-from zsim.ops import COLLECTIVES
-from zsim.program import Program
+from zsim.ir.ops import COLLECTIVES
+from zsim.ir.program import Program
 
 Group = tuple[int, ...]
 Durations = Callable[[str, int, Group], int]

@@ -30,8 +30,8 @@ from zsim.changes import refusals
 from zsim.costs import Costs
 from zsim.errors import ScenarioError
 from zsim.io.units import format_bytes
+from zsim.ir.program import Program
 from zsim.plan import plan
-from zsim.program import Program
 from zsim.scenario import Scenario
 from zsim.slowdown import simulate_step
 from zsim.why import explain

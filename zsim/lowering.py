@@ -14,9 +14,9 @@ from operator import attrgetter
 from zsim import module_lowering, tape
 from zsim.autograd.lowered import Autograd, Computation, LoweredModule, ParameterGradient, TapeEvent
 from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
+from zsim.ir.ops import Alloc, Free
 from zsim.model import ModelSpec, Module
 from zsim.operators import Operator
-from zsim.ops import Alloc, Free
 from zsim.repeats import repeats
 from zsim.traced import TracedModel
 from zsim.training import Batch, Device

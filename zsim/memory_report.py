@@ -13,8 +13,8 @@ from zsim.advice import Effect
 from zsim.answer import Answer, Band
 from zsim.fit import Candidate, Fit
 from zsim.io.units import format_bytes, format_time
+from zsim.ir.run import SCHEMA_VERSION
 from zsim.report import bar, say, table, write_json
-from zsim.run import SCHEMA_VERSION
 from zsim.waterfall import Stage
 
 MOST_HOLDINGS = 12

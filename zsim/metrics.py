@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from zsim.ir.ops import COLLECTIVES, MEMORY_KINDS
+from zsim.ir.run import RankRun, Run, Span, band_of
 from zsim.operators import Operator
-from zsim.ops import COLLECTIVES, MEMORY_KINDS
-from zsim.run import RankRun, Run, Span, band_of
 from zsim.scenario import Scenario
 from zsim.traced import TracedModel
 

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from zsim.aten_call import Call
+from zsim.ir.ops import ATTENTION_BACKWARD, Kernel
 from zsim.model import Parameter
-from zsim.ops import ATTENTION_BACKWARD, Kernel
 from zsim.training import DTYPE_NBYTES
 
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from zsim.aten_call import Call
 from zsim.autograd.lowered import Computation, LoweredModule, Recomputed, TapeEvent
 from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
+from zsim.ir.ops import Free, MemoryEvent
 from zsim.model import ModelSpec, Parameter
 from zsim.module_kernels import backward_kernels, forward_kernels
 from zsim.module_parts import Part, blocks, cut_regions, maker_of_calls, parts_of
-from zsim.ops import Free, MemoryEvent
 from zsim.regions import Step
 from zsim.tape import SEED, Tape, summed
 from zsim.training import Batch, Device

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from zsim.io.units import format_bytes
-from zsim.memory import HELD, Ledger, replay
-from zsim.program import Program, RankProgram
+from zsim.ir.ledger import HELD, Ledger, replay
+from zsim.ir.program import Program, RankProgram
 from zsim.scenario import Scenario
 
 STATES = 0.4

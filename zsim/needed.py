@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from zsim.aten_call import Call
-from zsim.ops import NORM_STEP
+from zsim.ir.ops import NORM_STEP
 
 PRODUCTS = ("linear", "conv1d", NORM_STEP)
 """Operators with a call that multiplies by the weight: it saves one factor for the gradient of the other. A fused norm is none."""

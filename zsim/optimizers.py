@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from zsim.ops import MOVE_GRADIENT, Alloc, Free, Kernel, MemoryEvent
+from zsim.ir.ops import MOVE_GRADIENT, Alloc, Free, Kernel, MemoryEvent
 from zsim.training import DTYPE_NBYTES, Optimizer
 
 STEP_NBYTES = 4

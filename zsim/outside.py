@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from zsim.devices import Device, Provenance
 from zsim.errors import ZsimError
 from zsim.hardware import ClusterSpec
-from zsim.mesh import Mesh
+from zsim.ir.mesh import Mesh
+from zsim.ir.program import PHASES, Program, RankProgram
 from zsim.nccl_buffers import SHARED_NETWORK, Ring, layout
-from zsim.program import PHASES, Program, RankProgram
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from zsim.run import Numerics, Run, sees
+from zsim.ir.run import Numerics, Run, sees
 from zsim.verdict import Check
 
 NUMERICS_BOUND = {"float32": 0.001, "bfloat16": 0.2, "float16": 0.2}

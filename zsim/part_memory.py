@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from zsim.run import MemoryRecord, PartRecord
+from zsim.ir.run import MemoryRecord, PartRecord
 from zsim.verdict import Check
 
 NAME = "memory of parts"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from zsim import lowering
 from zsim.eager_sdpa import kernel_problem
 from zsim.errors import ScenarioError
-from zsim.garbage import uncollected
-from zsim.program import Program
+from zsim.ir.gc_pause import uncollected
+from zsim.ir.program import Program
 from zsim.repeats import with_forwards
 from zsim.scenario import Scenario
 from zsim.strategies import STRATEGIES

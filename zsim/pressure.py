@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from zsim import allocator
 from zsim.caching import DeviceFullError
-from zsim.program import RankProgram
+from zsim.ir.program import RankProgram
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,9 +16,9 @@ from zsim import expect, metrics, schema
 from zsim.compare import agrees
 from zsim.errors import ZsimError, visible
 from zsim.io.units import format_bytes, format_time
-from zsim.ops import COLLECTIVES
-from zsim.program import Program
-from zsim.run import SCHEMA_VERSION, Run, sees
+from zsim.ir.ops import COLLECTIVES
+from zsim.ir.program import Program
+from zsim.ir.run import SCHEMA_VERSION, Run, sees
 from zsim.scenario import Scenario
 from zsim.verdict import Check
 

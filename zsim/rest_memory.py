@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from zsim.run import MemoryRecord
+from zsim.ir.run import MemoryRecord
 from zsim.verdict import Check
 
 NAME = "memory at rest"

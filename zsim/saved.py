@@ -14,8 +14,8 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from zsim.errors import ZsimError, visible
 from zsim.io import files
 from zsim.io.json_reader import TwiceError, loads
-from zsim.program import PARTS, PHASES
-from zsim.run import SCHEMA_VERSION, Numerics, RankRun, Run
+from zsim.ir.program import PARTS, PHASES
+from zsim.ir.run import SCHEMA_VERSION, Numerics, RankRun, Run
 
 Part = TypeVar("Part")
 

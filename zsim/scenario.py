@@ -19,7 +19,7 @@ from zsim.execution import Execution
 from zsim.expect import Expectation
 from zsim.hardware import ClusterSpec
 from zsim.io import limits
-from zsim.mesh import Mesh
+from zsim.ir.mesh import Mesh
 from zsim.model import ModelSpec
 from zsim.strategies import STRATEGIES
 from zsim.table_checks import each_key_once, parts, strategy_of

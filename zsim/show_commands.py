@@ -25,7 +25,7 @@ from zsim.belongings import belongings
 from zsim.errors import ScenarioError
 from zsim.given import UsageError, read, warned
 from zsim.io import files
-from zsim.run import SCHEMA_VERSION
+from zsim.ir.run import SCHEMA_VERSION
 from zsim.scenario import Scenario, load
 from zsim.work import MANY_TIMES
 

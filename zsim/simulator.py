@@ -11,19 +11,19 @@ from collections.abc import Mapping
 from zsim import __version__, bands
 from zsim.costs import Costs
 from zsim.errors import ZsimError
-from zsim.garbage import uncollected
 from zsim.hardware import ClusterSpec, load_cluster
-from zsim.memory import replay
-from zsim.mesh import Mesh
-from zsim.ops import COLLECTIVES, Op
+from zsim.ir.gc_pause import uncollected
+from zsim.ir.ledger import replay
+from zsim.ir.mesh import Mesh
+from zsim.ir.ops import COLLECTIVES, Op
+from zsim.ir.program import PHASES, PhaseName, Program, RankProgram
+from zsim.ir.run import CollectiveRecord, MemoryRecord, PhaseRecord, RankRun, Run, Span, observed_ranks
+from zsim.ir.validate import validate
 from zsim.plan import plan
-from zsim.program import PHASES, PhaseName, Program, RankProgram
-from zsim.run import CollectiveRecord, MemoryRecord, PhaseRecord, RankRun, Run, Span, observed_ranks
 from zsim.runs.backend import Capabilities, RunOptions
 from zsim.scenario import Scenario
 from zsim.slowdown import simulate_step
 from zsim.timeline import Timeline, Times
-from zsim.validation import validate
 
 DEFAULT_CLUSTERS: dict[str, str] = {"cpu": "cpu-gloo", "cuda": "dgx-h100"}
 """What stands for a real backend's own devices where the scenario's cluster is of another kind."""

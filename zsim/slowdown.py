@@ -16,8 +16,8 @@ from typing import Protocol
 from zsim.beside import Lost
 from zsim.engine import Prepared
 from zsim.execution import Execution
-from zsim.ops import COLLECTIVES, Kernel, Op
-from zsim.program import Program
+from zsim.ir.ops import COLLECTIVES, Kernel, Op
+from zsim.ir.program import Program
 from zsim.timeline import Delays, Durations, Timeline, Times
 
 

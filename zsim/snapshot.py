@@ -15,9 +15,9 @@ from typing import Any
 from zsim.allocator import Heap
 from zsim.caching import Block, CachingAllocator, Pool
 from zsim.io import files
-from zsim.memory import label
-from zsim.ops import STREAMS, Alloc, Op
-from zsim.program import PHASES, SECOND, PhaseName, RankProgram
+from zsim.ir.ledger import label
+from zsim.ir.ops import STREAMS, Alloc, Op
+from zsim.ir.program import PHASES, SECOND, PhaseName, RankProgram
 
 PICKLE_PROTOCOL = 4
 """The visualiser reads protocols 2 to 4."""

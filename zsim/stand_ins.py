@@ -7,9 +7,9 @@ lie alike in the mesh are looked at once, so that 100,000 ranks take no longer t
 from __future__ import annotations
 
 from zsim.hardware import ClusterSpec
-from zsim.mesh import Mesh
+from zsim.ir.mesh import Mesh
+from zsim.ir.program import Program
 from zsim.outside import communicators, ring
-from zsim.program import Program
 
 
 def stand_ins(program: Program, cluster: ClusterSpec) -> tuple[tuple[int, ...], ...]:

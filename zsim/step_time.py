@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from zsim.devices import is_called
 from zsim.io.units import format_time
-from zsim.run import Run, band_of, sees
+from zsim.ir.run import Run, band_of, sees
 from zsim.verdict import Check
 
 NAME = "step time"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from zsim.autograd.lowered import TapeEvent
-from zsim.ops import Alloc, Free
+from zsim.ir.ops import Alloc, Free
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError, create_model
 
 from zsim.errors import shown
-from zsim.mesh import AXES, RESERVED_AXES
+from zsim.ir.mesh import AXES, RESERVED_AXES
 from zsim.schema import ScenarioTable, Table, strategy_table
 from zsim.strategies import STRATEGIES
 

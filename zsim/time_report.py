@@ -12,8 +12,8 @@ from zsim.costs import Costs
 from zsim.exposure import COMPUTE_STREAM
 from zsim.hiding import HIDDEN, Change, Hiding, hiding
 from zsim.io.units import format_time
-from zsim.ops import COLLECTIVES, Op
-from zsim.program import Program
+from zsim.ir.ops import COLLECTIVES, Op
+from zsim.ir.program import Program
 from zsim.scenario import Scenario
 from zsim.slowdown import simulate_step
 from zsim.timeline import Timeline

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Protocol
 
-from zsim.ops import Kernel, Op
+from zsim.ir.ops import Kernel, Op
 
 
 class Durations(Protocol):

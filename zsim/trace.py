@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from zsim.io import files
-from zsim.ops import COLLECTIVES, STREAMS
-from zsim.run import RankRun, Run, Span
+from zsim.ir.ops import COLLECTIVES, STREAMS
+from zsim.ir.run import RankRun, Run, Span
 
 Event = dict[str, Any]
 

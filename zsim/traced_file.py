@@ -22,8 +22,8 @@ from zsim.autograd.lowered import (
 from zsim.checkpointing import NO_CHECKPOINTING, SAVEABLE, Checkpointing
 from zsim.io import files
 from zsim.io.json_reader import Reader, TwiceError, loads
+from zsim.ir.ops import MEMORY_KINDS, Alloc, Free, Kernel
 from zsim.model import ROOT, Module, Parameter, ParamGroup
-from zsim.ops import MEMORY_KINDS, Alloc, Free, Kernel
 from zsim.traced import DEVICES, FAMILY, Otherwise, TracedModel, TracedModelError, check_whole, placed, stretch, whole
 from zsim.training import DTYPE_NBYTES, Batch, Device
 

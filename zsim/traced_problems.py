@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from zsim.autograd.lowered import Accumulated, InnerCall, LoweredModule, NodeOver, ParameterGradient, Recomputed
+from zsim.ir.ops import Alloc, Free
 from zsim.model import ROOT, RUN, ModelSpec
-from zsim.ops import Alloc, Free
 from zsim.tape import SEED
 
 

@@ -33,8 +33,8 @@ from typing import Literal, NamedTuple
 
 from zsim.course import awaited_by_host
 from zsim.exposure import at_ends, compute_ops, idle_stretches, shares_of
-from zsim.ops import COLLECTIVES, Op
-from zsim.program import Program
+from zsim.ir.ops import COLLECTIVES, Op
+from zsim.ir.program import Program
 from zsim.room import Room
 from zsim.timeline import Timeline, Times
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from zsim.mesh import Mesh
+from zsim.ir.mesh import Mesh
 from zsim.model import ModelSpec
 from zsim.repeats import most_runs
 from zsim.strategies import STRATEGIES

@@ -20,7 +20,8 @@ from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
-from zsim import memory, scenario
+from zsim import scenario
+from zsim.ir import ledger
 from zsim.plan import plan
 from zsim.runs.backend import RunOptions
 from zsim.simulator import SimBackend
@@ -59,7 +60,7 @@ def memory_timeline(name: str) -> Measure:
     def measure() -> float:
         found, other = scenario.load(HERE / name), scenario.load(OTHER)
         plan(other, device="cuda")
-        return seconds(lambda: memory.replay(plan(found, device="cuda").ranks[0]))
+        return seconds(lambda: ledger.replay(plan(found, device="cuda").ranks[0]))
 
     return measure
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from zreal import torch_private
 from zreal.observer import observe
-from zsim.memory import replay
-from zsim.ops import COLLECTIVES
+from zsim.ir.ledger import replay
+from zsim.ir.ops import COLLECTIVES
+from zsim.ir.program import PHASES
 from zsim.plan import plan
-from zsim.program import PHASES
 from zsim.scenario import Scenario
 
 

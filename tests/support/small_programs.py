@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.collectives import ring
+from zsim.ir.ledger import Ledger
+from zsim.ir.mesh import Mesh
+from zsim.ir.ops import COLLECTIVES, Alloc, Free, Op
+from zsim.ir.program import Program
 from zsim.lowering import lower
-from zsim.memory import Ledger
-from zsim.mesh import Mesh
 from zsim.model import ModelSpec, ParamGroup
 from zsim.models.gpt import GptSizes, build
-from zsim.ops import COLLECTIVES, Alloc, Free, Op
-from zsim.program import Program
 from zsim.strategies import ddp
 from zsim.strategies.building.training import Training
 from zsim.training import Batch, Precision

@@ -8,12 +8,12 @@ from fractions import Fraction
 
 from zsim.autograd.lowered import Computation, LoweredModule
 from zsim.engine import simulate
+from zsim.ir.mesh import Mesh
+from zsim.ir.ops import MOVE_GRADIENT, Kernel, Op
+from zsim.ir.program import Program
 from zsim.lowering import lower
-from zsim.mesh import Mesh
 from zsim.model import ROOT
 from zsim.models.mlp import MlpSizes, build
-from zsim.ops import MOVE_GRADIENT, Kernel, Op
-from zsim.program import Program
 from zsim.strategies.building.training import Training
 from zsim.training import Batch, Precision
 

@@ -18,7 +18,7 @@ from zreal import flat, torch_private, worker
 from zreal.meters.memory import MemoryMeter
 from zreal.ranks import REFERENCE
 from zreal.replicated import ReplicatedRank
-from zsim.ops import Op
+from zsim.ir.ops import Op
 from zsim.training import Optimizer
 
 Say = Callable[[str], None]

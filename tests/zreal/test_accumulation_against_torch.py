@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from zreal import batching, modules
-from zsim.ops import ACCUMULATE
+from zsim.ir.ops import ACCUMULATE
 from zsim.plan import plan
 from zsim.scenario import parse
 

@@ -13,8 +13,8 @@ from tests.zreal.user_modules import CASES, Case
 from zreal import torch_private
 from zreal.tracing import trace
 from zsim.errors import ZsimError
+from zsim.ir.mesh import Mesh
 from zsim.lowering import lower
-from zsim.mesh import Mesh
 from zsim.strategies import fsdp2
 from zsim.traced import TracedModel
 from zsim.traced_file import dump, parse

@@ -21,10 +21,10 @@ from zreal.device_kernels import KernelChoices, result_nbytes
 from zreal.tracing import trace
 from zsim.autograd.lowered import LoweredModule
 from zsim.checkpointing import Checkpointing
+from zsim.ir.ops import Alloc, Free
 from zsim.lowering import lower
 from zsim.model import ModelSpec
 from zsim.models import gpt, huggingface, llama
-from zsim.ops import Alloc, Free
 from zsim.training import Batch, Dtype
 
 WIDTHS = (8, 10, 12, 16, 20, 24)

@@ -23,7 +23,7 @@ from zreal import batching, modules, torch_private
 from zreal.meters.measured_step import device_mesh
 from zreal.meters.memory import MemoryMeter
 from zreal.subjects.table import SUBJECTS
-from zsim.ops import Alloc, Op
+from zsim.ir.ops import Alloc, Op
 from zsim.plan import plan
 from zsim.scenario import Scenario, parse
 

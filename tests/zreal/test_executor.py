@@ -13,11 +13,11 @@ from zreal import executor, torch_private
 from zreal.backends import GlooBackend
 from zreal.executor import execute
 from zsim.errors import ProgramError
-from zsim.memory import replay
-from zsim.ops import COLLECTIVES, Op
+from zsim.ir.ledger import replay
+from zsim.ir.ops import COLLECTIVES, Op
+from zsim.ir.program import PHASES, Program
+from zsim.ir.run import RankRun
 from zsim.plan import plan
-from zsim.program import PHASES, Program
-from zsim.run import RankRun
 from zsim.runs.backend import RunOptions
 from zsim.scenario import Scenario, parse
 

@@ -11,7 +11,7 @@ from zreal.numerics import largest, reference, relative_differences
 from zreal.observer import observe
 from zsim.backends import find
 from zsim.compare import compare
-from zsim.ops import COLLECTIVES
+from zsim.ir.ops import COLLECTIVES
 from zsim.plan import plan
 from zsim.runs.backend import RunOptions
 from zsim.scenario import Scenario, parse

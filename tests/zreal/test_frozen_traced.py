@@ -16,8 +16,8 @@ from tests.zreal.user_modules import FROZEN
 from zreal import batching, modules, torch_private
 from zreal.tracing import trace
 from zsim.compare import compare
+from zsim.ir.run import RankRun
 from zsim.models import load_preset
-from zsim.run import RankRun
 from zsim.runs.backend import RunOptions
 from zsim.scenario import Scenario, parse
 from zsim.simulator import SimBackend

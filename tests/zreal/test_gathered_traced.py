@@ -16,7 +16,7 @@ from tests.zreal.user_modules import Case
 from zreal import torch_private
 from zreal.tracing import trace
 from zreal.untraceable import UntraceableError
-from zsim.mesh import Mesh
+from zsim.ir.mesh import Mesh
 from zsim.strategies import fsdp2
 from zsim.traced_file import dump, parse
 from zsim.training import Dtype

@@ -18,8 +18,8 @@ from zreal import torch_private
 from zreal.executor import execute
 from zreal.flat import FlatRank
 from zreal.replicated import ReplicatedRank
+from zsim.ir.ops import MOVE_GRADIENT, Op
 from zsim.model import ROOT
-from zsim.ops import MOVE_GRADIENT, Op
 from zsim.plan import plan
 from zsim.scenario import parse
 

@@ -20,12 +20,12 @@ from zreal.executor import execute
 from zreal.tracing import trace
 from zsim.autograd.lowered import Accumulated, NodeOver, Recomputed
 from zsim.errors import BackendUnavailableError, ScenarioError
+from zsim.ir.ledger import replay
+from zsim.ir.ops import COLLECTIVES, Alloc, Free
+from zsim.ir.program import PHASES
 from zsim.lowering import lower
-from zsim.memory import replay
 from zsim.models import huggingface
-from zsim.ops import COLLECTIVES, Alloc, Free
 from zsim.plan import plan
-from zsim.program import PHASES
 from zsim.runs.backend import RunOptions
 from zsim.scenario import Scenario, parse
 from zsim.training import DTYPE_NBYTES, Dtype

@@ -22,7 +22,7 @@ from zreal.tracing import trace
 from zreal.untraceable import UntraceableError
 from zsim.assembly import DTYPES
 from zsim.errors import ZsimError
-from zsim.program import PHASES
+from zsim.ir.program import PHASES
 from zsim.scenario import parse
 from zsim.traced_file import save
 

@@ -28,12 +28,12 @@ from zreal import torch_private
 from zreal.tracing import trace
 from zsim.assembly import DTYPES
 from zsim.backends import find
-from zsim.memory import replay
-from zsim.mesh import Mesh
-from zsim.ops import COLLECTIVES
+from zsim.ir.ledger import replay
+from zsim.ir.mesh import Mesh
+from zsim.ir.ops import COLLECTIVES
+from zsim.ir.program import PHASES, RankProgram
+from zsim.ir.run import CollectiveRecord, PhaseRecord
 from zsim.plan import plan
-from zsim.program import PHASES, RankProgram
-from zsim.run import CollectiveRecord, PhaseRecord
 from zsim.runs.backend import RunOptions
 from zsim.scenario import Scenario, parse
 from zsim.traced import FAMILY

@@ -26,7 +26,7 @@ from zreal import torch_private
 from zreal.recomputing import as_asked
 from zreal.tracing import trace
 from zsim.autograd.lowered import InnerCall
-from zsim.mesh import Mesh
+from zsim.ir.mesh import Mesh
 from zsim.strategies import ddp, fsdp2
 from zsim.traced import TracedModel
 from zsim.traced_file import dump, parse

@@ -11,11 +11,11 @@ from zreal.meters.collectives import CollectiveRecorder, GroupName
 from zreal.meters.measured_step import device_mesh
 from zreal.observer import observe
 from zsim.errors import ZsimError
-from zsim.memory import replay
-from zsim.ops import COLLECTIVES
+from zsim.ir.ledger import replay
+from zsim.ir.ops import COLLECTIVES
+from zsim.ir.program import PHASES, RankProgram
+from zsim.ir.run import CollectiveRecord, RankRun
 from zsim.plan import plan
-from zsim.program import PHASES, RankProgram
-from zsim.run import CollectiveRecord, RankRun
 from zsim.scenario import Scenario, parse
 
 

@@ -18,7 +18,7 @@ from zreal import torch_private
 from zreal.storages import StorageLog
 from zreal.tracing import trace
 from zreal.untraceable import UntraceableError
-from zsim.ops import Alloc
+from zsim.ir.ops import Alloc
 from zsim.traced import TracedModel
 from zsim.training import Device
 

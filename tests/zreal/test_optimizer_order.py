@@ -7,7 +7,7 @@ import torch
 
 from zreal.meters.memory import MemoryMeter
 from zsim import optimizers
-from zsim.ops import Alloc, MemoryEvent
+from zsim.ir.ops import Alloc, MemoryEvent
 from zsim.training import Optimizer
 
 NUMELS = (5, 0, 300, 70)

@@ -7,7 +7,7 @@ import pytest
 from tests.support.sampling import one_in
 from zsim.backends import find
 from zsim.compare import compare
-from zsim.ops import COLLECTIVES
+from zsim.ir.ops import COLLECTIVES
 from zsim.plan import plan
 from zsim.runs.backend import RunOptions
 from zsim.scenario import Scenario, parse

@@ -27,7 +27,7 @@ from tests.zreal.user_modules import CASES, Case, Encoder
 from zreal import torch_private
 from zreal.tracing import trace
 from zsim.changes import EVERY_BLOCK
-from zsim.mesh import Mesh
+from zsim.ir.mesh import Mesh
 from zsim.strategies import ddp, fsdp2, zero3
 from zsim.traced_file import dump, parse
 from zsim.training import Dtype

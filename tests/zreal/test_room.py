@@ -7,9 +7,9 @@ import pytest
 from zreal import room
 from zsim.backends import find
 from zsim.errors import BackendUnavailableError
-from zsim.memory import replay
+from zsim.ir.ledger import replay
+from zsim.ir.program import PHASES
 from zsim.plan import plan
-from zsim.program import PHASES
 from zsim.runs.backend import RunOptions
 from zsim.scenario import Scenario, parse
 

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from zreal import torch_private
 from zreal.initial import DTYPES
 from zreal.observer import observe
-from zsim.ops import ACCUMULATE, Alloc, Op
+from zsim.ir.ops import ACCUMULATE, Alloc, Op
 from zsim.plan import plan
 from zsim.scenario import Scenario, parse
 

@@ -15,8 +15,8 @@ import pytest
 from torch.cuda import _memory_viz
 
 from zsim.allocator import replay
+from zsim.ir.program import RankProgram
 from zsim.plan import plan
-from zsim.program import RankProgram
 from zsim.scenario import parse
 from zsim.snapshot import write_snapshot
 

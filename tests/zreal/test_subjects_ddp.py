@@ -9,11 +9,11 @@ import pytest
 from tests.support.sampling import one_in
 from zreal import torch_private
 from zreal.observer import observe
-from zsim.memory import replay
-from zsim.ops import COLLECTIVES
+from zsim.ir.ledger import replay
+from zsim.ir.ops import COLLECTIVES
+from zsim.ir.program import PHASES
+from zsim.ir.run import RankRun
 from zsim.plan import plan
-from zsim.program import PHASES
-from zsim.run import RankRun
 from zsim.scenario import Scenario, parse
 from zsim.strategies.ddp import BUCKET_CAP_MB, FIRST_BUCKET_CAP_MB, MIB
 

@@ -16,10 +16,10 @@ from zreal import torch_private
 from zreal.meters.collectives import CollectiveRecorder
 from zreal.meters.memory import MemoryMeter
 from zsim import traced_file as files
+from zsim.ir.ledger import replay
+from zsim.ir.mesh import Mesh
+from zsim.ir.ops import COLLECTIVES
 from zsim.lowering import lower
-from zsim.memory import replay
-from zsim.mesh import Mesh
-from zsim.ops import COLLECTIVES
 from zsim.strategies import ddp, zero_redundancy
 from zsim.strategies.building.training import Training
 from zsim.traced import TracedModel

@@ -17,13 +17,13 @@ from tests.support.sampling import one_in
 from zreal import batching, modules, torch_private
 from zreal.tracing import trace
 from zsim.autograd.lowered import Accumulated, LoweredModule, NodeOver, ParameterGradient
+from zsim.ir.ledger import replay
+from zsim.ir.mesh import Mesh
+from zsim.ir.ops import Alloc, Free
+from zsim.ir.program import PHASES
 from zsim.lowering import lower
-from zsim.memory import replay
-from zsim.mesh import Mesh
 from zsim.model import ROOT, ModelSpec
 from zsim.models import load_preset
-from zsim.ops import Alloc, Free
-from zsim.program import PHASES
 from zsim.strategies import STRATEGIES
 from zsim.strategies.building.training import Training
 from zsim.traced import TracedModel, TracedModelError

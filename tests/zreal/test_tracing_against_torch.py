@@ -21,10 +21,10 @@ from zreal.meters.memory import MemoryMeter
 from zreal.tracing import trace
 from zsim.autograd.lowered import Accumulated, Recomputed
 from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
+from zsim.ir.ledger import replay
+from zsim.ir.mesh import Mesh
+from zsim.ir.ops import Alloc, Free
 from zsim.lowering import lower
-from zsim.memory import replay
-from zsim.mesh import Mesh
-from zsim.ops import Alloc, Free
 from zsim.strategies import STRATEGIES, ddp, fsdp2
 from zsim.strategies.building.training import Training
 from zsim.traced import TracedModel

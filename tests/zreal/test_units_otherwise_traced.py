@@ -31,7 +31,7 @@ from zreal.untraceable import UntraceableError
 from zsim.changes import EVERY_BLOCK
 from zsim.checkpointing import NO_CHECKPOINTING
 from zsim.errors import ZsimError
-from zsim.mesh import Mesh
+from zsim.ir.mesh import Mesh
 from zsim.scenario import parse
 from zsim.strategies import ddp, fsdp1
 from zsim.traced import TracedModel

@@ -25,8 +25,8 @@ from zreal.tracing import trace
 from zsim.assembly import DTYPES
 from zsim.checkpointing import Checkpointing
 from zsim.errors import ZsimError
-from zsim.ops import Alloc, Free
-from zsim.program import PHASES
+from zsim.ir.ops import Alloc, Free
+from zsim.ir.program import PHASES
 from zsim.scenario import parse
 from zsim.traced import Otherwise, TracedModel, check
 from zsim.traced_file import save

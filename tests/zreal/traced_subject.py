@@ -10,7 +10,7 @@ from zreal.meters.held import held
 from zreal.meters.measured_step import device_mesh
 from zreal.meters.memory import MemoryMeter, as_record
 from zreal.subjects.table import SUBJECTS
-from zsim.run import PhaseRecord
+from zsim.ir.run import PhaseRecord
 from zsim.scenario import Scenario
 
 

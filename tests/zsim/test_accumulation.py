@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from zsim.costs import Costs
-from zsim.ops import ACCUMULATE, Kernel
+from zsim.ir.ops import ACCUMULATE, Kernel
 from zsim.plan import plan
 from zsim.scenario import Scenario, parse
 

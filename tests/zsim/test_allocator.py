@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.random_scenarios import WHOLE, scenarios
-from zsim import memory
 from zsim.allocator import AllocatorRecord, built_elsewhere, replay
 from zsim.caching import DeviceFullError
 from zsim.errors import ProgramError
-from zsim.ops import Alloc, Free, Kernel, MemoryEvent, Op, OpKind, Stream
+from zsim.ir import ledger as memory
+from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, Op, OpKind, Stream
+from zsim.ir.program import RankProgram
 from zsim.plan import plan
-from zsim.program import RankProgram
 from zsim.snapshot import snapshot
 
 MIB = 2**20

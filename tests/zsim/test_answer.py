@@ -22,12 +22,12 @@ from zsim.changes import changes
 from zsim.cli import main
 from zsim.fit import Candidate, fit, recommend
 from zsim.hardware import load_cluster
-from zsim.memory import replay
+from zsim.ir.ledger import replay
+from zsim.ir.mesh import Mesh
+from zsim.ir.ops import Alloc, Free, Op
+from zsim.ir.program import Program, RankProgram
 from zsim.memory_report import finding
-from zsim.mesh import Mesh
-from zsim.ops import Alloc, Free, Op
 from zsim.outside import total
-from zsim.program import Program, RankProgram
 from zsim.scenario import Scenario, load, parse
 from zsim.waterfall import formula_bytes, formula_text, waterfall
 

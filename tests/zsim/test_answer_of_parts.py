@@ -19,9 +19,9 @@ from zsim.changes import changes, refusals
 from zsim.cli import main
 from zsim.errors import ScenarioError
 from zsim.fit import fit, ways
+from zsim.ir.ops import Free
 from zsim.lowering import lower
 from zsim.memory_report import print_advice
-from zsim.ops import Free
 from zsim.scenario import Scenario, parse
 from zsim.strategies import STRATEGIES
 from zsim.traced import TracedModel

@@ -9,10 +9,10 @@ import pytest
 from zsim import allocator, plan
 from zsim.answer import STEPS, _holdings, answer
 from zsim.hardware import load_cluster
-from zsim.mesh import Mesh
-from zsim.ops import Alloc, Free, Op
+from zsim.ir.mesh import Mesh
+from zsim.ir.ops import Alloc, Free, Op
+from zsim.ir.program import Program, RankProgram
 from zsim.outside import cublas_workspace, outside, total
-from zsim.program import Program, RankProgram
 from zsim.scenario import Scenario, parse
 
 MIB = 2**20

@@ -8,12 +8,12 @@ import pytest
 
 from zsim.autograd.lowered import LoweredModule
 from zsim.errors import ScenarioError
+from zsim.ir.ops import Alloc, Free
 from zsim.lowering import lower
 from zsim.models import gpt, mlp
 from zsim.models.gpt import GptSizes
 from zsim.models.mlp import MlpSizes
 from zsim.module_lowering import lower_each
-from zsim.ops import Alloc, Free
 from zsim.plan import plan
 from zsim.scenario import Scenario, parse
 from zsim.training import Batch

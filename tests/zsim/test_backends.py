@@ -8,8 +8,8 @@ from tests.support.folders import SCENARIOS
 from zsim import backends, metrics, scenario
 from zsim.errors import BackendUnavailableError
 from zsim.hardware import load_cluster
-from zsim.ops import MEMORY_KINDS
-from zsim.program import PHASES
+from zsim.ir.ops import MEMORY_KINDS
+from zsim.ir.program import PHASES
 from zsim.runs.backend import RunOptions
 from zsim.simulator import WorkError
 

@@ -17,10 +17,10 @@ from zsim.devices import Figure, Provenance
 from zsim.engine import simulate
 from zsim.execution import EAGER, Execution
 from zsim.hardware import ClusterSpec, load_cluster
-from zsim.mesh import Mesh
-from zsim.ops import Kernel, Op, OpKind
+from zsim.ir.mesh import Mesh
+from zsim.ir.ops import Kernel, Op, OpKind
+from zsim.ir.program import Program, RankProgram
 from zsim.plan import plan
-from zsim.program import Program, RankProgram
 from zsim.runs.backend import RunOptions
 from zsim.simulator import SimBackend
 from zsim.slowdown import simulate_step

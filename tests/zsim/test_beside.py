@@ -16,7 +16,7 @@ from zsim.costs import Costs
 from zsim.devices import load_device
 from zsim.execution import EAGER, Execution
 from zsim.hardware import Generation, load_cluster
-from zsim.ops import Kernel
+from zsim.ir.ops import Kernel
 
 H100, A100 = load_device("h100-80"), load_device("a100-80")
 PRODUCT = Kernel("linear", 2 * 8192**3, 3 * 2 * 8192**2, "bfloat16", shape=(1, 8192, 8192, 8192))

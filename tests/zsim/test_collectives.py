@@ -12,7 +12,7 @@ import zsim.collectives
 from tests.support.sizes import collectives, num_shards
 from zsim.collectives import ALGORITHMS, gloo, ring
 from zsim.collectives.ring import BROADCAST_SLICE_NBYTES, Send, step_ns
-from zsim.sharding import shards
+from zsim.ir.sharding import shards
 
 libraries = st.sampled_from(sorted(ALGORITHMS))
 messages = st.one_of(st.integers(0, 10_000), st.integers(2**22 - 2, 40 * 2**20))

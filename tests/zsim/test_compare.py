@@ -9,8 +9,8 @@ from tests.support.folders import SCENARIOS
 from zsim import saved
 from zsim.compare import Bounds, agrees, compare
 from zsim.devices import is_called
-from zsim.mesh import Mesh
-from zsim.run import CollectiveRecord, MemoryRecord, Numerics, PhaseRecord, RankRun, Run, Span
+from zsim.ir.mesh import Mesh
+from zsim.ir.run import CollectiveRecord, MemoryRecord, Numerics, PhaseRecord, RankRun, Run, Span
 from zsim.runs.backend import RunOptions
 from zsim.scenario import load
 from zsim.simulator import SimBackend

@@ -11,7 +11,7 @@ from zsim.costs import Costs
 from zsim.devices import load_device
 from zsim.errors import ScenarioError
 from zsim.execution import EAGER, Execution
-from zsim.ops import ACCUMULATE, COLLECTIVES, Kernel
+from zsim.ir.ops import ACCUMULATE, COLLECTIVES, Kernel
 from zsim.plan import plan
 from zsim.scenario import Scenario, parse
 

@@ -10,7 +10,7 @@ from zsim import compute
 from zsim.costs import Costs
 from zsim.devices import load_device
 from zsim.execution import EAGER, Execution
-from zsim.ops import NORM_STEP, Kernel
+from zsim.ir.ops import NORM_STEP, Kernel
 from zsim.plan import plan
 from zsim.scenario import parse
 

@@ -16,7 +16,7 @@ from zsim.devices import devices, load_device
 from zsim.errors import ScenarioError
 from zsim.execution import Execution
 from zsim.hardware import load_cluster
-from zsim.ops import ATTENTION_BACKWARD, Kernel, Op
+from zsim.ir.ops import ATTENTION_BACKWARD, Kernel, Op
 from zsim.scenario import parse
 
 A100, H100 = load_device("a100-40"), load_device("h100-80")

@@ -14,9 +14,9 @@ from zsim.contention import SharedLinks, contended
 from zsim.costs import Costs
 from zsim.engine import simulate
 from zsim.hardware import SlowRail, load_cluster
-from zsim.mesh import Mesh
-from zsim.ops import Kernel, Op
-from zsim.program import Program, RankProgram
+from zsim.ir.mesh import Mesh
+from zsim.ir.ops import Kernel, Op
+from zsim.ir.program import Program, RankProgram
 from zsim.sharing import speeds
 
 ALL = {"link": Part(1)}

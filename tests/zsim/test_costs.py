@@ -16,7 +16,7 @@ from zsim.devices import load_device
 from zsim.errors import ScenarioError
 from zsim.execution import Execution
 from zsim.hardware import load_cluster
-from zsim.ops import ACCUMULATE, MOVE_GRADIENT, Kernel, Op, OpKind
+from zsim.ir.ops import ACCUMULATE, MOVE_GRADIENT, Kernel, Op, OpKind
 
 H100 = Costs(load_cluster("dgx-h100", nodes=4))
 

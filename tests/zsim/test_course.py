@@ -8,8 +8,8 @@ import pytest
 from tests.support.folders import SCENARIOS
 from zsim import scenario
 from zsim.course import Course
-from zsim.garbage import uncollected
-from zsim.order import happened
+from zsim.ir.gc_pause import uncollected
+from zsim.ir.happens_before import happened
 from zsim.plan import plan
 from zsim.runs.backend import RunOptions
 from zsim.simulator import SimBackend

@@ -10,11 +10,11 @@ from zsim.costs import Costs
 from zsim.engine import simulate
 from zsim.errors import DeadlockError
 from zsim.hardware import load_cluster
-from zsim.mesh import Mesh
-from zsim.ops import Kernel, Op
+from zsim.ir.graph import Node, graph, longest_path
+from zsim.ir.mesh import Mesh
+from zsim.ir.ops import Kernel, Op
+from zsim.ir.program import Program, RankProgram
 from zsim.plan import plan
-from zsim.program import Program, RankProgram
-from zsim.program_graph import Node, graph, longest_path
 from zsim.runs.backend import RunOptions
 from zsim.simulator import SimBackend
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zsim.engine import simulate
-from zsim.mesh import Mesh
-from zsim.ops import STREAMS, Kernel, Op
-from zsim.program import Program, RankProgram
-from zsim.run_ahead import NONE, SYNCHRONOUS, awaited
+from zsim.ir.launch_queue import NONE, SYNCHRONOUS, awaited
+from zsim.ir.mesh import Mesh
+from zsim.ir.ops import STREAMS, Kernel, Op
+from zsim.ir.program import Program, RankProgram
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from tests.support.folders import SCENARIOS
 from tests.zsim.test_why import Toy
 from zsim import scenario
 from zsim.engine import simulate
-from zsim.mesh import Mesh
-from zsim.ops import Kernel, Op, OpKind
+from zsim.ir.mesh import Mesh
+from zsim.ir.ops import Kernel, Op, OpKind
+from zsim.ir.program import Program, RankProgram
 from zsim.plan import plan
-from zsim.program import Program, RankProgram
 from zsim.time_report import why
 from zsim.why import Why, explain, name
 

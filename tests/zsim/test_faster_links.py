@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from zsim import scenario
 from zsim.costs import Costs
 from zsim.hardware import ClusterSpec
-from zsim.ops import COLLECTIVES, Kernel
+from zsim.ir.ops import COLLECTIVES, Kernel
+from zsim.ir.program import Program
 from zsim.plan import plan
-from zsim.program import Program
 from zsim.slowdown import SETTLED, simulate_step
 
 PART = 0.25

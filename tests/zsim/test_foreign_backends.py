@@ -15,7 +15,7 @@ from tests.support.folders import PARITY
 from zsim import backends
 from zsim.backends import SimBackend
 from zsim.cli import main
-from zsim.run import Run
+from zsim.ir.run import Run
 from zsim.runs.backend import Capabilities, RunOptions
 from zsim.scenario import Scenario, load
 
@@ -53,7 +53,7 @@ def without_phases() -> Run:
     ("backend", "words"),
     [
         (Theirs(sees=ValueError("no idea")), "backend theirs: expected what it can see, found ValueError: no idea"),
-        (Theirs(sees="everything"), "backend theirs: expected zsim.run.Capabilities, found str"),
+        (Theirs(sees="everything"), "backend theirs: expected zsim.ir.run.Capabilities, found str"),
         (
             Theirs(device="tpu"),
             "backend theirs: capabilities.device: expected one of cpu, cuda, which plan() knows, found 'tpu'",

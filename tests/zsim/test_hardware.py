@@ -19,7 +19,7 @@ from zsim.collectives import ALGORITHMS
 from zsim.devices import Figure
 from zsim.errors import ScenarioError
 from zsim.hardware import ClusterSpec, Layout, Path, SlowRail, clusters, load_cluster
-from zsim.mesh import Mesh
+from zsim.ir.mesh import Mesh
 from zsim.runs.backend import RunOptions
 from zsim.simulator import SimBackend
 

@@ -6,11 +6,11 @@ import pytest
 
 from zsim.costs import Costs
 from zsim.hardware import load_cluster
-from zsim.memory import replay
-from zsim.ops import Alloc, Kernel
+from zsim.ir.ledger import replay
+from zsim.ir.ops import Alloc, Kernel
+from zsim.ir.program import Program
+from zsim.ir.program import parse as parse_program
 from zsim.plan import plan
-from zsim.program import Program
-from zsim.program import parse as parse_program
 from zsim.runs.backend import RunOptions
 from zsim.scenario import Scenario, parse
 from zsim.simulator import SimBackend

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from zsim.eager import Call, calls
 from zsim.eager_sdpa import without_kernel
+from zsim.ir.ops import Alloc, Free
 from zsim.models import build, huggingface, load_preset, presets
 from zsim.models.gpt import GptSizes
 from zsim.models.layers import linear
 from zsim.module_lowering import lower_each
 from zsim.operators import Operator, OperatorKind
-from zsim.ops import Alloc, Free
 from zsim.optimizers import kernels
 from zsim.training import Batch, Device, Dtype, Optimizer
 

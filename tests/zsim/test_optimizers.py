@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from zsim.ops import Alloc, Free
+from zsim.ir.ops import Alloc, Free
 from zsim.optimizers import kernels, states, step_memory, step_nbytes
 from zsim.training import Optimizer
 

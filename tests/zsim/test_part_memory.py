@@ -10,20 +10,21 @@ from hypothesis import given
 
 from tests.support.folders import ROOT
 from tests.support.random_scenarios import WHOLE, scenarios
-from zsim import laws, saved
+from zsim import saved
 from zsim.backends import SimBackend
 from zsim.compare import compare
 from zsim.errors import ProgramError
-from zsim.memory import Ledger, replay
+from zsim.ir import run_laws
+from zsim.ir.ledger import Ledger, replay
+from zsim.ir.ops import Alloc
+from zsim.ir.program import PARTS, Part, PhaseName, RankProgram, parse
+from zsim.ir.run import MemoryRecord, PartRecord, Run
+from zsim.ir.validate import validate
 from zsim.metrics import figures
-from zsim.ops import Alloc
 from zsim.part_memory import EXACT, NAME, Measured, compare_parts
 from zsim.plan import plan
-from zsim.program import PARTS, Part, PhaseName, RankProgram, parse
-from zsim.run import MemoryRecord, PartRecord, Run
 from zsim.runs.backend import RunOptions
 from zsim.scenario import Scenario, load
-from zsim.validation import validate
 from zsim.verdict import Check
 
 STEPS: tuple[PhaseName, ...] = ("first", "steady")
@@ -139,9 +140,9 @@ def test_a_saved_run_without_parts_is_still_read_and_says_what_it_does_not_tell(
 def test_a_part_above_its_phase_breaks_a_law() -> None:
     run = simulated()
     peak = run.ranks[0].phases["steady"].memory.peak_bytes
-    assert laws.run_breaches(run) == ()
+    assert run_laws.run_breaches(run) == ()
     for part in (PartRecord("forward", 0, 1, peak + 1), PartRecord("forward", 0, 2, 1)):
-        assert any(breach.startswith("parts lie in their phase") for breach in laws.run_breaches(with_parts(run, part)))
+        assert any(breach.startswith("parts lie in their phase") for breach in run_laws.run_breaches(with_parts(run, part)))
 
 
 # -- compared

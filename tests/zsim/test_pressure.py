@@ -18,12 +18,12 @@ from zsim.cli import main
 from zsim.fit import Candidate, recommend
 from zsim.hardware import load_cluster
 from zsim.hiding import Change, hiding
+from zsim.ir.mesh import Mesh
+from zsim.ir.ops import Alloc, Free, Op
+from zsim.ir.program import Program, RankProgram
 from zsim.memory_report import print_advice, verdict_words
-from zsim.mesh import Mesh
-from zsim.ops import Alloc, Free, Op
 from zsim.outside import cublas_workspace, gpu, outside, total
 from zsim.pressure import Pressure, Releases, pressure
-from zsim.program import Program, RankProgram
 from zsim.scenario import Scenario, parse
 
 MIB = 2**20

@@ -16,8 +16,8 @@ from zsim.closed_forms import (
     StateBytes,
     model_state_bytes,
 )
-from zsim.mesh import Mesh
-from zsim.sharding import FlatLayout, padded_size, shard, shards
+from zsim.ir.mesh import Mesh
+from zsim.ir.sharding import FlatLayout, padded_size, shard, shards
 from zsim.strategies import ddp, zero1, zero2, zero3
 
 GB = 10**9

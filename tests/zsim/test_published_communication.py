@@ -16,7 +16,7 @@ from zsim.closed_forms import (
     bytes_sent_per_step,
 )
 from zsim.collectives import ring
-from zsim.mesh import Mesh
+from zsim.ir.mesh import Mesh
 from zsim.strategies import fsdp2, hsdp, zero1, zero2, zero3
 
 GB = 10**9

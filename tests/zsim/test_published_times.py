@@ -33,9 +33,9 @@ from zsim.closed_forms import (
 from zsim.collectives import ring
 from zsim.hardware import load_cluster
 from zsim.io.units import parse_rate
-from zsim.mesh import Mesh
+from zsim.ir.mesh import Mesh
+from zsim.ir.ops import ACCUMULATE, COLLECTIVES, Op
 from zsim.models import mlp
-from zsim.ops import ACCUMULATE, COLLECTIVES, Op
 from zsim.strategies import fsdp2, zero1, zero3
 
 GB = 10**9

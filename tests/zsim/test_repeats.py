@@ -8,8 +8,8 @@ import pytest
 
 from zsim.autograd.lowered import ParameterGradient
 from zsim.errors import ScenarioError
+from zsim.ir.ops import Alloc
 from zsim.metrics import model_flops
-from zsim.ops import Alloc
 from zsim.plan import plan, training
 from zsim.scenario import Scenario, parse
 

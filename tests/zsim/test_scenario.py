@@ -10,7 +10,7 @@ import pytest
 from tests.support.folders import ROOT
 from zsim import scenario, schema
 from zsim.errors import ScenarioError, ZsimError, shown
-from zsim.mesh import Mesh
+from zsim.ir.mesh import Mesh
 from zsim.plan import plan
 from zsim.training import Batch, Optimizer, Precision
 

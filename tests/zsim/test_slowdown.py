@@ -14,10 +14,10 @@ from zsim.beside import Lost
 from zsim.costs import Costs
 from zsim.engine import Delays, simulate
 from zsim.execution import EAGER, Execution
-from zsim.mesh import Mesh
-from zsim.ops import COLLECTIVES, Kernel, Op, Place
+from zsim.ir.mesh import Mesh
+from zsim.ir.ops import COLLECTIVES, Kernel, Op, Place
+from zsim.ir.program import Program, RankProgram
 from zsim.plan import plan
-from zsim.program import Program, RankProgram
 from zsim.slowdown import interference, simulate_step
 
 

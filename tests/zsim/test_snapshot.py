@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.random_scenarios import WHOLE, scenarios
-from zsim import memory
 from zsim.allocator import replay
 from zsim.errors import ProgramError
-from zsim.ops import MEMORY_KINDS, Alloc, Free, Kernel, Op
+from zsim.ir import ledger as memory
+from zsim.ir.ops import MEMORY_KINDS, Alloc, Free, Kernel, Op
+from zsim.ir.program import PHASES, RankProgram
 from zsim.plan import plan
-from zsim.program import PHASES, RankProgram
 from zsim.snapshot import snapshot, write_snapshot
 
 MIB = 2**20

@@ -9,10 +9,10 @@ import pytest
 
 from tests.support.small_programs import small_training
 from zsim.hardware import load_cluster
-from zsim.mesh import Mesh
-from zsim.ops import Op
+from zsim.ir.mesh import Mesh
+from zsim.ir.ops import Op
+from zsim.ir.program import Program, RankProgram
 from zsim.outside import outside, total
-from zsim.program import Program, RankProgram
 from zsim.stand_ins import stand_ins
 from zsim.strategies import ddp, fsdp2, hsdp
 

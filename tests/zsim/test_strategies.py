@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zsim.ir.mesh import Mesh
+from zsim.ir.ops import COLLECTIVES, Alloc
+from zsim.ir.program import PHASES, Program
 from zsim.lowering import lower
-from zsim.mesh import Mesh
 from zsim.models import load_preset
-from zsim.ops import COLLECTIVES, Alloc
 from zsim.plan import plan
-from zsim.program import PHASES, Program
 from zsim.scenario import parse
 from zsim.strategies import ddp, replicated_model, zero1, zero2, zero3, zero_redundancy
 from zsim.strategies.building.parameters import used_parameters

@@ -8,10 +8,10 @@ import pytest
 
 from tests.support.small_programs import small_model, small_training
 from zsim.errors import ScenarioError
-from zsim.mesh import Mesh
-from zsim.ops import COLLECTIVES, Alloc, Op
+from zsim.ir.mesh import Mesh
+from zsim.ir.ops import COLLECTIVES, Alloc, Op
+from zsim.ir.program import Program, RankProgram
 from zsim.plan import plan as plan_scenario
-from zsim.program import Program, RankProgram
 from zsim.scenario import parse
 from zsim.strategies import fsdp1
 from zsim.strategies.building.training import Training

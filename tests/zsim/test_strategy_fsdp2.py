@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from tests.support.small_programs import small_model
 from zsim import plan as planning
 from zsim.errors import ScenarioError
+from zsim.ir.ledger import replay
+from zsim.ir.mesh import Mesh
+from zsim.ir.ops import COLLECTIVES, Alloc, Free, Op
+from zsim.ir.program import PHASES, Program
 from zsim.lowering import lower
-from zsim.memory import replay
-from zsim.mesh import Mesh
 from zsim.model import ModelSpec
-from zsim.ops import COLLECTIVES, Alloc, Free, Op
-from zsim.program import PHASES, Program
 from zsim.scenario import parse
 from zsim.strategies import hsdp
 from zsim.strategies.building.training import Training

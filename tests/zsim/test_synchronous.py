@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from zsim import metrics, scenario, time_report
-from zsim.ops import COLLECTIVES
+from zsim.ir.ops import COLLECTIVES
 from zsim.plan import plan
 from zsim.runs.backend import RunOptions
 from zsim.scenario import Scenario

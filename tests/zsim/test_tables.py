@@ -9,9 +9,10 @@ import pytest
 
 from tests.support.folders import ROOT
 from zreal.subjects.table import SUBJECTS
-from zsim import hardware, laws, models, operators, program_laws
+from zsim import hardware, models, operators
 from zsim.collectives import ALGORITHMS
 from zsim.eager import _CALLS
+from zsim.ir import program_laws, run_laws
 from zsim.models import FAMILIES
 from zsim.schema import strategy_table
 from zsim.strategies import STRATEGIES
@@ -97,7 +98,7 @@ def test_each_law_is_in_its_table():
     assert {law.__name__ for law in program_laws.PROGRAM_LAWS.values()} == {
         name for name, argument in first.items() if argument == "program"
     }
-    assert {law.__name__ for law in laws.RUN_LAWS.values()} == {
+    assert {law.__name__ for law in run_laws.RUN_LAWS.values()} == {
         name for name, argument in first.items() if argument == "run"
     }
 

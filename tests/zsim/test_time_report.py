@@ -15,7 +15,7 @@ from zsim import scenario, time_report
 from zsim.cli import main
 from zsim.costs import Costs
 from zsim.io.units import format_time
-from zsim.ops import COLLECTIVES
+from zsim.ir.ops import COLLECTIVES
 from zsim.plan import plan
 from zsim.slowdown import simulate_step
 from zsim.why import name

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.timelines import Toy, over, timeline, training
-from zsim.ops import Op
+from zsim.ir.ops import Op
 from zsim.strategies import ddp, fsdp1, fsdp2
 from zsim.training import Precision
 

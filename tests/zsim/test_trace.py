@@ -14,8 +14,8 @@ import pytest
 from tests.support.folders import SCENARIOS
 from zsim import scenario, trace
 from zsim.io.files import PlaceError
-from zsim.ops import COLLECTIVES
-from zsim.run import Run
+from zsim.ir.ops import COLLECTIVES
+from zsim.ir.run import Run
 from zsim.runs.backend import RunOptions
 from zsim.simulator import SimBackend
 

@@ -20,13 +20,13 @@ from zsim.errors import ScenarioError, ZsimError
 from zsim.fit import ways
 from zsim.io.files import PlaceError
 from zsim.io.json_reader import MAX_NAME, UnreadableError
+from zsim.ir.ledger import replay
+from zsim.ir.mesh import Mesh
+from zsim.ir.ops import Alloc, Free
+from zsim.ir.program import PHASES
 from zsim.lowering import loss_buffers, lower
-from zsim.memory import replay
-from zsim.mesh import Mesh
 from zsim.models import load_preset
-from zsim.ops import Alloc, Free
 from zsim.plan import plan
-from zsim.program import PHASES
 from zsim.runs.backend import RunOptions
 from zsim.simulator import SimBackend
 from zsim.strategies import STRATEGIES, ddp, fsdp1, model_problems

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tests.zsim.test_traced import BATCH, MODEL
 from zsim.autograd.lowered import Accumulated, LoweredModule, ParameterGradient, TapeEvent
 from zsim.errors import ZsimError
-from zsim.memory import replay
-from zsim.mesh import Mesh
-from zsim.ops import Alloc, Free, Op
+from zsim.ir.ledger import replay
+from zsim.ir.mesh import Mesh
+from zsim.ir.ops import Alloc, Free, Op
 from zsim.strategies import STRATEGIES
 from zsim.strategies.building.training import Training
 from zsim.traced import TracedModel, check

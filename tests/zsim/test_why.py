@@ -17,11 +17,11 @@ from zsim.beside import Lost
 from zsim.costs import Costs
 from zsim.engine import simulate
 from zsim.execution import EAGER, Execution
-from zsim.mesh import Mesh
+from zsim.ir.mesh import Mesh
+from zsim.ir.ops import Kernel, Op, OpKind
+from zsim.ir.program import Program, RankProgram
 from zsim.metrics import figures
-from zsim.ops import Kernel, Op, OpKind
 from zsim.plan import plan
-from zsim.program import Program, RankProgram
 from zsim.runs.backend import RunOptions
 from zsim.simulator import SimBackend
 from zsim.slowdown import simulate_step

@@ -17,10 +17,10 @@ from zsim import cli, lowering, module_lowering, traced_file
 from zsim.cautions import cautions
 from zsim.changes import changes
 from zsim.errors import ScenarioError
+from zsim.ir.ops import COLLECTIVES
 from zsim.metrics import figures
 from zsim.model import ROOT, ModelSpec, Parameter, ParamGroup
 from zsim.models import gpt, llama, mlp
-from zsim.ops import COLLECTIVES
 from zsim.plan import plan
 from zsim.runs.backend import RunOptions
 from zsim.scenario import Scenario, parse

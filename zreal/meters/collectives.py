@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from zreal import torch_private
 from zsim.errors import ZsimError
-from zsim.run import CollectiveRecord
+from zsim.ir.run import CollectiveRecord
 
 _OPS: dict[str, tuple[str, int]] = {
     "c10d::_allgather_base_": ("all_gather", 0),

@@ -11,8 +11,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from zreal.meters.collectives import CollectiveRecorder, GroupName
 from zreal.meters.memory import MemoryMeter
-from zsim.program import PartName
-from zsim.run import PhaseRecord
+from zsim.ir.program import PartName
+from zsim.ir.run import PhaseRecord
 from zsim.scenario import Scenario
 from zsim.strategies import STRATEGIES
 

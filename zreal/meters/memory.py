@@ -21,8 +21,8 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from zreal import torch_private
-from zsim.program import PartName
-from zsim.run import MemoryRecord, PartRecord
+from zsim.ir.program import PartName
+from zsim.ir.run import MemoryRecord, PartRecord
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal, final
 
-from zsim.ops import Alloc, Free, Kernel, MemoryEvent
+from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent
 
 Autograd = Literal["hooked", "plain", "views", "bare"]
 """What autograd has of a unit besides its operators: "hooked" what fully_shard's hooks make, which cast what the unit takes and pass it

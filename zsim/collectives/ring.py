@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from zsim.sharding import shard, shard_size
+from zsim.ir.sharding import shard, shard_size
 
 BROADCAST_SLICE_NBYTES = 4 * 2**20
 """A broadcast goes down the chain in slices of this size, NCCL's buffer per channel."""

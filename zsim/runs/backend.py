@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from zsim.scenario import Scenario
-from zsim.run import Run
+from zsim.ir.run import Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

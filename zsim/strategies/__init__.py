@@ -12,9 +12,9 @@ from typing import Any, Literal
 from zsim import wrapping
 from zsim.autograd.lowered import Autograd
 from zsim.checkpointing import Checkpointing
-from zsim.mesh import Mesh
+from zsim.ir.mesh import Mesh
+from zsim.ir.program import Program
 from zsim.model import ModelSpec
-from zsim.program import Program
 from zsim.strategies import ddp, flat_views, fsdp1, fsdp2, hsdp, zero1, zero2, zero3, zero_redundancy
 from zsim.wrapping import Wrapping
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from zsim.mesh import Mesh
+from zsim.ir.mesh import Mesh
+from zsim.ir.ops import Op
+from zsim.ir.program import Program
 from zsim.model import ModelSpec, Parameter
-from zsim.ops import Op
-from zsim.program import Program
 from zsim.strategies import replicated_construction, replicated_model
 from zsim.strategies.building import step as building
 from zsim.strategies.building.step import Step

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zsim.ops import Kernel
+from zsim.ir.ops import Kernel
 from zsim.training import DTYPE_NBYTES
 
 

@@ -13,8 +13,8 @@ from typing import Literal
 
 from zsim import clipping, optimizers
 from zsim.autograd.lowered import LoweredModule, ParameterGradient
+from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind, OpKind
 from zsim.model import ROOT
-from zsim.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind, OpKind
 from zsim.strategies.building.backward_events import BackwardEvent, accumulated, forward_memory, until_recomputed
 from zsim.strategies.building.kernels import MASTER_DTYPE, add_kernel, fill_kernel, move_gradients
 from zsim.strategies.building.step import Step

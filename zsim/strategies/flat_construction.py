@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from zsim.ir.ops import Alloc, Free, MemoryEvent
 from zsim.model import ROOT, ModelSpec
-from zsim.ops import Alloc, Free, MemoryEvent
 from zsim.strategies.building.step import Step
 from zsim.strategies.flat_parameters import FlatParameter
 from zsim.strategies.flat_sharded import FlatShardedStep

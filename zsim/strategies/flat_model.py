@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from zsim.autograd.lowered import LoweredModule, ParameterGradient
-from zsim.mesh import Mesh
-from zsim.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind
+from zsim.ir.mesh import Mesh
+from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind
 from zsim.strategies.building.backward_events import accumulated_after_sums, late_weights
 from zsim.strategies.building.kernels import MASTER_DTYPE, accumulate_kernel, copy_kernel
 from zsim.strategies.building.parameters import used_parameters

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from zsim import clipping, optimizers
+from zsim.ir.ops import Alloc, Free, MemoryEvent
 from zsim.model import ROOT
-from zsim.ops import Alloc, Free, MemoryEvent
 from zsim.strategies.flat_sharded import FlatShardedStep
 from zsim.strategies.passes import ORIGINAL
 from zsim.training import DTYPE_NBYTES

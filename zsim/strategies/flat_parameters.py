@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from zsim.ir.sharding import FlatLayout
 from zsim.model import ModelSpec, ParamGroup
-from zsim.sharding import FlatLayout
 from zsim.strategies.building.kernels import MASTER_DTYPE
 from zsim.training import DTYPE_NBYTES
 

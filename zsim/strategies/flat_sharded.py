@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, Stream
 from zsim.model import ROOT
-from zsim.ops import Alloc, Free, Kernel, MemoryEvent, Stream
 from zsim.strategies.building.kernels import copy_kernel
 from zsim.strategies.dividing import divide_kernels, division
 from zsim.strategies.flat_parameters import FlatParameter

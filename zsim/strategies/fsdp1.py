@@ -17,9 +17,9 @@ from typing import Literal
 
 from zsim import optimizers
 from zsim.errors import ScenarioError
-from zsim.mesh import Mesh
+from zsim.ir.mesh import Mesh
+from zsim.ir.program import Program, RankProgram
 from zsim.model import ROOT, ModelSpec
-from zsim.program import Program, RankProgram
 from zsim.strategies.building.backward_events import accumulated_after_sums
 from zsim.strategies.building.parameters import units_read
 from zsim.strategies.building.step import rank_program

@@ -14,11 +14,11 @@ from typing import Literal
 
 from zsim.autograd.lowered import InnerCall, LoweredModule
 from zsim.errors import ScenarioError
-from zsim.mesh import Mesh
+from zsim.ir.mesh import Mesh
+from zsim.ir.ops import Op
+from zsim.ir.program import Program, RankProgram
+from zsim.ir.sharding import shard_size
 from zsim.model import ROOT, RUN, ModelSpec
-from zsim.ops import Op
-from zsim.program import Program, RankProgram
-from zsim.sharding import shard_size
 from zsim.strategies.building.backward_events import accumulated_after_sums
 from zsim.strategies.building.parameters import units_read, units_read_by_blocks
 from zsim.strategies.building.step import rank_program

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zsim.mesh import Mesh
-from zsim.program import Program
+from zsim.ir.mesh import Mesh
+from zsim.ir.program import Program
 from zsim.strategies import fsdp2
 from zsim.strategies.building.training import Training
 

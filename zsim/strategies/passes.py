@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from zsim.autograd.lowered import NOTHING, InnerCall, LoweredModule, TapeEvent, storage_events
+from zsim.ir.mesh import Mesh
+from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind, OpKind
 from zsim.lowering import loss_buffers
-from zsim.mesh import Mesh
 from zsim.model import ROOT, is_model_input
-from zsim.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind, OpKind
 from zsim.strategies.building.backward_events import recomputed_in_turn
 from zsim.strategies.building.kernels import accumulate_kernel
 from zsim.strategies.building.step import Step

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from zsim.ops import Kernel, MemoryEvent
+from zsim.ir.ops import Kernel, MemoryEvent
 from zsim.strategies.building.kernels import add_kernel, copy_kernel
 from zsim.strategies.dividing import divide_kernels, division
 from zsim.strategies.passes import ORIGINAL

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from zsim import clipping, optimizers
 from zsim.autograd.lowered import Accumulated, LoweredModule, NodeOver, ParameterGradient, storage_events
+from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent
 from zsim.lowering import loss_buffers
 from zsim.model import ROOT
-from zsim.ops import Alloc, Free, Kernel, MemoryEvent
 from zsim.strategies import replicated_construction
 from zsim.strategies.building.backward_events import BackwardEvent, adds_up, forward_memory, until_recomputed
 from zsim.strategies.building.kernels import MASTER_DTYPE, move_gradients

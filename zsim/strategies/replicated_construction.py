@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
+from zsim.ir.ops import Alloc, Free, MemoryEvent, MemoryKind, OpKind
 from zsim.model import Parameter
-from zsim.ops import Alloc, Free, MemoryEvent, MemoryKind, OpKind
 from zsim.strategies.building.kernels import MASTER_DTYPE
 from zsim.strategies.building.step import Step
 from zsim.strategies.replicated_model import AXIS, MASTER_NBYTES, USED, ReplicatedModel

@@ -8,8 +8,8 @@ from functools import cached_property, partial
 from itertools import pairwise
 
 from zsim.autograd.lowered import Accumulated, ParameterGradient
+from zsim.ir.ops import Alloc, Kernel
 from zsim.model import ModelSpec, Parameter
-from zsim.ops import Alloc, Kernel
 from zsim.strategies.building.backward_events import accumulated_after_sums, late_weights
 from zsim.strategies.building.kernels import MASTER_DTYPE, accumulate_kernel, fill_kernel, move_gradients
 from zsim.strategies.building.parameters import named_parameters, trained_parameters

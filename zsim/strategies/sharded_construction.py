@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from zsim.mesh import Mesh
+from zsim.ir.mesh import Mesh
+from zsim.ir.ops import Alloc, Free, MemoryEvent
 from zsim.model import ROOT
-from zsim.ops import Alloc, Free, MemoryEvent
 from zsim.strategies.building.step import Step
 from zsim.strategies.building.training import Training
 from zsim.strategies.passes import ORIGINAL

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Final, Literal
 
+from zsim.ir.sharding import Dim0Layout
 from zsim.model import ModelSpec, Parameter
-from zsim.sharding import Dim0Layout
 from zsim.strategies.building.parameters import trained_parameters
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from zsim import clipping, optimizers
+from zsim.ir.ops import MemoryEvent, Stream
 from zsim.model import ROOT
-from zsim.ops import MemoryEvent, Stream
 from zsim.strategies.building.training import Training
 from zsim.strategies.passes import ORIGINAL
 from zsim.strategies.sharded import ShardedStep

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from zsim.ops import Alloc, Kernel, MemoryEvent
+from zsim.ir.ops import Alloc, Kernel, MemoryEvent
 from zsim.strategies.building.kernels import copy_kernel
 from zsim.strategies.hook_calls import COPY_OUT, GATHER, RECORD, HookCalls
 from zsim.strategies.passes import ORIGINAL, Passes

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from zsim.mesh import Mesh
-from zsim.program import Program
+from zsim.ir.mesh import Mesh
+from zsim.ir.program import Program
 from zsim.strategies import flat_model
 from zsim.strategies.building import step as building
 from zsim.strategies.building.step import Step

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zsim.mesh import Mesh
-from zsim.program import Program
+from zsim.ir.mesh import Mesh
+from zsim.ir.program import Program
 from zsim.strategies import flat_model, zero1
 from zsim.strategies.building import step as building
 from zsim.strategies.building.step import Step

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from zsim.autograd.lowered import LoweredModule
-from zsim.mesh import Mesh
-from zsim.program import Program
+from zsim.ir.mesh import Mesh
+from zsim.ir.program import Program
 from zsim.strategies import flat_model, zero1
 from zsim.strategies.building import step as building
 from zsim.strategies.building.step import Step

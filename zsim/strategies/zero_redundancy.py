@@ -7,10 +7,10 @@ Source: torch/distributed/optim/zero_redundancy_optimizer.py.
 
 from __future__ import annotations
 
-from zsim.mesh import Mesh
+from zsim.ir.mesh import Mesh
+from zsim.ir.program import Program, RankProgram
+from zsim.ir.sharding import greedy_owners
 from zsim.model import ModelSpec, Parameter
-from zsim.program import Program, RankProgram
-from zsim.sharding import greedy_owners
 from zsim.strategies import ddp, replicated_construction, replicated_model
 from zsim.strategies.building.step import Step, rank_program
 from zsim.strategies.building.training import Training

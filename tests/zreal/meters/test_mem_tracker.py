@@ -17,10 +17,10 @@ from zreal import batching, modules, torch_private
 from zreal.meters.measured_step import device_mesh
 from zreal.subjects.table import SUBJECTS
 from zsim.backends import find
-from zsim.memory import replay
-from zsim.ops import Alloc
+from zsim.ir.ledger import replay
+from zsim.ir.ops import Alloc
+from zsim.ir.program import RankProgram
 from zsim.plan import plan
-from zsim.program import RankProgram
 from zsim.runs.backend import RunOptions
 from zsim.scenario import Scenario, parse
 

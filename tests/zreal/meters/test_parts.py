@@ -7,8 +7,8 @@ import pytest
 from zreal.meters.measured_step import lower
 from zsim.backends import find
 from zsim.compare import compare
+from zsim.ir.run import MemoryRecord, PartRecord, PhaseRecord
 from zsim.part_memory import NAME
-from zsim.run import MemoryRecord, PartRecord, PhaseRecord
 from zsim.runs.backend import RunOptions
 from zsim.scenario import Scenario, parse
 from zsim.simulator import SimBackend

@@ -17,7 +17,7 @@ from zsim.autograd.lowered import (
     TapeEvent,
     storage_events,
 )
-from zsim.ops import Alloc, Free, Kernel, MemoryEvent
+from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent
 from zsim.strategies.building.training import Training
 
 PRODUCTS = ("linear", "conv1d")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from zsim.ops import ACCUMULATE, MOVE_GRADIENT, Kernel
+from zsim.ir.ops import ACCUMULATE, MOVE_GRADIENT, Kernel
 from zsim.training import DTYPE_NBYTES
 
 MASTER_DTYPE = "float32"

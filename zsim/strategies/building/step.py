@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from zsim.mesh import Mesh
-from zsim.ops import Kernel, MemoryEvent, Op, OpKind, Stream
-from zsim.program import Part, PartName, Program, RankProgram
+from zsim.ir.mesh import Mesh
+from zsim.ir.ops import Kernel, MemoryEvent, Op, OpKind, Stream
+from zsim.ir.program import Part, PartName, Program, RankProgram
 
 
 @dataclass(slots=True)

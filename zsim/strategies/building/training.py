@@ -7,8 +7,8 @@ from typing import Literal
 
 from zsim.autograd.lowered import LoweredModule
 from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
+from zsim.ir.ops import Free
 from zsim.model import ModelSpec, ParamGroup
-from zsim.ops import Free
 from zsim.training import Batch, Device, Optimizer, Precision
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from zsim.ir.sharding import FlatLayout
 from zsim.model import ModelSpec, Parameter, ParamGroup
-from zsim.sharding import FlatLayout
 from zsim.training import DTYPE_NBYTES
 
 Granularity = Literal["unit", "parameter"] | int

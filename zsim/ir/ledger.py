@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from zsim.errors import ProgramError
-from zsim.ops import MEMORY_KINDS, Alloc, MemoryKind, Op
-from zsim.program import PHASES, SECOND, Part, PhaseName, RankProgram
-from zsim.run import MemoryRecord, PartRecord
+from zsim.ir.ops import MEMORY_KINDS, Alloc, MemoryKind, Op
+from zsim.ir.program import PHASES, SECOND, Part, PhaseName, RankProgram
+from zsim.ir.run import MemoryRecord, PartRecord
 
 HELD: tuple[MemoryKind, ...] = ("parameters", "gradients", "optimizer_states")
 """The kinds that a rank holds from step to step, which a real run can tell apart by its tensors."""

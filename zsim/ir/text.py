@@ -12,7 +12,7 @@ import re
 from typing import Any, cast
 
 from zsim.errors import ProgramError
-from zsim.ops import MEMORY_KINDS, OP_KINDS, STREAMS, Alloc, Free, Kernel, MemoryEvent, Op, Place
+from zsim.ir.ops import MEMORY_KINDS, OP_KINDS, STREAMS, Alloc, Free, Kernel, MemoryEvent, Op, Place
 
 _OP = re.compile(
     r"\s*(?P<index>\d+)  (?P<kind>\w+) +(?P<unit>\S+) +(?P<stream>\w+)"

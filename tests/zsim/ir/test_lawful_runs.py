@@ -13,7 +13,7 @@ from tests.support.folders import PARITY
 from zsim import saved
 from zsim.cli import main
 from zsim.compare import compare
-from zsim.run import Numerics, RankRun, Run
+from zsim.ir.run import Numerics, RankRun, Run
 from zsim.runs.backend import RunOptions
 from zsim.scenario import load
 from zsim.simulator import SimBackend
@@ -69,7 +69,7 @@ def test_a_saved_run_that_breaks_a_law_is_compared_with_nothing(
     for files in (("whole.json", "changed.json"), ("changed.json", "whole.json")):
         assert main(["compare", *(str(tmp_path / name) for name in files)]) == 1
         said = capsys.readouterr().err
-        assert f"{tmp_path / 'changed.json'}: expected a run that obeys the laws of zsim.laws, found " in said
+        assert f"{tmp_path / 'changed.json'}: expected a run that obeys the laws of zsim.ir.run_laws, found " in said
         assert words in said
 
 

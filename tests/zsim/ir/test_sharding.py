@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.sizes import num_shards, numels, param_groups, shapes
-from zsim.model import Parameter, ParamGroup
-from zsim.sharding import (
+from zsim.ir.sharding import (
     Dim0Layout,
     FlatLayout,
     Interval,
@@ -21,6 +20,7 @@ from zsim.sharding import (
     shard_size,
     shards,
 )
+from zsim.model import Parameter, ParamGroup
 from zsim.strategies.flat_buffer.groups import regroup
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.mesh import Mesh
+from zsim.ir.mesh import Mesh
 
 meshes = st.builds(Mesh, dp_replicate=st.integers(1, 6), dp_shard=st.integers(1, 12))
 

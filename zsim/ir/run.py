@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from zsim.errors import RankError
-from zsim.mesh import Mesh
+from zsim.ir.mesh import Mesh
 
 if TYPE_CHECKING:
     pass

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal, cast
 
-from zsim.mesh import AXES, Mesh
-from zsim.op_text import bad_line, format_op, parse_op
-from zsim.ops import Op
+from zsim.ir.mesh import AXES, Mesh
+from zsim.ir.ops import Op
+from zsim.ir.text import bad_line, format_op, parse_op
 
 PhaseName = Literal["construction", "first", "steady"]
 PHASES: tuple[PhaseName, ...] = PhaseName.__args__  # type: ignore[attr-defined]

@@ -1,6 +1,6 @@
 """The text form: golden Programs of every strategy at 3 units × 2 ranks, and back again to the last field.
 
-To write the golden files anew: ZSIM_UPDATE_GOLDEN=1 pytest tests/zsim/test_program_text.py
+To write the golden files anew: ZSIM_UPDATE_GOLDEN=1 pytest tests/zsim/ir/test_program_text.py
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import pytest
 
 from tests.support.folders import GOLDEN
 from zsim.errors import ProgramError, ScenarioError
-from zsim.op_text import parse_op
+from zsim.ir.program import parse
+from zsim.ir.text import parse_op
 from zsim.plan import plan
-from zsim.program import parse
 from zsim.scenario import Scenario
 from zsim.scenario import parse as parse_scenario
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zsim.ops import STREAMS, Op
+from zsim.ir.ops import STREAMS, Op
 
 NOTHING = (-1,) * len(STREAMS)
 

@@ -1,17 +1,17 @@
-"""Laws that every correct Program obeys, whatever the strategy and the model; those of Runs are `zsim.laws`'.
+"""Laws that every correct Program obeys, whatever the strategy and the model; those of Runs are `zsim.ir.run_laws`'.
 
 A law is a function that yields its breaches in words; the table names them, and `breaches` asks all of them. A Program that merely is
-well-formed is `zsim.validation`'s business.
+well-formed is `zsim.ir.validate`'s business.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from zsim.memory import Ledger, label
-from zsim.ops import COLLECTIVES, Alloc, Op, Stream
-from zsim.order import happened
-from zsim.program import PhaseName, Program, RankProgram
+from zsim.ir.happens_before import happened
+from zsim.ir.ledger import Ledger, label
+from zsim.ir.ops import COLLECTIVES, Alloc, Op, Stream
+from zsim.ir.program import PhaseName, Program, RankProgram
 
 STEPS: tuple[PhaseName, ...] = ("first", "steady")
 COMPUTE = frozenset({"forward", "backward", "recompute"})

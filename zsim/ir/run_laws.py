@@ -1,4 +1,4 @@
-"""Laws that every honest Run obeys, whatever the backend; those of Programs are `zsim.program_laws`'.
+"""Laws that every honest Run obeys, whatever the backend; those of Programs are `zsim.ir.program_laws`'.
 
 A law is a function that yields its breaches in words; the table names them, and `run_breaches` asks all of them.
 """
@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from zsim.errors import ZsimError
-from zsim.memory import HELD
-from zsim.ops import COLLECTIVES, MEMORY_KINDS
-from zsim.run import RankRun, Run
+from zsim.ir.ledger import HELD
+from zsim.ir.ops import COLLECTIVES, MEMORY_KINDS
+from zsim.ir.run import RankRun, Run
 
 RunLaw = Callable[[Run, RankRun], Iterator[str]]
 
@@ -25,7 +25,7 @@ def require_lawful(run: Run, *, where: str, remedy: str = "this is a defect of t
     """LawError, with the first breaches by name, for a Run that breaks a law."""
     broken = run_breaches(run)
     if broken:
-        raise LawError(where=where, expected="a run that obeys the laws of zsim.laws", found="; ".join(broken[:8]), remedy=remedy)
+        raise LawError(where=where, expected="a run that obeys the laws of zsim.ir.run_laws", found="; ".join(broken[:8]), remedy=remedy)
 
 
 def run_breaches(run: Run) -> tuple[str, ...]:

@@ -9,22 +9,22 @@ import pytest
 from hypothesis import example, given
 
 from tests.support.random_scenarios import WHOLE, scenarios
-from zsim import laws, program_laws, sharding
 from zsim.costs import Costs
 from zsim.engine import simulate
 from zsim.errors import DeadlockError, ProgramError
 from zsim.hardware import load_cluster
-from zsim.mesh import Mesh
-from zsim.ops import COLLECTIVES, Alloc, Free, Op
+from zsim.ir import program_laws, run_laws, sharding
+from zsim.ir.graph import Node, graph, longest_path, unused_waits
+from zsim.ir.mesh import Mesh
+from zsim.ir.ops import COLLECTIVES, Alloc, Free, Op
+from zsim.ir.program import Program, RankProgram, parse
+from zsim.ir.run import Numerics, RankRun, Run
+from zsim.ir.validate import validate
 from zsim.plan import plan
-from zsim.program import Program, RankProgram, parse
-from zsim.program_graph import Node, graph, longest_path, unused_waits
-from zsim.run import Numerics, RankRun, Run
 from zsim.runs.backend import RunOptions
 from zsim.scenario import Scenario
 from zsim.scenario import parse as parse_scenario
 from zsim.simulator import SimBackend
-from zsim.validation import validate
 
 STRATEGIES = {
     "ddp": 'name = "ddp", bucket_cap_mb = 0.001',
@@ -99,7 +99,7 @@ def test_every_program_is_valid_obeys_the_laws_and_reads_back(found):
 def test_every_simulated_run_obeys_the_laws_folded_or_not(found):
     folded, whole = (SimBackend().run(found, options=RunOptions(all_ranks=every)) for every in (False, True))
 
-    assert laws.run_breaches(folded) == laws.run_breaches(whole) == ()
+    assert run_laws.run_breaches(folded) == run_laws.run_breaches(whole) == ()
     assert folded.step_time_ns == whole.step_time_ns
     shown = {rank.rank: rank for rank in whole.ranks}
     for rank in folded.ranks:
@@ -347,11 +347,11 @@ def broken_runs() -> dict[str, Run]:
 @pytest.mark.quality
 @pytest.mark.parametrize("name", broken_runs())
 def test_a_broken_run_breaks_its_law(name):
-    assert name.strip() in {breach.split(":")[0] for breach in laws.run_breaches(broken_runs()[name])}
+    assert name.strip() in {breach.split(":")[0] for breach in run_laws.run_breaches(broken_runs()[name])}
 
 
 def test_every_law_of_runs_has_a_run_that_breaks_it():
-    assert {name.strip() for name in broken_runs()} == set(laws.RUN_LAWS)
+    assert {name.strip() for name in broken_runs()} == set(run_laws.RUN_LAWS)
 
 
 # -- validation

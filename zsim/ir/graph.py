@@ -13,11 +13,11 @@ from typing import Any, Literal
 import networkx
 
 from zsim.errors import ProgramError
-from zsim.memory import label
-from zsim.ops import COLLECTIVES, Op
-from zsim.order import happened
-from zsim.program import PhaseName, Program, RankProgram
-from zsim.run_ahead import NONE, awaited
+from zsim.ir.happens_before import happened
+from zsim.ir.launch_queue import NONE, awaited
+from zsim.ir.ledger import label
+from zsim.ir.ops import COLLECTIVES, Op
+from zsim.ir.program import PhaseName, Program, RankProgram
 
 Node = tuple[Any, ...]
 Why = Literal["host", "queue", "issued", "wait", "stream", "communicator"]

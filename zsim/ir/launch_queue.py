@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zsim.ops import Op
+from zsim.ir.ops import Op
 
 NONE = -1
 SYNCHRONOUS = -1

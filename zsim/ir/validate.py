@@ -1,6 +1,6 @@
 """What a Program must be before anything interprets it: well-formed ops, waits that exist, buffers that live, ranks that meet.
 
-It says where the first breach is. What a correct strategy must have beyond that stands in `zsim.program_laws`.
+It says where the first breach is. What a correct strategy must have beyond that stands in `zsim.ir.program_laws`.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from itertools import pairwise, zip_longest
 
 from zsim.errors import ProgramError
-from zsim.memory import label, replay
-from zsim.mesh import Mesh
-from zsim.ops import COLLECTIVES, OP_KINDS, STREAMS, Op
-from zsim.program import PHASES, SECOND, Program
+from zsim.ir.ledger import label, replay
+from zsim.ir.mesh import Mesh
+from zsim.ir.ops import COLLECTIVES, OP_KINDS, STREAMS, Op
+from zsim.ir.program import PHASES, SECOND, Program
 
 Signature = tuple[str, int, str, int]
 Sequences = dict[str, list[tuple[Op, Signature]]]

@@ -1,0 +1,1 @@
+"""Program and Run: the data that everything else is about."""
