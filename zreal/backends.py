@@ -13,7 +13,7 @@ from typing import Any
 
 from zsim.errors import BackendUnavailableError
 from zsim.ir.run import IncompleteRunError, RankRun, Run, observed_ranks
-from zsim.models.transformers import TransformersModel
+from zsim.models.families.transformers import TransformersModel
 from zsim.part_memory import EXACT
 from zsim.runs.backend import Capabilities, RunOptions
 from zsim.saved import from_table

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from zreal.initial import DTYPES, generator_of
-from zsim.model import ModelSpec
+from zsim.models.spec import ModelSpec
+from zsim.models.training_options import Batch, Precision
 from zsim.scenario import Scenario
-from zsim.training import Batch, Precision
 
 MicroBatch = tuple[Tensor, Tensor]
 

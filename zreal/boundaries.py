@@ -25,7 +25,7 @@ from zreal.run_views import RunViews
 from zreal.storages import CalledAgain, Died, Place, StorageLog
 from zreal.untraceable import UntraceableError
 from zsim.autograd.lowered import Autograd
-from zsim.model import ROOT
+from zsim.models.spec import ROOT
 
 
 class _InputsDone(torch.autograd.Function):

@@ -30,7 +30,7 @@ from zsim.eager_sdpa import (
     flash_columns,
     rounded_up,
 )
-from zsim.training import Device
+from zsim.models.training_options import Device
 
 aten = torch.ops.aten
 ATTEND, DROPOUT, RMS_NORM = functional.scaled_dot_product_attention, functional.dropout, functional.rms_norm

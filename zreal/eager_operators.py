@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from zreal.initial import DTYPES
-from zsim.operators import Operator
+from zsim.models.operators import Operator
 
 _ROTARY_BASE = 10000.0
 KERNELS = {

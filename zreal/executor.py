@@ -27,7 +27,7 @@ from zsim.errors import ProgramError
 from zsim.ir.ops import Op
 from zsim.ir.program import Part, PhaseName, Program, RankProgram
 from zsim.ir.run import PhaseRecord, RankRun
-from zsim.model import ROOT
+from zsim.models.spec import ROOT
 from zsim.scenario import Scenario
 
 Rank = FlatRank | ReplicatedRank

@@ -20,8 +20,8 @@ from zreal.known_values import tell
 from zreal.untraceable import UntraceableError
 from zsim.io.json_reader import is_name
 from zsim.io.units import format_bytes
-from zsim.model import ROOT, Parameter, ParamGroup
-from zsim.training import Batch, Dtype
+from zsim.models.spec import ROOT, Parameter, ParamGroup
+from zsim.models.training_options import Batch, Dtype
 
 Units = Sequence[str] | Callable[[str, nn.Module], bool] | None
 Inputs = Sequence[Any] | Mapping[str, Any]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from zreal.boundaries import Visit
 from zreal.storages import Place
 from zreal.untraceable import UntraceableError
-from zsim.model import ROOT, ParamGroup
+from zsim.models.spec import ROOT, ParamGroup
 from zsim.traced_problems import lies_in
 
 

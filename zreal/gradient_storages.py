@@ -9,8 +9,8 @@ from zreal.parameter_gradients import ParameterGradients
 from zreal.storages import Born, Entry, Lives, Place
 from zreal.untraceable import UntraceableError
 from zsim.autograd.lowered import Accumulated
-from zsim.model import RUN
-from zsim.training import DTYPE_NBYTES, Dtype
+from zsim.models.spec import RUN
+from zsim.models.training_options import DTYPE_NBYTES, Dtype
 
 
 def gradient_storages(

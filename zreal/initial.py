@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from zsim.errors import ZsimError
-from zsim.model import Parameter
+from zsim.models.spec import Parameter
 
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

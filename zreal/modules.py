@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from zreal.eager_operators import apply
 from zreal.initial import DTYPES, ModelError, initial
 from zreal.recomputing import as_asked, recomputed
-from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
-from zsim.model import ROOT, ModelSpec, Module
-from zsim.models.transformers import TransformersModel
-from zsim.operators import Operator
-from zsim.repeats import first_runs
+from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
+from zsim.models.families.transformers import TransformersModel
+from zsim.models.operators import Operator
+from zsim.models.repeats import first_runs
+from zsim.models.spec import ROOT, ModelSpec, Module
 
 
 class Stretch(nn.Module):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from zsim.training import Device
+from zsim.models.training_options import Device
 
 NAMES: frozenset[Callable[..., Any]] = frozenset(
     {functional.one_hot, torch.ops.aten.one_hot, torch.ops.aten.one_hot.default}

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zsim.training import Optimizer
+from zsim.models.training_options import Optimizer
 
 EPSILON = 1e-6
 """AdamW's eps. A gradient that is zero but for rounding (that of a key's bias, which softmax cancels) stays far below it, so that

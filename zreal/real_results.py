@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from zsim.training import Device
+from zsim.models.training_options import Device
 
 Lie = tuple[int, ...] | torch.memory_format
 """How a tensor lies: its strides, or the format that they follow from."""

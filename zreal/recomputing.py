@@ -18,7 +18,7 @@ from torch.utils.checkpoint import (
     set_checkpoint_early_stop,
 )
 
-from zsim.checkpointing import Checkpointing
+from zsim.models.checkpointing import Checkpointing
 
 SAVED: dict[str, tuple[str, ...]] = {
     "linear": ("mm", "addmm"),

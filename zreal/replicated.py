@@ -19,8 +19,8 @@ from zreal.optimizers import hand_back, hand_over, make_optimizer, stepped_again
 from zsim import clipping, lowering
 from zsim.errors import ProgramError
 from zsim.ir.ops import Alloc, Op
-from zsim.model import Module
-from zsim.repeats import with_forwards
+from zsim.models.repeats import with_forwards
+from zsim.models.spec import Module
 from zsim.scenario import Scenario
 from zsim.strategies import ddp, replicated_model
 from zsim.strategies.building.training import Training

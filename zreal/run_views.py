@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 
-from zsim.model import ParamGroup
+from zsim.models.spec import ParamGroup
 from zsim.strategies.flat_views import view
 
 

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from zreal.boundaries import Boundaries
 from zreal.initial import DTYPES
-from zsim.model import ROOT, ParamGroup
+from zsim.models.spec import ROOT, ParamGroup
 
 SHARDED = DTYPES["float32"]
 _DTYPE = Tensor.dtype.__get__  # type: ignore[attr-defined]

@@ -23,7 +23,7 @@ from zreal.real_results import call
 from zreal.untraceable import UntraceableError
 from zsim.autograd.lowered import Accumulated
 from zsim.ir.ops import Kernel
-from zsim.training import Device
+from zsim.models.training_options import Device
 
 
 class Place(NamedTuple):

@@ -26,10 +26,10 @@ from zsim.autograd.lowered import (
     TapeEvent,
 )
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryKind
-from zsim.model import MODEL_INPUT, PART, ROOT, RUN, Module, ParamGroup
+from zsim.models.spec import MODEL_INPUT, PART, ROOT, RUN, Module, ParamGroup
+from zsim.models.training_options import Batch, Device, Dtype
 from zsim.tape import SEED
 from zsim.traced import FAMILY, LOSS, TracedModel, check, placed, stretch, whole
-from zsim.training import Batch, Device, Dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from zreal.initial import DTYPES, ModelError, initial
 from zreal.recomputing import recomputed
-from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
-from zsim.model import Module
-from zsim.models.transformers import EMBED, HEAD, TransformersModel
+from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
+from zsim.models.families.transformers import EMBED, HEAD, TransformersModel
+from zsim.models.spec import Module
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ from zreal.storages import Born, Lives, Place, StorageLog, merged
 from zreal.untraceable import UntraceableError
 from zsim.autograd.lowered import Autograd
 from zsim.io.units import format_bytes
-from zsim.training import Precision
+from zsim.models.training_options import Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,9 +31,9 @@ from zsim import saved
 from zsim.errors import BackendUnavailableError, ZsimError
 from zsim.io import files
 from zsim.ir.run import Numerics, RankRun, Run
+from zsim.models.training_options import Device
 from zsim.plan import plan
 from zsim.scenario import Scenario, load, parse
-from zsim.training import Device
 
 RENDEZVOUS_S = 60.0
 SAMPLES = 3

@@ -11,8 +11,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from zsim import combinations, training_part, wrapping
-from zsim.checkpointing import Checkpointing
+from zsim import combinations, training_part
 from zsim.cluster_table import made_cluster
 from zsim.errors import ScenarioError, ZsimError
 from zsim.execution import Execution
@@ -20,8 +19,12 @@ from zsim.expect import Expectation, expectation
 from zsim.hardware import ClusterSpec
 from zsim.io.units import parse_time
 from zsim.ir.mesh import AXES, Mesh
-from zsim.model import ModelSpec
 from zsim.model_table import made_model
+from zsim.models import wrapping
+from zsim.models.checkpointing import Checkpointing
+from zsim.models.spec import ModelSpec
+from zsim.models.training_options import Batch, Dtype, Optimizer, Precision
+from zsim.models.wrapping import Wrapping
 from zsim.schema import (
     BatchTable,
     CheckpointingTable,
@@ -31,8 +34,6 @@ from zsim.schema import (
     WrappingTable,
 )
 from zsim.strategies import STRATEGIES, wrapped
-from zsim.training import Batch, Dtype, Optimizer, Precision
-from zsim.wrapping import Wrapping
 
 DTYPES: dict[str, Dtype] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 Made = TypeVar("Made")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from zsim.training import Batch, Device
+from zsim.models.training_options import Batch, Device
 
 
 @dataclass(slots=True, kw_only=True, unsafe_hash=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from zsim.aten_call import Call, Sizes
-from zsim.operators import Operator
+from zsim.models.operators import Operator
 
 
 def view(source: str, output: str, nbytes: int, *, copies_gradient: bool = False, **more: Any) -> Call:

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from zsim import eager
 from zsim.aten_call import Call, Sizes
 from zsim.eager_attention import attention
-from zsim.operators import Operator
-from zsim.training import DTYPE_NBYTES, Batch, Device
+from zsim.models.operators import Operator
+from zsim.models.training_options import DTYPE_NBYTES, Batch, Device
 
 WIDE = "float32"
 

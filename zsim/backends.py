@@ -18,10 +18,10 @@ from zsim import saved
 from zsim.errors import BackendUnavailableError, ZsimError
 from zsim.ir.program import PHASES
 from zsim.ir.run import Run
+from zsim.models.training_options import Device
 from zsim.runs.backend import Backend, Capabilities, RunOptions
 from zsim.scenario import Scenario
 from zsim.simulator import SimBackend
-from zsim.training import Device
 
 __all__ = ["BackendError", "SimBackend", "UnknownBackendError", "ask", "capabilities", "find", "names"]
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from itertools import combinations
 
-from zsim import wrapping
 from zsim.hardware import ClusterSpec, Link
+from zsim.models import wrapping
 from zsim.scenario import Scenario
 from zsim.strategies import STRATEGIES, wrapped
 

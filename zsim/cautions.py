@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from zsim import wrapping
 from zsim.ir.ledger import Ledger
 from zsim.ir.program import Program
+from zsim.models import wrapping
+from zsim.models.training_options import DTYPE_NBYTES
+from zsim.models.wrapping import Wrapping
 from zsim.plan import plan
 from zsim.scenario import Scenario
 from zsim.strategies import STRATEGIES
-from zsim.training import DTYPE_NBYTES
-from zsim.wrapping import Wrapping
 
 
 def cautions(scenario: Scenario) -> tuple[str, ...]:

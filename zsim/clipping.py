@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent
-from zsim.training import DTYPE_NBYTES
+from zsim.models.training_options import DTYPE_NBYTES
 
 NORMS, CLIP = "gradient_norm", "gradient_clip"
 """The units of the ops that clipping is made of."""

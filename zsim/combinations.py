@@ -8,20 +8,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from zsim import checkpointing, compute, transformers_problems
-from zsim.checkpointing import Checkpointing
+from zsim import compute, transformers_problems
 from zsim.eager_sdpa import kernel_problem
 from zsim.errors import ScenarioError, ZsimError
 from zsim.execution import Execution
 from zsim.hardware import ClusterSpec
 from zsim.ir.mesh import Mesh
-from zsim.model import ModelSpec
+from zsim.models import checkpointing
+from zsim.models.checkpointing import Checkpointing
+from zsim.models.spec import ModelSpec
+from zsim.models.training_options import Batch, Dtype, Optimizer, Precision
+from zsim.models.wrapping import Wrapping
 from zsim.schema import ModelTable
 from zsim.strategies import STRATEGIES, model_problems, recomputed_problems
 from zsim.traced import FAMILY, TracedModel
-from zsim.training import Batch, Dtype, Optimizer, Precision
 from zsim.work import work
-from zsim.wrapping import Wrapping
 
 WORDS: dict[Dtype | Literal["none"], str] = {"none": "none", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 """Dtypes in the words of scenario files."""

@@ -14,7 +14,7 @@ from math import ceil
 from zsim.devices import Device
 from zsim.execution import EAGER, Execution
 from zsim.ir.ops import ACCUMULATE, LINEARS, MOVE_GRADIENT, NORM_STEP, Kernel, is_attention
-from zsim.training import DTYPE_NBYTES
+from zsim.models.training_options import DTYPE_NBYTES
 
 TILES = ((128, 256, 1.0), (256, 128, 1.0), (128, 128, 0.95), (64, 128, 0.8), (64, 64, 0.6))
 """Rows and columns of a tile, and its rate relative to the best: smaller ones read more for each product. CUTLASS's usual tiles."""

@@ -15,8 +15,8 @@ from zsim import eager_gpt2, eager_transformers
 from zsim.aten_call import Call, Sizes
 from zsim.eager_attention import attention, rotary
 from zsim.ir.ops import NORM_STEP
-from zsim.operators import Operator, OperatorKind
-from zsim.training import DTYPE_NBYTES, Batch, Device
+from zsim.models.operators import Operator, OperatorKind
+from zsim.models.training_options import DTYPE_NBYTES, Batch, Device
 
 __all__ = ["Call", "calls"]
 

@@ -10,7 +10,7 @@ from zsim import eager_sdpa
 from zsim.aten_call import Call, Sizes
 from zsim.aten_forms import batched_matmul, clone, constant, view
 from zsim.ir.ops import MASK_SCORES, SCALE_SCORES
-from zsim.operators import Operator
+from zsim.models.operators import Operator
 
 
 def rotary(op: Operator, sizes: Sizes) -> Iterator[Call]:

@@ -11,7 +11,7 @@ from typing import Any
 from zsim.aten_call import Call, Sizes
 from zsim.aten_forms import constant, view
 from zsim.eager_transformers import packed_check, places
-from zsim.operators import Operator
+from zsim.models.operators import Operator
 
 
 def conv1d(op: Operator, sizes: Sizes) -> Iterator[Call]:

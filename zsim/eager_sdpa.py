@@ -9,9 +9,9 @@ from typing import Any
 from zsim.aten_call import Call, Sizes
 from zsim.aten_forms import attention_flops, batched_matmul, clone, constant, view
 from zsim.eager_gpt2 import dropped
-from zsim.model import ModelSpec
-from zsim.operators import Operator
-from zsim.training import DTYPE_NBYTES, Device, Precision
+from zsim.models.operators import Operator
+from zsim.models.spec import ModelSpec
+from zsim.models.training_options import DTYPE_NBYTES, Device, Precision
 
 FLASH_ROWS, EFFICIENT_ROWS = 128, 32
 """What backward of CUDA's fused kernels rounds the number of queries up to, in its scratch."""

@@ -12,8 +12,8 @@ from typing import Any
 from zsim.aten_call import Call, Sizes
 from zsim.aten_forms import constant, view
 from zsim.ir.ops import NORM_STEP
-from zsim.operators import Operator
-from zsim.training import DTYPE_NBYTES
+from zsim.models.operators import Operator
+from zsim.models.training_options import DTYPE_NBYTES
 
 WIDE_NBYTES = DTYPE_NBYTES["float32"]
 INDEX_NBYTES = DTYPE_NBYTES["int64"]

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from zsim.advice import REMEDY, Way, needs, step_time, together
 from zsim.answer import Answer
 from zsim.changes import can_checkpoint, dropped, moved, refusals
-from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.errors import ScenarioError
 from zsim.io.units import format_bytes, format_time
 from zsim.ir.mesh import Mesh
+from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.scenario import Scenario
 from zsim.traced import TracedModel
 

@@ -22,7 +22,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from zsim import wrapping
 from zsim.answer import Verdict, answer
 from zsim.belongings import belongings
 from zsim.candidates import APART, BATCH, BATCHES, ENDS, KINDS, UNITS, batch_sizes, with_batch
@@ -31,6 +30,7 @@ from zsim.costs import Costs
 from zsim.errors import ScenarioError
 from zsim.io.units import format_bytes
 from zsim.ir.program import Program
+from zsim.models import wrapping
 from zsim.plan import plan
 from zsim.scenario import Scenario
 from zsim.slowdown import simulate_step

@@ -13,13 +13,13 @@ from operator import attrgetter
 
 from zsim import module_lowering, tape
 from zsim.autograd.lowered import Autograd, Computation, LoweredModule, ParameterGradient, TapeEvent
-from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.ir.ops import Alloc, Free
-from zsim.model import ModelSpec, Module
-from zsim.operators import Operator
-from zsim.repeats import repeats
+from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
+from zsim.models.operators import Operator
+from zsim.models.repeats import repeats
+from zsim.models.spec import ModelSpec, Module
+from zsim.models.training_options import Batch, Device
 from zsim.traced import TracedModel
-from zsim.training import Batch, Device
 
 Pattern = tuple[tuple[object, ...], ...]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from zsim.ir.ops import COLLECTIVES, MEMORY_KINDS
 from zsim.ir.run import RankRun, Run, Span, band_of
-from zsim.operators import Operator
+from zsim.models.operators import Operator
 from zsim.scenario import Scenario
 from zsim.traced import TracedModel
 

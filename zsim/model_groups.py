@@ -9,7 +9,7 @@ import tomllib
 from dataclasses import MISSING, asdict, fields
 from typing import Any
 
-from zsim.models import FAMILIES, Sizes, changed, preset
+from zsim.models.families import FAMILIES, Sizes, changed, preset
 from zsim.scenario import Scenario
 
 WORDS: dict[str, str] = {"num_layers": "layers", "hidden_size": "wide", "num_heads": "heads", "vocabulary": "words"}

@@ -7,13 +7,13 @@ from pathlib import Path
 from zsim import traced_file
 from zsim.errors import ScenarioError, ZsimError, shown
 from zsim.io import limits
-from zsim.model import ModelSpec
-from zsim.models import FAMILIES, build, huggingface, load_preset
-from zsim.models.checks import fit_problems
-from zsim.repeats import Uses, with_uses
+from zsim.models.families import FAMILIES, build, huggingface, load_preset
+from zsim.models.families.size_checks import fit_problems
+from zsim.models.repeats import Uses, with_uses
+from zsim.models.spec import ModelSpec
+from zsim.models.training_options import Batch
 from zsim.schema import ModelTable, sizes_table
 from zsim.table_checks import did_you_mean, validated
-from zsim.training import Batch
 
 
 def made_model(table: ModelTable, batch: Batch, folder: Path | None) -> ModelSpec:

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from zsim.aten_call import Call
 from zsim.ir.ops import ATTENTION_BACKWARD, Kernel
-from zsim.model import Parameter
-from zsim.training import DTYPE_NBYTES
+from zsim.models.spec import Parameter
+from zsim.models.training_options import DTYPE_NBYTES
 
 
 def forward_kernels(calls: Sequence[Call], *, dtype: str) -> tuple[Kernel, ...]:

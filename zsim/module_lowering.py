@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 from zsim.aten_call import Call
 from zsim.autograd.lowered import Computation, LoweredModule, Recomputed, TapeEvent
-from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.ir.ops import Free, MemoryEvent
-from zsim.model import ModelSpec, Parameter
+from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
+from zsim.models.spec import ModelSpec, Parameter
+from zsim.models.training_options import Batch, Device
 from zsim.module_kernels import backward_kernels, forward_kernels
 from zsim.module_parts import Part, blocks, cut_regions, maker_of_calls, parts_of
 from zsim.regions import Step
 from zsim.tape import SEED, Tape, summed
-from zsim.training import Batch, Device
 
 
 def lower_each(

@@ -12,13 +12,13 @@ from itertools import groupby, takewhile
 
 from zsim.aten_call import Call
 from zsim.autocast import Autocast
-from zsim.checkpointing import Checkpointing
 from zsim.eager import calls
-from zsim.model import MODEL_INPUT, RUN, ModelSpec, Module
+from zsim.models.checkpointing import Checkpointing
+from zsim.models.operators import Operator
+from zsim.models.spec import MODEL_INPUT, RUN, ModelSpec, Module
+from zsim.models.training_options import Batch, Device
 from zsim.needed import needed
-from zsim.operators import Operator
 from zsim.regions import Region, Step, packs_something
-from zsim.training import Batch, Device
 
 Maker = Callable[[Operator, dict[str, str]], tuple[Call, ...]]
 """Makes an operator's calls, given the dtypes of the model's values, which it may read and note."""

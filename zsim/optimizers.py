@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from zsim.ir.ops import MOVE_GRADIENT, Alloc, Free, Kernel, MemoryEvent
-from zsim.training import DTYPE_NBYTES, Optimizer
+from zsim.models.training_options import DTYPE_NBYTES, Optimizer
 
 STEP_NBYTES = 4
 """torch keeps AdamW's step counter as one float32 per parameter."""

@@ -7,11 +7,11 @@ from zsim.eager_sdpa import kernel_problem
 from zsim.errors import ScenarioError
 from zsim.ir.gc_pause import uncollected
 from zsim.ir.program import Program
-from zsim.repeats import with_forwards
+from zsim.models.repeats import with_forwards
+from zsim.models.training_options import Device
 from zsim.scenario import Scenario
 from zsim.strategies import STRATEGIES
 from zsim.strategies.building.training import Training
-from zsim.training import Device
 
 
 def training(scenario: Scenario, *, device: Device) -> Training:

@@ -13,19 +13,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from zsim.assembly import assembled
-from zsim.checkpointing import Checkpointing
 from zsim.errors import ScenarioError
 from zsim.execution import Execution
 from zsim.expect import Expectation
 from zsim.hardware import ClusterSpec
 from zsim.io import limits
 from zsim.ir.mesh import Mesh
-from zsim.model import ModelSpec
+from zsim.models.checkpointing import Checkpointing
+from zsim.models.spec import ModelSpec
+from zsim.models.training_options import Batch, Optimizer, Precision
+from zsim.models.wrapping import Wrapping
 from zsim.strategies import STRATEGIES
 from zsim.table_checks import each_key_once, parts, strategy_of
-from zsim.training import Batch, Optimizer, Precision
 from zsim.work import Work, work
-from zsim.wrapping import Wrapping
 
 OUTSIDE_THE_TRAINING = ("description", "cluster", "allocator", "execution", "expect")
 

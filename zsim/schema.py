@@ -15,8 +15,8 @@ from zsim.execution import Accumulation, AttentionKernels, Casts, Loss, Norms, P
 from zsim.expect import FIGURES
 from zsim.hardware import clusters
 from zsim.io.units import UnitError, parse_bytes, parse_time
-from zsim.models import FAMILIES, presets
-from zsim.operators import AttentionKind
+from zsim.models.families import FAMILIES, presets
+from zsim.models.operators import AttentionKind
 from zsim.strategies import STRATEGIES
 from zsim.strategies.flat_buffer.groups import Granularity
 

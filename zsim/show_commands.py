@@ -127,11 +127,11 @@ def _scenarios() -> Iterator[Row]:
 
 
 def _models() -> Iterator[Row]:
-    from zsim import models  # only `zsim list models` needs the sources
+    from zsim.models import families  # only `zsim list models` needs the sources
 
-    for name in models.presets():
-        found, spec = models.preset(name), models.load_preset(name)
-        at = f" at a sequence length of {models.LISTED_LENGTH:,}, whose positions are learned" if found.has_open_positions else ""
+    for name in families.presets():
+        found, spec = families.preset(name), families.load_preset(name)
+        at = f" at a sequence length of {families.LISTED_LENGTH:,}, whose positions are learned" if found.has_open_positions else ""
         yield name, f"{spec.num_parameters:,} parameters{at}; {found.source}"
 
 

@@ -15,10 +15,10 @@ from zsim.aten_call import Call
 from zsim.autograd.lowered import InnerCall, NodeOver, ParameterGradient, Recomputed, storage_events
 from zsim.gradients import Gradients, Part
 from zsim.ir.ops import Free, MemoryEvent
-from zsim.model import ModelSpec
+from zsim.models.spec import ModelSpec
+from zsim.models.training_options import DTYPE_NBYTES, Batch
 from zsim.regions import Region, Step, packs_its_output
 from zsim.storages import Storages
-from zsim.training import DTYPE_NBYTES, Batch
 
 SEED = "loss:seed"
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from zsim.autograd.lowered import NOTHING, Autograd, LoweredModule
-from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.errors import ZsimError
 from zsim.ir.ops import Alloc, Free
-from zsim.model import MODEL_INPUT, ROOT, RUN, ModelSpec, Module, ParamGroup, is_model_input
-from zsim.operators import Operator, OperatorKind
+from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
+from zsim.models.operators import Operator, OperatorKind
+from zsim.models.spec import MODEL_INPUT, ROOT, RUN, ModelSpec, Module, ParamGroup, is_model_input
+from zsim.models.training_options import Batch, Device, Dtype
 from zsim.traced_problems import problems
-from zsim.training import Batch, Device, Dtype
 
 FAMILY: Final = "traced"
 LOSS = "loss"

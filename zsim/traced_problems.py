@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from zsim.autograd.lowered import Accumulated, InnerCall, LoweredModule, NodeOver, ParameterGradient, Recomputed
 from zsim.ir.ops import Alloc, Free
-from zsim.model import ROOT, RUN, ModelSpec
+from zsim.models.spec import ROOT, RUN, ModelSpec
 from zsim.tape import SEED
 
 

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from zsim.errors import ScenarioError, shown
-from zsim.model import ModelSpec, ParamGroup
+from zsim.models.spec import ModelSpec, ParamGroup
 from zsim.traced import TracedModel
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from zsim.checkpointing import Checkpointing
-from zsim.model import ModelSpec
-from zsim.models.transformers import TransformersModel
-from zsim.repeats import most_runs
-from zsim.training import Batch
-from zsim.wrapping import Wrapping
+from zsim.models.checkpointing import Checkpointing
+from zsim.models.families.transformers import TransformersModel
+from zsim.models.repeats import most_runs
+from zsim.models.spec import ModelSpec
+from zsim.models.training_options import Batch
+from zsim.models.wrapping import Wrapping
 
 
 def problems(

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from zsim.ir.mesh import Mesh
-from zsim.model import ModelSpec
-from zsim.repeats import most_runs
+from zsim.models.repeats import most_runs
+from zsim.models.spec import ModelSpec
+from zsim.models.training_options import Batch
 from zsim.strategies import STRATEGIES
-from zsim.training import Batch
 
 MAX_RANKS = 1_000_000
 """Ranks: ten seconds for looking once at each."""

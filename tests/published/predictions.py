@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.published.traces import whole
 from zsim.answer import Answer, answer
-from zsim.checkpointing import NO_CHECKPOINTING
+from zsim.models.checkpointing import NO_CHECKPOINTING
 from zsim.plan import plan
 from zsim.scenario import Scenario, parse
 

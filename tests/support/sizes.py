@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from zsim.model import Parameter, ParamGroup
+from zsim.models.spec import Parameter, ParamGroup
 
 num_shards = st.integers(1, 17)
 """Ranks of a group: one, primes and powers of two among them."""

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.collectives import ring
 from zsim.ir.ledger import Ledger
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import COLLECTIVES, Alloc, Free, Op
 from zsim.ir.program import Program
 from zsim.lowering import lower
-from zsim.model import ModelSpec, ParamGroup
-from zsim.models.gpt import GptSizes, build
+from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
+from zsim.models.families.gpt import GptSizes, build
+from zsim.models.spec import ModelSpec, ParamGroup
+from zsim.models.training_options import Batch, Precision
 from zsim.strategies import ddp
 from zsim.strategies.building.training import Training
-from zsim.training import Batch, Precision
 
 
 def small_model() -> ModelSpec:

@@ -12,10 +12,10 @@ from zsim.ir.mesh import Mesh
 from zsim.ir.ops import MOVE_GRADIENT, Kernel, Op
 from zsim.ir.program import Program
 from zsim.lowering import lower
-from zsim.model import ROOT
-from zsim.models.mlp import MlpSizes, build
+from zsim.models.families.mlp import MlpSizes, build
+from zsim.models.spec import ROOT
+from zsim.models.training_options import Batch, Precision
 from zsim.strategies.building.training import Training
-from zsim.training import Batch, Precision
 
 WIDTH = 64
 BLOCK_NUMEL = 2 * WIDTH * WIDTH + 2 * WIDTH

@@ -19,7 +19,7 @@ from zreal.meters.memory import MemoryMeter
 from zreal.ranks import REFERENCE
 from zreal.replicated import ReplicatedRank
 from zsim.ir.ops import Op
-from zsim.training import Optimizer
+from zsim.models.training_options import Optimizer
 
 Say = Callable[[str], None]
 Keep = Callable[[dict[str, Any]], None]

@@ -27,8 +27,8 @@ from zreal import torch_private
 from zreal.tracing import trace
 from zreal.untraceable import UntraceableError
 from zsim.ir.mesh import Mesh
+from zsim.models.training_options import Dtype
 from zsim.strategies import ddp, fsdp2
-from zsim.training import Dtype
 
 X = (torch.ones(2, 6, 16),)
 

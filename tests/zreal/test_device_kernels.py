@@ -20,12 +20,12 @@ from zreal import batching, modules
 from zreal.device_kernels import KernelChoices, result_nbytes
 from zreal.tracing import trace
 from zsim.autograd.lowered import LoweredModule
-from zsim.checkpointing import Checkpointing
 from zsim.ir.ops import Alloc, Free
 from zsim.lowering import lower
-from zsim.model import ModelSpec
-from zsim.models import gpt, huggingface, llama
-from zsim.training import Batch, Dtype
+from zsim.models.checkpointing import Checkpointing
+from zsim.models.families import gpt, huggingface, llama
+from zsim.models.spec import ModelSpec
+from zsim.models.training_options import Batch, Dtype
 
 WIDTHS = (8, 10, 12, 16, 20, 24)
 """Of heads. Flash attention wants a multiple of 8, memory-efficient attention one of 4 in float32."""

@@ -17,9 +17,9 @@ from zreal import torch_private
 from zreal.tracing import trace
 from zreal.untraceable import UntraceableError
 from zsim.ir.mesh import Mesh
+from zsim.models.training_options import Dtype
 from zsim.strategies import fsdp2
 from zsim.traced_file import dump, parse
-from zsim.training import Dtype
 
 WIDTH = 16
 

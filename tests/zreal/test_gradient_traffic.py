@@ -19,7 +19,7 @@ from zreal.executor import execute
 from zreal.flat import FlatRank
 from zreal.replicated import ReplicatedRank
 from zsim.ir.ops import MOVE_GRADIENT, Op
-from zsim.model import ROOT
+from zsim.models.spec import ROOT
 from zsim.plan import plan
 from zsim.scenario import parse
 

@@ -24,11 +24,11 @@ from zsim.ir.ledger import replay
 from zsim.ir.ops import COLLECTIVES, Alloc, Free
 from zsim.ir.program import PHASES
 from zsim.lowering import lower
-from zsim.models import huggingface
+from zsim.models.families import huggingface
+from zsim.models.training_options import DTYPE_NBYTES, Dtype
 from zsim.plan import plan
 from zsim.runs.backend import RunOptions
 from zsim.scenario import Scenario, parse
-from zsim.training import DTYPE_NBYTES, Dtype
 
 transformers = pytest.importorskip("transformers", minversion="5")
 

@@ -12,10 +12,10 @@ from zreal.eager_operators import apply
 from zreal.initial import DTYPES
 from zsim.eager import calls
 from zsim.lowering import lower
-from zsim.model import ModelSpec
-from zsim.models import gpt, llama, load_preset
-from zsim.operators import Operator
-from zsim.training import Batch
+from zsim.models.families import gpt, llama, load_preset
+from zsim.models.operators import Operator
+from zsim.models.spec import ModelSpec
+from zsim.models.training_options import Batch
 
 TINY = ("mlp-tiny", "mlp-uneven", "gpt-tiny", "llama-tiny")
 BATCH = Batch(micro_batch=2, sequence_length=16)

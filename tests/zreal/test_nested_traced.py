@@ -27,10 +27,10 @@ from zreal.recomputing import as_asked
 from zreal.tracing import trace
 from zsim.autograd.lowered import InnerCall
 from zsim.ir.mesh import Mesh
+from zsim.models.training_options import Dtype
 from zsim.strategies import ddp, fsdp2
 from zsim.traced import TracedModel
 from zsim.traced_file import dump, parse
-from zsim.training import Dtype
 
 INNER = {
     "llama, no cache": ("mlp", "self_attn"),

@@ -19,8 +19,8 @@ from zreal.storages import StorageLog
 from zreal.tracing import trace
 from zreal.untraceable import UntraceableError
 from zsim.ir.ops import Alloc
+from zsim.models.training_options import Device
 from zsim.traced import TracedModel
-from zsim.training import Device
 
 WIDTH, EXPERTS = 16, 64
 Use = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -8,7 +8,7 @@ import torch
 from zreal.meters.memory import MemoryMeter
 from zsim import optimizers
 from zsim.ir.ops import Alloc, MemoryEvent
-from zsim.training import Optimizer
+from zsim.models.training_options import Optimizer
 
 NUMELS = (5, 0, 300, 70)
 

@@ -9,8 +9,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from zreal.optimizers import make_optimizer
+from zsim.models.training_options import Optimizer
 from zsim.optimizers import kernels
-from zsim.training import Optimizer
 
 NUMEL = 1000
 

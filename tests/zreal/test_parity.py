@@ -26,9 +26,9 @@ from zreal.numerics import (
 from zreal.subjects.table import SUBJECTS
 from zsim.backends import find
 from zsim.cli import main
+from zsim.models.training_options import Precision
 from zsim.runs.backend import RunOptions
 from zsim.scenario import Scenario, parse
-from zsim.training import Precision
 
 pytestmark = pytest.mark.gloo
 

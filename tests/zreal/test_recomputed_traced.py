@@ -20,8 +20,8 @@ from zreal import torch_private
 from zreal.tracing import trace
 from zreal.untraceable import UntraceableError
 from zsim.changes import EVERY_BLOCK
-from zsim.checkpointing import Checkpointing
 from zsim.ir.mesh import Mesh
+from zsim.models.checkpointing import Checkpointing
 from zsim.strategies import ddp, fsdp2
 from zsim.traced import TracedModel
 from zsim.traced_file import dump, parse

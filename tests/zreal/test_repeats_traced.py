@@ -28,9 +28,9 @@ from zreal import torch_private
 from zreal.tracing import trace
 from zsim.changes import EVERY_BLOCK
 from zsim.ir.mesh import Mesh
+from zsim.models.training_options import Dtype
 from zsim.strategies import ddp, fsdp2, zero3
 from zsim.traced_file import dump, parse
-from zsim.training import Dtype
 
 Order = Literal["block", "stack"]
 

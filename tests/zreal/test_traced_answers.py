@@ -9,8 +9,8 @@ import pytest
 from tests.zreal.user_modules import CASES
 from zreal.tracing import trace
 from zsim.cli import main
+from zsim.models.training_options import Device
 from zsim.traced_file import save
-from zsim.training import Device
 
 SCENARIO = """
 model = {{ traced = "mine.json" }}

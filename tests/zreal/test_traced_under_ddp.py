@@ -20,10 +20,10 @@ from zsim.ir.ledger import replay
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import COLLECTIVES
 from zsim.lowering import lower
+from zsim.models.training_options import Dtype, Precision
 from zsim.strategies import ddp, zero_redundancy
 from zsim.strategies.building.training import Training
 from zsim.traced import TracedModel
-from zsim.training import Dtype, Precision
 
 Collectives = list[tuple[str, int]]
 

@@ -22,13 +22,13 @@ from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free
 from zsim.ir.program import PHASES
 from zsim.lowering import lower
-from zsim.model import ROOT, ModelSpec
-from zsim.models import load_preset
+from zsim.models.families import load_preset
+from zsim.models.spec import ROOT, ModelSpec
+from zsim.models.training_options import Batch, Device, Dtype, Precision
 from zsim.strategies import STRATEGIES
 from zsim.strategies.building.training import Training
 from zsim.traced import TracedModel, TracedModelError
 from zsim.traced_file import dump, parse
-from zsim.training import Batch, Device, Dtype, Precision
 
 FAMILIES = [("mlp-tiny", None), ("mlp-uneven", None), ("gpt-tiny", "explicit"), ("gpt-tiny", "sdpa")]
 

@@ -29,9 +29,9 @@ from zreal import torch_private
 from zreal.tracing import trace
 from zreal.untraceable import UntraceableError
 from zsim.changes import EVERY_BLOCK
-from zsim.checkpointing import NO_CHECKPOINTING
 from zsim.errors import ZsimError
 from zsim.ir.mesh import Mesh
+from zsim.models.checkpointing import NO_CHECKPOINTING
 from zsim.scenario import parse
 from zsim.strategies import ddp, fsdp1
 from zsim.traced import TracedModel

@@ -11,10 +11,10 @@ from tests.zreal.user_modules import Case, tokens
 from zreal import torch_private
 from zreal.tracing import trace
 from zsim.ir.mesh import Mesh
+from zsim.models.training_options import Dtype
 from zsim.strategies import fsdp2
 from zsim.strategies.ddp import Options, model_problems
 from zsim.traced_file import dump, parse
-from zsim.training import Dtype
 
 
 class Skipping(nn.Module):

@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from tests.zreal.split_nodes import NUM_UNITS, SPLIT, rows
-from zsim.training import Dtype
+from zsim.models.training_options import Dtype
 
 
 class Encoder(nn.Module):

@@ -10,13 +10,13 @@ from zsim.autograd.lowered import LoweredModule
 from zsim.errors import ScenarioError
 from zsim.ir.ops import Alloc, Free
 from zsim.lowering import lower
-from zsim.models import gpt, mlp
-from zsim.models.gpt import GptSizes
-from zsim.models.mlp import MlpSizes
+from zsim.models.families import gpt, mlp
+from zsim.models.families.gpt import GptSizes
+from zsim.models.families.mlp import MlpSizes
+from zsim.models.training_options import Batch
 from zsim.module_lowering import lower_each
 from zsim.plan import plan
 from zsim.scenario import Scenario, parse
-from zsim.training import Batch
 
 BATCH = Batch(micro_batch=2, sequence_length=8)
 SMALL = GptSizes(num_layers=6, hidden_size=8, num_heads=2, vocabulary=11)

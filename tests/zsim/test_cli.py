@@ -15,7 +15,7 @@ from zsim import backends, saved
 from zsim.cli import main
 from zsim.io.units import format_time
 from zsim.ir.run import Numerics, RankRun, Run
-from zsim.models import load_preset, presets
+from zsim.models.families import load_preset, presets
 from zsim.runs.backend import Capabilities, RunOptions
 from zsim.scenario import Scenario
 

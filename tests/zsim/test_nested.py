@@ -8,11 +8,11 @@ from zsim.advice import changes, refusals
 from zsim.changes import moved
 from zsim.errors import ScenarioError
 from zsim.fit import ways
+from zsim.models.training_options import Device
+from zsim.models.wrapping import Wrapping, wrapped
 from zsim.plan import plan
 from zsim.scenario import Scenario, parse
 from zsim.strategies.building.parameters import named_parameters
-from zsim.training import Device
-from zsim.wrapping import Wrapping, wrapped
 
 GPT = 'family = "gpt", sizes = { num_layers = 3, hidden_size = 8, num_heads = 2, vocabulary = 13 }'
 MLP = 'family = "mlp", sizes = { dims = [6, 6, 6], hidden = 7, num_classes = 3 }'

@@ -10,11 +10,11 @@ from zsim.ir.ledger import replay
 from zsim.ir.ops import Alloc, Kernel
 from zsim.ir.program import Program
 from zsim.ir.program import parse as parse_program
+from zsim.models.training_options import DTYPE_NBYTES
 from zsim.plan import plan
 from zsim.runs.backend import RunOptions
 from zsim.scenario import Scenario, parse
 from zsim.simulator import SimBackend
-from zsim.training import DTYPE_NBYTES
 
 
 def scenario(*, offload: str = "true", accumulation: int = 1, name: str = '"fsdp2"', precision: str = "bf16", more: str = "") -> Scenario:

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from zsim.eager import Call, calls
 from zsim.eager_sdpa import without_kernel
 from zsim.ir.ops import Alloc, Free
-from zsim.models import build, huggingface, load_preset, presets
-from zsim.models.gpt import GptSizes
-from zsim.models.layers import linear
+from zsim.models.families import build, huggingface, load_preset, presets
+from zsim.models.families.gpt import GptSizes
+from zsim.models.families.layers import linear
+from zsim.models.operators import Operator, OperatorKind
+from zsim.models.training_options import Batch, Device, Dtype, Optimizer
 from zsim.module_lowering import lower_each
-from zsim.operators import Operator, OperatorKind
 from zsim.optimizers import kernels
-from zsim.training import Batch, Device, Dtype, Optimizer
 
 small = st.integers(1, 64)
 

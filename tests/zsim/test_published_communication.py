@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from tests.support.small_programs import ddp_bytes, parameter_bytes, sent, small_training
-from zsim.checkpointing import Checkpointing
 from zsim.closed_forms import (
     bytes_sent_per_step,
 )
 from zsim.collectives import ring
 from zsim.ir.mesh import Mesh
+from zsim.models.checkpointing import Checkpointing
 from zsim.strategies import fsdp2, hsdp, zero1, zero2, zero3
 
 GB = 10**9

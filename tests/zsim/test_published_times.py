@@ -20,7 +20,6 @@ from tests.support.small_programs import (
     small_training,
     steady,
 )
-from zsim.checkpointing import Checkpointing
 from zsim.closed_forms import (
     MIXED_ADAM,
     bytes_sent_per_step,
@@ -35,7 +34,8 @@ from zsim.hardware import load_cluster
 from zsim.io.units import parse_rate
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import ACCUMULATE, COLLECTIVES, Op
-from zsim.models import mlp
+from zsim.models.checkpointing import Checkpointing
+from zsim.models.families import mlp
 from zsim.strategies import fsdp2, zero1, zero3
 
 GB = 10**9

@@ -11,8 +11,8 @@ from tests.support.folders import ROOT
 from zsim import scenario, schema
 from zsim.errors import ScenarioError, ZsimError, shown
 from zsim.ir.mesh import Mesh
+from zsim.models.training_options import Batch, Optimizer, Precision
 from zsim.plan import plan
-from zsim.training import Batch, Optimizer, Precision
 
 FILES = sorted((ROOT / "scenarios").rglob("*.toml"))
 WHOLE = """\

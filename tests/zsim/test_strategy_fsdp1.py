@@ -11,13 +11,13 @@ from zsim.errors import ScenarioError
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import COLLECTIVES, Alloc, Op
 from zsim.ir.program import Program, RankProgram
+from zsim.models.training_options import Device
 from zsim.plan import plan as plan_scenario
 from zsim.scenario import parse
 from zsim.strategies import fsdp1
 from zsim.strategies.building.training import Training
 from zsim.strategies.dividing import division
 from zsim.strategies.flat_parameters import flat_parameters, stepped
-from zsim.training import Device
 
 BLOCKS = ["blocks.0", "blocks.1", "blocks.2"]
 

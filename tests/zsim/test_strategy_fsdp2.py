@@ -16,11 +16,11 @@ from zsim.ir.mesh import Mesh
 from zsim.ir.ops import COLLECTIVES, Alloc, Free, Op
 from zsim.ir.program import PHASES, Program
 from zsim.lowering import lower
-from zsim.model import ModelSpec
+from zsim.models.spec import ModelSpec
+from zsim.models.training_options import Batch, Precision
 from zsim.scenario import parse
 from zsim.strategies import hsdp
 from zsim.strategies.building.training import Training
-from zsim.training import Batch, Precision
 
 BLOCKS = ["blocks.0", "blocks.1", "blocks.2"]
 FORWARD_GATHERS = [("all_gather", unit) for unit in ["root", *BLOCKS]]

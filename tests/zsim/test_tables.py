@@ -9,11 +9,12 @@ import pytest
 
 from tests.support.folders import ROOT
 from zreal.subjects.table import SUBJECTS
-from zsim import hardware, models, operators
+from zsim import hardware
 from zsim.collectives import ALGORITHMS
 from zsim.eager import _CALLS
 from zsim.ir import program_laws, run_laws
-from zsim.models import FAMILIES
+from zsim.models import families, operators
+from zsim.models.families import FAMILIES
 from zsim.schema import strategy_table
 from zsim.strategies import STRATEGIES
 
@@ -61,11 +62,11 @@ def test_each_subject_is_in_its_table():
 
 def test_each_preset_is_listed_and_loads():
     files = {file.stem for file in (ROOT / "zsim/presets/models").iterdir()}
-    assert files == set(models.presets())
+    assert files == set(families.presets())
     clusters = {file.stem for file in (ROOT / "zsim/presets/clusters").iterdir()}
     assert clusters == set(hardware.clusters())
-    for name in models.presets():
-        assert models.preset(name).source
+    for name in families.presets():
+        assert families.preset(name).source
     for name in hardware.clusters():
         assert hardware.load_cluster(name).name == name
 

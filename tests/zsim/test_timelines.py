@@ -11,8 +11,8 @@ import pytest
 
 from tests.support.timelines import Toy, over, timeline, training
 from zsim.ir.ops import Op
+from zsim.models.training_options import Precision
 from zsim.strategies import ddp, fsdp1, fsdp2
-from zsim.training import Precision
 
 FAST = {"all_gather": 10, "reduce_scatter": 15, "all_reduce": 20}
 SLOW = {"all_gather": 40, "reduce_scatter": 60}

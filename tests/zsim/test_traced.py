@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from zsim import metrics, scenario, traced_file
 from zsim.autograd.lowered import Autograd, LoweredModule
 from zsim.changes import changes
-from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.errors import ScenarioError, ZsimError
 from zsim.fit import ways
 from zsim.io.files import PlaceError
@@ -25,7 +24,9 @@ from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free
 from zsim.ir.program import PHASES
 from zsim.lowering import loss_buffers, lower
-from zsim.models import load_preset
+from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
+from zsim.models.families import load_preset
+from zsim.models.training_options import Batch, Precision
 from zsim.plan import plan
 from zsim.runs.backend import RunOptions
 from zsim.simulator import SimBackend
@@ -33,7 +34,6 @@ from zsim.strategies import STRATEGIES, ddp, fsdp1, model_problems
 from zsim.strategies.building.training import Training
 from zsim.traced import FAMILY, Otherwise, TracedModel, TracedModelError, check, check_whole, stretch
 from zsim.traced_file import dump, load, parse, save
-from zsim.training import Batch, Precision
 
 BATCH = Batch(micro_batch=2)
 SPEC = load_preset("mlp-tiny", sequence_length=1, num_layers=None, attention=None)

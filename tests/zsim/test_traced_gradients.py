@@ -17,11 +17,11 @@ from zsim.errors import ZsimError
 from zsim.ir.ledger import replay
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free, Op
+from zsim.models.training_options import Precision
 from zsim.strategies import STRATEGIES
 from zsim.strategies.building.training import Training
 from zsim.traced import TracedModel, check
 from zsim.traced_file import ACCUMULATED, COPIED, WAITS, dump, parse
-from zsim.training import Precision
 
 Rows = list[list[str]]
 WEIGHT, BIAS, EARLIER = "blocks.1.fc1.weight", "blocks.1.fc1.bias", "blocks.1.fc2.bias"

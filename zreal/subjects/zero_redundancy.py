@@ -12,8 +12,8 @@ from zreal.meters.held import state_tensors
 from zreal.modules import Model
 from zreal.optimizers import EPSILON, trained
 from zreal.subjects import Subject, ddp
+from zsim.models.training_options import Optimizer
 from zsim.scenario import Scenario
-from zsim.training import Optimizer
 
 
 def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:

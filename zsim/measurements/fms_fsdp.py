@@ -28,7 +28,7 @@ from zsim.measurements.resharding import of_fsdp1
 from zsim.measurements.shardings import of_fsdp2, one_replica, sharding, unsharded
 from zsim.measurements.software import norms, version
 from zsim.measurements.table import Record, RowError, Step
-from zsim.models import preset
+from zsim.models.families import preset
 
 COLUMNS = frozenset(("model", "n_gpus", "gpu", "seq_len", "sharding"))
 ONE_OF = (frozenset(("micro_batch", "grad_accum")),)

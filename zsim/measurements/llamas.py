@@ -7,14 +7,14 @@ from typing import Any
 
 from zsim.measurements.checks import said
 from zsim.measurements.table import Record, RowError
-from zsim.models import preset, spelled
+from zsim.models.families import aliases, preset
 
 
 def model_of(name: str) -> str:
     """The preset of the Llama that `name` spells; RowError for another model."""
-    known = spelled.llama(name)
+    known = aliases.llama(name)
     if not known:
-        expected = ", ".join(f"llama{generation}-{size}b" for generation, size in spelled.LLAMAS)
+        expected = ", ".join(f"llama{generation}-{size}b" for generation, size in aliases.LLAMAS)
         raise RowError(f"model: expected one of {expected}, found {name[:40]!r}")
     return known
 

@@ -37,7 +37,7 @@ from zsim.measurements.resharding import of_fsdp1
 from zsim.measurements.shardings import of_fsdp2, one_replica, sharding, unsharded
 from zsim.measurements.software import VERSIONS, stops_early
 from zsim.measurements.table import Record, RowError, Step
-from zsim.models import preset, presets, spelled
+from zsim.models.families import aliases, preset, presets
 
 COLUMNS = frozenset(("seq_len", "n_gpus", "sharding", "gpu"))
 ONE_OF = (frozenset(("d_model", "mp_mode")), frozenset(("micro_batch", "grad_accum")),)
@@ -224,7 +224,7 @@ def _sizes(record: Record, attention: Attention, assumed: Assumed) -> dict[str, 
 
 def _size(record: Record, name: str, assumed: Assumed) -> int:
     """The row's own, or that of the preset of its model; RowError where there is neither."""
-    known = spelled.mpt(record.text("model", ""))
+    known = aliases.mpt(record.text("model", ""))
     if record.text(name, "") or known not in presets():
         return record.size(name)
     assumed.add(f"sizes of the preset {known} where the row has none")
@@ -235,7 +235,7 @@ def _as_named(record: Record, sizes: Mapping[str, Any], assumed: Assumed) -> Non
     """RowError where the model goes by the name of an MPT that is wider or deeper, as are its feed-forward layers; MPT 30B has been trained
     with other heads too."""
     words = record.text("model", "")
-    known = spelled.mpt(words)
+    known = aliases.mpt(words)
     if known not in presets():
         if words:
             assumed.add(f"model = {words[:40]!r} is not known: a gpt of the row's sizes", widens=UNREAD)

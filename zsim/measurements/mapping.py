@@ -13,7 +13,7 @@ from zsim.errors import ZsimError
 from zsim.measurements.checks import UNREAD, Assumed, said, some_memory, unread, unsaid, whole_field
 from zsim.measurements.machines import Machine
 from zsim.measurements.table import Record, RowError, Step
-from zsim.models import FAMILIES, build, load_preset
+from zsim.models.families import FAMILIES, build, load_preset
 
 SAID_ELSEWHERE = (
     *("interconnect", "inter_node_gbps_per_node", "n_gpus", "micro_batch", "local_batch", "grad_accum", "n_microbatches"),

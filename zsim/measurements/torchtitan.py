@@ -36,7 +36,7 @@ from zsim.measurements.resharding import resharding, said_in
 from zsim.measurements.shardings import one_replica
 from zsim.measurements.software import norms, version
 from zsim.measurements.table import Record, RowError, Step
-from zsim.models import preset
+from zsim.models.families import preset
 
 COLUMNS = frozenset(("model", "n_gpus", "seq_len", "gpu"))
 ONE_OF = (frozenset(("local_batch", "global_batch")),)

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from zsim import wrapping
 from zsim.autograd.lowered import Autograd
-from zsim.checkpointing import Checkpointing
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program
-from zsim.model import ModelSpec
+from zsim.models import wrapping
+from zsim.models.checkpointing import Checkpointing
+from zsim.models.spec import ModelSpec
+from zsim.models.wrapping import Wrapping
 from zsim.strategies import ddp, flat_views, fsdp1, fsdp2, hsdp, zero1, zero2, zero3, zero_redundancy
-from zsim.wrapping import Wrapping
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Op
 from zsim.ir.program import Program
-from zsim.model import ModelSpec, Parameter
+from zsim.models.spec import ModelSpec, Parameter
+from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies import replicated_construction, replicated_model
 from zsim.strategies.building import step as building
 from zsim.strategies.building.step import Step
@@ -24,7 +25,6 @@ from zsim.strategies.building.training import Training
 from zsim.strategies.replicated import ReplicatedStep
 from zsim.strategies.replicated_model import Bucket, ReplicatedModel
 from zsim.traced import TracedModel
-from zsim.training import DTYPE_NBYTES
 
 MIB = 1 << 20
 FIRST_BUCKET_CAP_MB, BUCKET_CAP_MB = 1, 25

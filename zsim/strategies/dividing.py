@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zsim.ir.ops import Kernel
-from zsim.training import DTYPE_NBYTES
+from zsim.models.training_options import DTYPE_NBYTES
 
 
 def division(world_size: int) -> tuple[float, float]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from zsim.ir.ops import Alloc, Free, MemoryEvent
-from zsim.model import ROOT, ModelSpec
+from zsim.models.spec import ROOT, ModelSpec
+from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building.step import Step
 from zsim.strategies.flat_parameters import FlatParameter
 from zsim.strategies.flat_sharded import FlatShardedStep
 from zsim.strategies.passes import ORIGINAL
-from zsim.training import DTYPE_NBYTES
 
 
 def construction(flats: list[FlatParameter], model: ModelSpec, *, kept: tuple[int, ...]) -> Step:

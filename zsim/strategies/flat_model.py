@@ -10,13 +10,13 @@ from functools import cached_property
 from zsim.autograd.lowered import LoweredModule, ParameterGradient
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind
+from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building.backward_events import accumulated_after_sums, late_weights
 from zsim.strategies.building.kernels import MASTER_DTYPE, accumulate_kernel, copy_kernel
 from zsim.strategies.building.parameters import used_parameters
 from zsim.strategies.building.step import Step
 from zsim.strategies.building.training import Training
 from zsim.strategies.flat_buffer.groups import FlatGroup, Granularity, flat_groups
-from zsim.training import DTYPE_NBYTES
 
 AXIS = "dp_shard"
 

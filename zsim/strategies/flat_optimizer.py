@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from zsim import clipping, optimizers
 from zsim.ir.ops import Alloc, Free, MemoryEvent
-from zsim.model import ROOT
+from zsim.models.spec import ROOT
+from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.flat_sharded import FlatShardedStep
 from zsim.strategies.passes import ORIGINAL
-from zsim.training import DTYPE_NBYTES
 
 
 def optimizer(

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from zsim.ir.sharding import FlatLayout
-from zsim.model import ModelSpec, ParamGroup
+from zsim.models.spec import ModelSpec, ParamGroup
+from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building.kernels import MASTER_DTYPE
-from zsim.training import DTYPE_NBYTES
 
 ALIGNMENT_NBYTES = 16
 """Where use_orig_params puts parameters in the flat one (_get_aligned_numel)."""

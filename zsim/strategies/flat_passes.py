@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from zsim.autograd.lowered import LoweredModule
-from zsim.model import ROOT, RUN
+from zsim.models.spec import ROOT, RUN
 from zsim.strategies.building.training import Training
 from zsim.strategies.flat_parameters import FlatParameter
 from zsim.strategies.flat_sharded import FlatShardedStep

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, Stream
-from zsim.model import ROOT
+from zsim.models.spec import ROOT
 from zsim.strategies.building.kernels import copy_kernel
 from zsim.strategies.dividing import divide_kernels, division
 from zsim.strategies.flat_parameters import FlatParameter

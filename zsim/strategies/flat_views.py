@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from zsim.model import ROOT, RUN, ModelSpec, Module, Parameter
-from zsim.operators import Operator
-from zsim.repeats import most_runs
+from zsim.models.operators import Operator
+from zsim.models.repeats import most_runs
+from zsim.models.spec import ROOT, RUN, ModelSpec, Module, Parameter
 from zsim.traced import TracedModel
 
 

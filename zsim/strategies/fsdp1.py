@@ -19,7 +19,8 @@ from zsim import optimizers
 from zsim.errors import ScenarioError
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program, RankProgram
-from zsim.model import ROOT, ModelSpec
+from zsim.models.spec import ROOT, ModelSpec
+from zsim.models.training_options import DTYPE_NBYTES, Optimizer
 from zsim.strategies.building.backward_events import accumulated_after_sums
 from zsim.strategies.building.parameters import units_read
 from zsim.strategies.building.step import rank_program
@@ -33,7 +34,6 @@ from zsim.strategies.flat_views import viewed
 from zsim.strategies.passes import ORIGINAL
 from zsim.strategies.sharded_gradients import UnshardedGradients
 from zsim.traced import TracedModel
-from zsim.training import DTYPE_NBYTES, Optimizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

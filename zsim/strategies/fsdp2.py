@@ -18,7 +18,8 @@ from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Op
 from zsim.ir.program import Program, RankProgram
 from zsim.ir.sharding import shard_size
-from zsim.model import ROOT, RUN, ModelSpec
+from zsim.models.spec import ROOT, RUN, ModelSpec
+from zsim.models.training_options import DTYPE_NBYTES, Optimizer
 from zsim.strategies.building.backward_events import accumulated_after_sums
 from zsim.strategies.building.parameters import units_read, units_read_by_blocks
 from zsim.strategies.building.step import rank_program
@@ -29,7 +30,6 @@ from zsim.strategies.sharded_construction import DerivedMesh, construction
 from zsim.strategies.sharded_gradients import UnshardedGradients
 from zsim.strategies.sharded_groups import Group, local_numels, sharded_groups
 from zsim.strategies.sharded_optimizer import memory_of, step_shards
-from zsim.training import DTYPE_NBYTES, Optimizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,14 +12,14 @@ from zsim.autograd.lowered import NOTHING, InnerCall, LoweredModule, TapeEvent, 
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind, OpKind
 from zsim.lowering import loss_buffers
-from zsim.model import ROOT, is_model_input
+from zsim.models.spec import ROOT, is_model_input
+from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building.backward_events import recomputed_in_turn
 from zsim.strategies.building.kernels import accumulate_kernel
 from zsim.strategies.building.step import Step
 from zsim.strategies.building.training import Training
 from zsim.strategies.sharded_gradients import UnshardedGradients
 from zsim.traced import TracedModel
-from zsim.training import DTYPE_NBYTES
 
 ORIGINAL = "float32"
 """The dtype of the sharded parameters, their gradients and optimizer states."""

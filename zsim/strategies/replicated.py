@@ -9,14 +9,14 @@ from zsim import clipping, optimizers
 from zsim.autograd.lowered import Accumulated, LoweredModule, NodeOver, ParameterGradient, storage_events
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent
 from zsim.lowering import loss_buffers
-from zsim.model import ROOT
+from zsim.models.spec import ROOT
+from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies import replicated_construction
 from zsim.strategies.building.backward_events import BackwardEvent, adds_up, forward_memory, until_recomputed
 from zsim.strategies.building.kernels import MASTER_DTYPE, move_gradients
 from zsim.strategies.building.step import Step
 from zsim.strategies.replicated_construction import collective_over_replicas
 from zsim.strategies.replicated_model import AXIS, USED, Bucket, ReplicatedModel
-from zsim.training import DTYPE_NBYTES
 
 
 @dataclass(slots=True)

@@ -9,12 +9,12 @@ from itertools import pairwise
 
 from zsim.autograd.lowered import Accumulated, ParameterGradient
 from zsim.ir.ops import Alloc, Kernel
-from zsim.model import ModelSpec, Parameter
+from zsim.models.spec import ModelSpec, Parameter
+from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building.backward_events import accumulated_after_sums, late_weights
 from zsim.strategies.building.kernels import MASTER_DTYPE, accumulate_kernel, fill_kernel, move_gradients
 from zsim.strategies.building.parameters import named_parameters, trained_parameters
 from zsim.strategies.building.training import Training
-from zsim.training import DTYPE_NBYTES
 
 AXIS = "dp_replicate"
 MASTER_NBYTES = DTYPE_NBYTES[MASTER_DTYPE]

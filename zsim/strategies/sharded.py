@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from zsim.ir.ops import MemoryEvent
-from zsim.model import ROOT
+from zsim.models.spec import ROOT
 from zsim.strategies.hook_calls import RECORD
 from zsim.strategies.passes import ORIGINAL
 from zsim.strategies.reducing import ReducingStep

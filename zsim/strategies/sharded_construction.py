@@ -7,12 +7,12 @@ from typing import Literal
 
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free, MemoryEvent
-from zsim.model import ROOT
+from zsim.models.spec import ROOT
+from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building.step import Step
 from zsim.strategies.building.training import Training
 from zsim.strategies.passes import ORIGINAL
 from zsim.strategies.sharded_groups import Group
-from zsim.training import DTYPE_NBYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from math import prod
 from typing import Final, Literal
 
 from zsim.ir.sharding import Dim0Layout
-from zsim.model import ModelSpec, Parameter
+from zsim.models.spec import ModelSpec, Parameter
 from zsim.strategies.building.parameters import trained_parameters
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from zsim.autograd.lowered import LoweredModule
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program
+from zsim.models.training_options import Optimizer
 from zsim.strategies import flat_model, zero1
 from zsim.strategies.building import step as building
 from zsim.strategies.building.step import Step
@@ -22,7 +23,6 @@ from zsim.strategies.building.training import Training
 from zsim.strategies.flat import FlatStep
 from zsim.strategies.flat_buffer.groups import FlatGroup, Granularity
 from zsim.strategies.flat_model import FlatModel
-from zsim.training import Optimizer
 
 MAX_LOOKAHEAD = 256
 """Modules gathered ahead: each module looks at all of them."""

@@ -10,14 +10,14 @@ from __future__ import annotations
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program, RankProgram
 from zsim.ir.sharding import greedy_owners
-from zsim.model import ModelSpec, Parameter
+from zsim.models.spec import ModelSpec, Parameter
+from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies import ddp, replicated_construction, replicated_model
 from zsim.strategies.building.step import Step, rank_program
 from zsim.strategies.building.training import Training
 from zsim.strategies.ddp import Options
 from zsim.strategies.replicated import ReplicatedStep
 from zsim.strategies.replicated_model import ReplicatedModel
-from zsim.training import DTYPE_NBYTES
 
 __all__ = ["Options", "kinds", "owned_parameters", "plan"]
 

@@ -20,7 +20,7 @@ from zsim.ir.sharding import (
     shard_size,
     shards,
 )
-from zsim.model import Parameter, ParamGroup
+from zsim.models.spec import Parameter, ParamGroup
 from zsim.strategies.flat_buffer.groups import regroup
 
 

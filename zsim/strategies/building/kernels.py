@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from zsim.ir.ops import ACCUMULATE, MOVE_GRADIENT, Kernel
-from zsim.training import DTYPE_NBYTES
+from zsim.models.training_options import DTYPE_NBYTES
 
 MASTER_DTYPE = "float32"
 """What the optimizer steps in: 2-byte parameters have a master copy of this dtype."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zsim.model import ModelSpec, Module, Parameter
+from zsim.models.spec import ModelSpec, Module, Parameter
 
 
 def used_parameters(module: Module) -> tuple[str, ...]:

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from zsim.autograd.lowered import LoweredModule
-from zsim.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.ir.ops import Free
-from zsim.model import ModelSpec, ParamGroup
-from zsim.training import Batch, Device, Optimizer, Precision
+from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
+from zsim.models.spec import ModelSpec, ParamGroup
+from zsim.models.training_options import Batch, Device, Optimizer, Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from zsim.ir.sharding import FlatLayout
-from zsim.model import ModelSpec, Parameter, ParamGroup
-from zsim.training import DTYPE_NBYTES
+from zsim.models.spec import ModelSpec, Parameter, ParamGroup
+from zsim.models.training_options import DTYPE_NBYTES
 
 Granularity = Literal["unit", "parameter"] | int
 

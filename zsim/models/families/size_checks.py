@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from zsim.model import ModelSpec
-from zsim.operators import Operator
+from zsim.models.operators import Operator
+from zsim.models.spec import ModelSpec
 
 
 def fit_problems(model: ModelSpec, sequence_length: int) -> tuple[str, ...]:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.errors import ScenarioError
-from zsim.model import ROOT, ModelSpec, Module, Parameter, ParamGroup
-from zsim.models import FAMILIES, gpt, llama, load_preset, mlp, preset, presets
+from zsim.models.families import FAMILIES, gpt, llama, load_preset, mlp, preset, presets
+from zsim.models.spec import ROOT, ModelSpec, Module, Parameter, ParamGroup
 
 PUBLISHED = {
     "gpt-2-124m": 124_439_808,

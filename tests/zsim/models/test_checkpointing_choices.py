@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from zsim.checkpointing import Checkpointing
 from zsim.errors import ScenarioError
-from zsim.models import load_preset
+from zsim.models.checkpointing import Checkpointing
+from zsim.models.families import load_preset
 from zsim.scenario import parse
 
 BLOCK = load_preset("llama-tiny", sequence_length=8).modules[1].operators

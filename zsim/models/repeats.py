@@ -12,8 +12,8 @@ from itertools import groupby, pairwise
 from typing import Literal
 
 from zsim.errors import ScenarioError
-from zsim.model import ROOT, RUN, ModelSpec, Module
-from zsim.operators import Operator
+from zsim.models.operators import Operator
+from zsim.models.spec import ROOT, RUN, ModelSpec, Module
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from zsim.operators import Operator
+from zsim.models.operators import Operator
 
 ROOT = "root"
 RUN = "#"

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from zsim.errors import shown
-from zsim.model import ModelSpec
-from zsim.operators import Operator
+from zsim.models.operators import Operator
+from zsim.models.spec import ModelSpec
 
 SAVEABLE = ("linear", "attention")
 """Operators whose outputs a selective policy can keep: those that are one aten call."""

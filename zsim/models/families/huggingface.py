@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import ScenarioError, shown
-from zsim.model import ModelSpec
-from zsim.models import transformers
-from zsim.models.gpt import GptSizes
-from zsim.models.llama import LlamaSizes
-from zsim.models.transformers import Dropout
+from zsim.models.families import transformers
+from zsim.models.families.gpt import GptSizes
+from zsim.models.families.llama import LlamaSizes
+from zsim.models.families.transformers import Dropout
+from zsim.models.spec import ModelSpec
 
 MAX_BYTES = 1024 * 1024
 MAX_SIZE = 10_000_000

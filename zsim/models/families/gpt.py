@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zsim.errors import ScenarioError
-from zsim.model import ROOT, ModelSpec, Module
-from zsim.models.layers import LossDtype, elementwise, embedding, head, language_model, linear, norm
-from zsim.operators import AttentionKind, Operator
+from zsim.models.families.layers import LossDtype, elementwise, embedding, head, language_model, linear, norm
+from zsim.models.operators import AttentionKind, Operator
+from zsim.models.spec import ROOT, ModelSpec, Module
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

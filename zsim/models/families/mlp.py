@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zsim.errors import ScenarioError
-from zsim.model import ROOT, ModelSpec, Module, ParamGroup
-from zsim.models.layers import LossDtype, cross_entropy, linear, parameters_of
-from zsim.operators import Operator
+from zsim.models.families.layers import LossDtype, cross_entropy, linear, parameters_of
+from zsim.models.operators import Operator
+from zsim.models.spec import ROOT, ModelSpec, Module, ParamGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from zsim.model import ROOT, ModelSpec, Module, Parameter, ParamGroup
-from zsim.operators import Operator
+from zsim.models.operators import Operator
+from zsim.models.spec import ROOT, ModelSpec, Module, Parameter, ParamGroup
 
 
 def linear(name: str, source: str, output: str, in_features: int, out_features: int, *, bias: bool = True) -> Operator:

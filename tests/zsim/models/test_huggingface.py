@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from zsim import metrics, scenario
 from zsim.errors import ScenarioError
-from zsim.models import huggingface
+from zsim.models.families import huggingface
 
 TEXT = """
 model = { huggingface = "config.json" }

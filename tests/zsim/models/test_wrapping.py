@@ -19,14 +19,14 @@ from zsim.changes import changes
 from zsim.errors import ScenarioError
 from zsim.ir.ops import COLLECTIVES
 from zsim.metrics import figures
-from zsim.model import ROOT, ModelSpec, Parameter, ParamGroup
-from zsim.models import gpt, llama, mlp
+from zsim.models.families import gpt, llama, mlp
+from zsim.models.spec import ROOT, ModelSpec, Parameter, ParamGroup
+from zsim.models.training_options import Batch
+from zsim.models.wrapping import SHARED, Wrapping, problems, wrapped
 from zsim.plan import plan
 from zsim.runs.backend import RunOptions
 from zsim.scenario import Scenario, parse
 from zsim.simulator import SimBackend
-from zsim.training import Batch
-from zsim.wrapping import SHARED, Wrapping, problems, wrapped
 
 TRACED = PUBLISHED / "nanotron-micro-batch-1.json"
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from zsim.model import ROOT, ModelSpec, Module, Parameter, ParamGroup
-from zsim.models.gpt import GptSizes
-from zsim.models.layers import elementwise, embedding, linear, norm, parameters_of
-from zsim.models.llama import LlamaSizes
-from zsim.operators import Operator
+from zsim.models.families.gpt import GptSizes
+from zsim.models.families.layers import elementwise, embedding, linear, norm, parameters_of
+from zsim.models.families.llama import LlamaSizes
+from zsim.models.operators import Operator
+from zsim.models.spec import ROOT, ModelSpec, Module, Parameter, ParamGroup
 
 FAMILY = "transformers"
 EMBED, HEAD = "embed", "head"

@@ -12,8 +12,8 @@ from itertools import groupby, pairwise
 from typing import Literal
 
 from zsim.errors import shown
-from zsim.model import PART, ROOT, RUN, ModelSpec, Module, ParamGroup
-from zsim.operators import Operator
+from zsim.models.operators import Operator
+from zsim.models.spec import PART, ROOT, RUN, ModelSpec, Module, ParamGroup
 
 TRACED = "traced"
 """The family of models that bring their own units."""

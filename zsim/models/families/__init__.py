@@ -1,0 +1,109 @@
+"""Families and presets: how a scenario's model table becomes a ModelSpec."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from zsim.errors import ScenarioError
+from zsim.models.families import aliases, gpt, llama, mlp
+from zsim.models.spec import ModelSpec
+
+Sizes = mlp.MlpSizes | gpt.GptSizes | llama.LlamaSizes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """A family's sizes and how they are built."""
+
+    sizes: type[Any]
+    build: Callable[..., ModelSpec]
+
+
+FAMILIES: dict[str, Family] = {
+    "mlp": Family(sizes=mlp.MlpSizes, build=mlp.build),
+    "gpt": Family(sizes=gpt.GptSizes, build=gpt.build),
+    "llama": Family(sizes=llama.LlamaSizes, build=llama.build),
+}
+
+
+LISTED_LENGTH = 2048
+"""The sequence length at which presets with open positions are listed: that of llm-foundry's MPT."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """A model by name: its family, its sizes, and where the sizes come from."""
+
+    name: str
+    family: str
+    source: str
+    sizes: Sizes
+
+    @property
+    def has_open_positions(self) -> bool:
+        """Whether it has as many learned positions, and so parameters, as the scenario's sequences are long."""
+        return isinstance(self.sizes, gpt.GptSizes) and not self.sizes.max_positions
+
+
+def presets() -> tuple[str, ...]:
+    """The names of all model presets, sorted."""
+    folder = files("zsim") / "presets" / "models"
+    return tuple(sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")))
+
+
+@cache
+def preset(name: str) -> Preset:
+    """The preset `name`; ScenarioError with the nearest name when there is none."""
+    if name not in presets():
+        same = aliases.llama(name) or aliases.mpt(name)
+        if same in presets():
+            raise ScenarioError((f'model.preset: unknown model "{name[:60]}", did you mean {same}, which has its sizes?',))
+        near = difflib.get_close_matches(name, presets(), n=1)
+        hint = f", did you mean {near[0]}?" if near else "; `zsim list models` names them"
+        raise ScenarioError((f'model.preset: unknown model "{name[:60]}"{hint}',))
+    table = tomllib.loads((files("zsim") / "presets" / "models" / f"{name}.toml").read_text(encoding="utf-8"))
+    family, source = table.pop("family"), table.pop("source")
+    if "dims" in table:
+        table["dims"] = tuple(table["dims"])
+    return Preset(name=name, family=family, source=source, sizes=FAMILIES[family].sizes(**table))
+
+
+def build(family: str, sizes: Sizes, *, name: str, sequence_length: int) -> ModelSpec:
+    """The ModelSpec of `sizes`; `sequence_length` counts only where the sizes leave the learned positions open."""
+    return FAMILIES[family].build(sizes, name=name, sequence_length=sequence_length)
+
+
+def load_preset(
+    name: str, *, sequence_length: int = LISTED_LENGTH, num_layers: int | None = None, attention: str | None = None
+) -> ModelSpec:
+    """The ModelSpec of a preset, with fewer layers or another attention when asked for."""
+    found = preset(name)
+    return build(
+        found.family,
+        changed(found, num_layers=num_layers, attention=attention),
+        name=name,
+        sequence_length=sequence_length,
+    )
+
+
+def changed(found: Preset, *, num_layers: int | None, attention: str | None) -> Sizes:
+    """The sizes of a preset cut to `num_layers` layers and with the attention implementation asked for."""
+    sizes = found.sizes
+    if isinstance(sizes, mlp.MlpSizes):
+        layers = len(sizes.dims) - 1
+        return sizes if num_layers is None else replace(sizes, dims=sizes.dims[: _fewer(num_layers, layers) + 1])
+    if num_layers is not None:
+        sizes = replace(sizes, num_layers=_fewer(num_layers, sizes.num_layers))
+    return sizes if attention is None else replace(sizes, attention=attention)  # type: ignore[arg-type]
+
+
+def _fewer(wanted: int, layers: int) -> int:
+    if not 1 <= wanted <= layers:
+        raise ScenarioError((f"model.num_layers: expected 1 to {layers}, the layers of the preset, found {wanted}",))
+    return wanted
