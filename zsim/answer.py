@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from zsim import allocator
-from zsim.hardware import ClusterSpec
+from zsim.cluster.cluster import ClusterSpec
 from zsim.ir.ledger import Ledger, label, replay
 from zsim.ir.ops import Alloc, MemoryKind
 from zsim.ir.program import PhaseName, Program, RankProgram

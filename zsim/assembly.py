@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from zsim import combinations, training_part
+from zsim.cluster.cluster import ClusterSpec
 from zsim.cluster_table import made_cluster
 from zsim.errors import ScenarioError, ZsimError
 from zsim.execution import Execution
 from zsim.expect import Expectation, expectation
-from zsim.hardware import ClusterSpec
 from zsim.io.units import parse_time
 from zsim.ir.mesh import AXES, Mesh
 from zsim.model_table import made_model

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from math import hypot
 
 from zsim import compute
-from zsim.collectives import estimated
+from zsim.cluster.cluster import ClusterSpec
+from zsim.cluster.collectives import estimated
+from zsim.cluster.devices import Figure
 from zsim.compute import STREAMS
 from zsim.costs import Costs
-from zsim.devices import Figure
 from zsim.execution import EAGER, Execution
-from zsim.hardware import ClusterSpec
 from zsim.ir.ops import COLLECTIVES, Kernel, Op, is_attention
 from zsim.ir.program import Program
 from zsim.slowdown import COMPUTE as COMPUTE_KINDS

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from zsim import compute
-from zsim.devices import Device
+from zsim.cluster.devices import Device
 from zsim.execution import Execution
 from zsim.ir.ops import Kernel
 

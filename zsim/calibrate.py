@@ -13,8 +13,8 @@ from math import exp, hypot, log
 from typing import Any
 
 from zsim import scenario
+from zsim.cluster.devices import AttentionRate, Device
 from zsim.costs import Costs
-from zsim.devices import AttentionRate, Device
 from zsim.errors import ZsimError
 from zsim.ir.program import Program
 from zsim.measurements import Skipped, Step

@@ -23,10 +23,10 @@ from math import exp, log
 from typing import Any, Literal
 
 from zsim.calibrate import solver
-from zsim.collectives.nccl import algorithms
-from zsim.collectives.nccl_curves import CURVES, LARGE, MIDDLE, Band, Curves
-from zsim.collectives.nccl_measured import as_it_is, with_curve
-from zsim.hardware import ClusterSpec, MeasuredCurve, Nccl
+from zsim.cluster.cluster import ClusterSpec, MeasuredCurve, Nccl
+from zsim.cluster.collectives.nccl.curves import CURVES, LARGE, MIDDLE, Band, Curves
+from zsim.cluster.collectives.nccl.estimate import algorithms
+from zsim.cluster.collectives.nccl.measured_curves import as_it_is, with_curve
 from zsim.measurements import NcclRow, Skipped
 from zsim.measurements.machines import AS_SOLD
 from zsim.measurements.nccl_rows import mapped, predict, question

@@ -12,8 +12,8 @@ from zsim.accuracy_commands import by_reason
 from zsim.calibrate import CalibrationError, Fitted
 from zsim.calibrate_collectives import FittedCurves
 from zsim.calibration_files import Material
+from zsim.cluster.cluster import load_cluster
 from zsim.cluster_file import GroupErrors
-from zsim.hardware import load_cluster
 from zsim.io import files
 from zsim.measurements import Skipped
 from zsim.report import progress, say, tell, warn, write_json

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from zsim import measurements, saved, scenario
 from zsim.calibrate import CalibrationError, Case
-from zsim.devices import is_called
+from zsim.cluster.cluster import clusters
+from zsim.cluster.devices import is_called
 from zsim.errors import ZsimError
-from zsim.hardware import clusters
 from zsim.ir.run import Run
 from zsim.measurements import NcclRow, Product, Skipped, Step
 from zsim.measurements.table import content

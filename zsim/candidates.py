@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from itertools import combinations
 
-from zsim.hardware import ClusterSpec, Link
+from zsim.cluster.cluster import ClusterSpec, Link
 from zsim.models import wrapping
 from zsim.scenario import Scenario
 from zsim.strategies import STRATEGIES, wrapped

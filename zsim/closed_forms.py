@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from zsim.collectives import ring
+from zsim.cluster.collectives import ring
 from zsim.ir.sharding import shard_size
 
 Stage = Literal["ddp", "zero1", "zero2", "zero3"]

@@ -15,11 +15,21 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, get_args
 
-from zsim.collectives import ALGORITHMS
-from zsim.devices import AttentionRate, Device, Provenance, device_of, devices, load_device, parsed
+from zsim.cluster.cluster import (
+    ClusterSpec,
+    Fabric,
+    Generation,
+    Link,
+    Links,
+    MeasuredCurve,
+    Overheads,
+    Processor,
+    cluster_of,
+)
+from zsim.cluster.collectives import ALGORITHMS
+from zsim.cluster.devices import AttentionRate, Device, Provenance, device_of, devices, load_device, parsed
 from zsim.errors import ScenarioError, ZsimError, shown
 from zsim.execution import AttentionKernels
-from zsim.hardware import ClusterSpec, Fabric, Generation, Link, Links, MeasuredCurve, Overheads, Processor, cluster_of
 from zsim.io import limits
 from zsim.io.units import parse_bytes, parse_fraction, parse_time
 

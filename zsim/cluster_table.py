@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from zsim import cluster_reader
+from zsim.cluster.cluster import ClusterSpec, SlowRail, clusters, load_cluster
 from zsim.errors import ScenarioError, ZsimError
-from zsim.hardware import ClusterSpec, SlowRail, clusters, load_cluster
 from zsim.io.units import format_rate, parse_rate
 from zsim.schema import ClusterTable
 from zsim.table_checks import did_you_mean

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 from zsim import compute, transformers_problems
+from zsim.cluster.cluster import ClusterSpec
 from zsim.eager_sdpa import kernel_problem
 from zsim.errors import ScenarioError, ZsimError
 from zsim.execution import Execution
-from zsim.hardware import ClusterSpec
 from zsim.ir.mesh import Mesh
 from zsim.models import checkpointing
 from zsim.models.checkpointing import Checkpointing

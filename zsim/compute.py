@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from math import ceil
 
-from zsim.devices import Device
+from zsim.cluster.devices import Device
 from zsim.execution import EAGER, Execution
 from zsim.ir.ops import ACCUMULATE, LINEARS, MOVE_GRADIENT, NORM_STEP, Kernel, is_attention
 from zsim.models.training_options import DTYPE_NBYTES

@@ -1,4 +1,4 @@
-"""How long ops take: `zsim.compute` for kernels, `zsim.collectives` on the links of the cluster, constants for issue.
+"""How long ops take: `zsim.compute` for kernels, `zsim.cluster.collectives` on the links of the cluster, constants for issue.
 
 It answers about one op at a time and remembers its answers, since a simulation asks the same questions very often. It
 knows no streams and no strategy. Every constant comes from the cluster's preset, with its provenance.
@@ -12,9 +12,10 @@ from math import ceil, log2
 
 from zsim import compute
 from zsim.beside import Lost, Taken, lost, taken
-from zsim.collectives import ALGORITHMS, communicator, nccl, nccl_measured
+from zsim.cluster.cluster import ClusterSpec, Layout, Path
+from zsim.cluster.collectives import ALGORITHMS, communicator
+from zsim.cluster.collectives.nccl import estimate, measured_curves
 from zsim.execution import EAGER, Execution
-from zsim.hardware import ClusterSpec, Layout, Path
 from zsim.ir.launch_queue import SYNCHRONOUS
 from zsim.ir.ops import ACCUMULATE, COLLECTIVES, MASK_SCORES, MOVE_GRADIENT, SCALE_SCORES, Kernel, Op
 
@@ -91,8 +92,8 @@ class Costs:
         cluster, channels, switch = self.cluster, UNKNOWN_CHANNELS, False
         if cluster.collectives == "nccl" and cluster.nccl is not None:
             group = communicator(cluster, self._path(self._layout(ranks), ranks))
-            algorithm = nccl.estimate(kind, nbytes, group, nccl_measured.curves_of(cluster)).algorithm
-            channels, switch = nccl.channels(group, algorithm), algorithm in ("nvls", "nvls_tree")
+            algorithm = estimate.estimate(kind, nbytes, group, measured_curves.curves_of(cluster)).algorithm
+            channels, switch = estimate.channels(group, algorithm), algorithm in ("nvls", "nvls_tree")
         ns = self.collective_ns(kind, nbytes, ranks)
         return taken(kind, nbytes, ranks=len(ranks), ns=ns, channels=channels, in_the_switch=switch, device=cluster.device)
 

@@ -13,10 +13,10 @@ from statistics import median
 
 from zsim.calibrate import Case, Fitted
 from zsim.calibrate_collectives import FittedCurves
-from zsim.collectives.nccl_curves import CURVES
-from zsim.collectives.nccl_measured import as_it_is
+from zsim.cluster.cluster import MeasuredCurve
+from zsim.cluster.collectives.nccl.curves import CURVES
+from zsim.cluster.collectives.nccl.measured_curves import as_it_is
 from zsim.costs import Costs
-from zsim.hardware import MeasuredCurve
 from zsim.slowdown import simulate_step
 
 MISSED = 0.2

@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 from zsim.accuracy import cautions
-from zsim.collectives.nccl import Communicator
-from zsim.collectives.nccl_search import RINGS_IN_NODE, nvls_graph
-from zsim.collectives.nccl_tuning import Graph, System, bus_factor, choices
+from zsim.cluster.collectives.nccl.channel_search import RINGS_IN_NODE, nvls_graph
+from zsim.cluster.collectives.nccl.estimate import Communicator
+from zsim.cluster.collectives.nccl.tuner import Graph, System, bus_factor, choices
 from zsim.io.units import format_time
 from zsim.measurements import NcclRow, Product, Row, Skipped, Step
 from zsim.measurements.nccl_rows import mapped, predict, question

@@ -2,19 +2,19 @@
 cuBLAS's workspaces. Each is a named figure with its source and a band, because none has been confirmed on a GPU yet.
 
 NCCL connects the peers of an algorithm when it is first used, so the Program's groups and ops say which buffers there are;
-how large they are is in zsim.nccl_buffers. It knows no time and no allocator.
+how large they are is in zsim.cluster.collectives.nccl.buffers. It knows no time and no allocator.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zsim.devices import Device, Provenance
+from zsim.cluster.cluster import ClusterSpec
+from zsim.cluster.collectives.nccl.buffers import SHARED_NETWORK, Ring, layout
+from zsim.cluster.devices import Device, Provenance
 from zsim.errors import ZsimError
-from zsim.hardware import ClusterSpec
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import PHASES, Program, RankProgram
-from zsim.nccl_buffers import SHARED_NETWORK, Ring, layout
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 

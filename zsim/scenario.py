@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from zsim.assembly import assembled
+from zsim.cluster.cluster import ClusterSpec
 from zsim.errors import ScenarioError
 from zsim.execution import Execution
 from zsim.expect import Expectation
-from zsim.hardware import ClusterSpec
 from zsim.io import limits
 from zsim.ir.mesh import Mesh
 from zsim.models.checkpointing import Checkpointing

@@ -136,10 +136,10 @@ def _models() -> Iterator[Row]:
 
 
 def _clusters() -> Iterator[Row]:
-    from zsim import hardware
+    from zsim.cluster import cluster
 
-    for name in hardware.clusters():
-        yield name, hardware.load_cluster(name).description
+    for name in cluster.clusters():
+        yield name, cluster.load_cluster(name).description
 
 
 def _strategies() -> Iterator[Row]:

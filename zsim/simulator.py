@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Mapping
 
 from zsim import __version__, bands
+from zsim.cluster.cluster import ClusterSpec, load_cluster
 from zsim.costs import Costs
 from zsim.errors import ZsimError
-from zsim.hardware import ClusterSpec, load_cluster
 from zsim.ir.gc_pause import uncollected
 from zsim.ir.ledger import replay
 from zsim.ir.mesh import Mesh

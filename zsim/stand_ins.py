@@ -6,7 +6,7 @@ lie alike in the mesh are looked at once, so that 100,000 ranks take no longer t
 
 from __future__ import annotations
 
-from zsim.hardware import ClusterSpec
+from zsim.cluster.cluster import ClusterSpec
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program
 from zsim.outside import communicators, ring

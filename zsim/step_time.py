@@ -6,7 +6,7 @@ the constants behind it. Elsewhere both times are told, and nobody is held to th
 
 from __future__ import annotations
 
-from zsim.devices import is_called
+from zsim.cluster.devices import is_called
 from zsim.io.units import format_time
 from zsim.ir.run import Run, band_of, sees
 from zsim.verdict import Check

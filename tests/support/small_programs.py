@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from zsim.collectives import ring
+from zsim.cluster.collectives import ring
 from zsim.ir.ledger import Ledger
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import COLLECTIVES, Alloc, Free, Op

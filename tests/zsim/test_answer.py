@@ -20,8 +20,8 @@ from zsim.answer import Answer, Band, answer, live_at_peak, ridges
 from zsim.belongings import belongings
 from zsim.changes import changes
 from zsim.cli import main
+from zsim.cluster.cluster import load_cluster
 from zsim.fit import Candidate, fit, recommend
-from zsim.hardware import load_cluster
 from zsim.ir.ledger import replay
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free, Op

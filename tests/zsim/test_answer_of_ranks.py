@@ -8,7 +8,7 @@ import pytest
 
 from zsim import allocator, plan
 from zsim.answer import STEPS, _holdings, answer
-from zsim.hardware import load_cluster
+from zsim.cluster.cluster import load_cluster
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free, Op
 from zsim.ir.program import Program, RankProgram

@@ -6,8 +6,8 @@ import pytest
 
 from tests.support.folders import SCENARIOS
 from zsim import backends, metrics, scenario
+from zsim.cluster.cluster import load_cluster
 from zsim.errors import BackendUnavailableError
-from zsim.hardware import load_cluster
 from zsim.ir.ops import MEMORY_KINDS
 from zsim.ir.program import PHASES
 from zsim.runs.backend import RunOptions

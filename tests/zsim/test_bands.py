@@ -12,11 +12,11 @@ from tests.published import errors
 from tests.support.sampling import one_in
 from zsim import bands, metrics, scenario
 from zsim.bands import Part, Parts
+from zsim.cluster.cluster import ClusterSpec, load_cluster
+from zsim.cluster.devices import Figure, Provenance
 from zsim.costs import Costs
-from zsim.devices import Figure, Provenance
 from zsim.engine import simulate
 from zsim.execution import EAGER, Execution
-from zsim.hardware import ClusterSpec, load_cluster
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Kernel, Op, OpKind
 from zsim.ir.program import Program, RankProgram

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from zsim import compute
 from zsim.beside import MOST, Lost, Taken, lost, taken
-from zsim.collectives import communicator, nccl
-from zsim.collectives.nccl import Communicator
+from zsim.cluster.cluster import Generation, load_cluster
+from zsim.cluster.collectives import communicator
+from zsim.cluster.collectives.nccl import estimate
+from zsim.cluster.collectives.nccl.estimate import Communicator
+from zsim.cluster.devices import load_device
 from zsim.costs import Costs
-from zsim.devices import load_device
 from zsim.execution import EAGER, Execution
-from zsim.hardware import Generation, load_cluster
 from zsim.ir.ops import Kernel
 
 H100, A100 = load_device("h100-80"), load_device("a100-80")
@@ -116,7 +117,7 @@ def test_a_collective_over_a_network_takes_less_from_streams_and_has_fewer_chann
 )
 def test_between_nodes_each_nic_has_its_channels(generation: Generation, nics: int, expected: int) -> None:
     group = Communicator(generation=generation, num_ranks=32, num_nodes=4, bus_gb_s=100.0, nics=nics)
-    assert nccl.channels(group, "ring") == expected
+    assert estimate.channels(group, "ring") == expected
 
 
 def test_a_group_of_one_rank_a_node_has_the_channels_of_its_own_nic() -> None:

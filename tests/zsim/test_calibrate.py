@@ -16,11 +16,11 @@ from tests.support.folders import PUBLISHED, SCENARIOS
 from tests.zsim.test_measurements import FOUNDRY, table
 from zsim import bands, calibrate, calibrate_collectives, cli, cluster_file, cluster_reader, measurements, saved
 from zsim.calibrate import CalibrationError
-from zsim.collectives.nccl_curves import CURVES
-from zsim.collectives.nccl_measured import curves_of, with_curve
+from zsim.cluster.cluster import load_cluster
+from zsim.cluster.collectives.nccl.curves import CURVES
+from zsim.cluster.collectives.nccl.measured_curves import curves_of, with_curve
+from zsim.cluster.devices import load_device
 from zsim.costs import Costs
-from zsim.devices import load_device
-from zsim.hardware import load_cluster
 from zsim.measurements.nccl_rows import predict, question
 from zsim.model_groups import model_of
 from zsim.runs.backend import RunOptions

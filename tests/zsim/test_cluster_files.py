@@ -13,11 +13,11 @@ from zsim import bands, calibrate, cli, cluster_file, cluster_reader, scenario
 from zsim.bands import calibration
 from zsim.calibrate import tuned
 from zsim.calibrate_collectives import FittedCurves
-from zsim.collectives import estimated
+from zsim.cluster.cluster import MeasuredCurve, load_cluster
+from zsim.cluster.collectives import estimated
 from zsim.costs import Costs
 from zsim.errors import ScenarioError
 from zsim.execution import Execution
-from zsim.hardware import MeasuredCurve, load_cluster
 from zsim.plan import plan
 from zsim.slowdown import simulate_step
 

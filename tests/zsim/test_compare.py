@@ -7,8 +7,8 @@ import pytest
 
 from tests.support.folders import SCENARIOS
 from zsim import saved
+from zsim.cluster.devices import is_called
 from zsim.compare import Bounds, agrees, compare
-from zsim.devices import is_called
 from zsim.ir.mesh import Mesh
 from zsim.ir.run import CollectiveRecord, MemoryRecord, Numerics, PhaseRecord, RankRun, Run, Span
 from zsim.runs.backend import RunOptions

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from zsim import compute
+from zsim.cluster.devices import load_device
 from zsim.costs import Costs
-from zsim.devices import load_device
 from zsim.execution import EAGER, Execution
 from zsim.ir.ops import NORM_STEP, Kernel
 from zsim.plan import plan

@@ -10,10 +10,10 @@ from itertools import count
 
 import pytest
 
+from zsim.cluster.cluster import SlowRail, load_cluster
 from zsim.contention import SharedLinks, contended
 from zsim.costs import Costs
 from zsim.engine import simulate
-from zsim.hardware import SlowRail, load_cluster
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Kernel, Op
 from zsim.ir.program import Program, RankProgram

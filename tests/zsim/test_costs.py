@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from tests.support.sizes import collectives
 from zsim import compute, scenario
+from zsim.cluster.cluster import load_cluster
+from zsim.cluster.devices import load_device
 from zsim.costs import Costs
-from zsim.devices import load_device
 from zsim.errors import ScenarioError
 from zsim.execution import Execution
-from zsim.hardware import load_cluster
 from zsim.ir.ops import ACCUMULATE, MOVE_GRADIENT, Kernel, Op, OpKind
 
 H100 = Costs(load_cluster("dgx-h100", nodes=4))

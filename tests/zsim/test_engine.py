@@ -6,10 +6,10 @@ import pytest
 
 from tests.support.folders import SCENARIOS
 from zsim import scenario
+from zsim.cluster.cluster import load_cluster
 from zsim.costs import Costs
 from zsim.engine import simulate
 from zsim.errors import DeadlockError
-from zsim.hardware import load_cluster
 from zsim.ir.graph import Node, graph, longest_path
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Kernel, Op

@@ -11,8 +11,8 @@ from tests.support.folders import SCENARIOS
 from zsim import scenario, time_report
 from zsim.answer import answer
 from zsim.candidates import FACTORS
+from zsim.cluster.cluster import ClusterSpec, Link, MeasuredCurve, SlowRail, load_cluster
 from zsim.costs import Costs
-from zsim.hardware import ClusterSpec, Link, MeasuredCurve, SlowRail, load_cluster
 from zsim.hiding import Aim, Change, Hiding, Tried, as_good_as_any, hiding
 from zsim.plan import plan
 from zsim.scenario import Scenario

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from zsim import bands, compute
+from zsim.cluster.devices import load_device
 from zsim.costs import Costs
-from zsim.devices import load_device
 from zsim.plan import plan
 from zsim.scenario import parse
 from zsim.slowdown import simulate_step

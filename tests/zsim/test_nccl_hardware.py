@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.zsim.test_nccl_rows import GIB, LOG, published
-from zsim.collectives import estimated
-from zsim.hardware import load_cluster
+from zsim.cluster.cluster import load_cluster
+from zsim.cluster.collectives import estimated
 from zsim.measurements import nccl_ports
 from zsim.measurements.nccl_files import read_csv
 from zsim.measurements.nccl_logs import read_text

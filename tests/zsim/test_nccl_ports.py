@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from zsim.collectives.nccl import estimate
+from zsim.cluster.collectives.nccl.estimate import estimate
 from zsim.measurements import nccl_ports
 from zsim.measurements.checks import Assumed
 from zsim.measurements.machines import machine

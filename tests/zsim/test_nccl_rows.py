@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.support.folders import PUBLISHED
 from zsim import measurements
-from zsim.collectives.nccl import estimate
+from zsim.cluster.collectives.nccl.estimate import estimate
 from zsim.measurements import congestion, nccl_ports, nccl_text
 from zsim.measurements.nccl_checks import Rows, Skipped
 from zsim.measurements.nccl_errors import TARGETS, Errors, score, table

@@ -9,11 +9,11 @@ from hypothesis import given
 
 from tests.support.random_scenarios import WHOLE, scenarios
 from tests.support.small_programs import small_training
+from zsim.cluster.cluster import clusters, load_cluster
+from zsim.cluster.collectives.nccl.buffers import LL, LL128, NETWORK, READS, SIMPLE, WRITES, Ring, Wire, layout
 from zsim.errors import ZsimError
-from zsim.hardware import clusters, load_cluster
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program
-from zsim.nccl_buffers import LL, LL128, NETWORK, READS, SIMPLE, WRITES, Ring, Wire, layout
 from zsim.outside import GPUS, Outside, communicators, cublas_workspace, gpu, outside, room, total
 from zsim.plan import plan
 from zsim.strategies import ddp, fsdp2, hsdp

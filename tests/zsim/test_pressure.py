@@ -15,8 +15,8 @@ from zsim.answer import Answer, Band, answer
 from zsim.caching import DeviceFullError
 from zsim.changes import moved
 from zsim.cli import main
+from zsim.cluster.cluster import load_cluster
 from zsim.fit import Candidate, recommend
-from zsim.hardware import load_cluster
 from zsim.hiding import Change, hiding
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free, Op

@@ -14,7 +14,7 @@ from tests.support.small_programs import ddp_bytes, parameter_bytes, sent, small
 from zsim.closed_forms import (
     bytes_sent_per_step,
 )
-from zsim.collectives import ring
+from zsim.cluster.collectives import ring
 from zsim.ir.mesh import Mesh
 from zsim.models.checkpointing import Checkpointing
 from zsim.strategies import fsdp2, hsdp, zero1, zero2, zero3

@@ -29,8 +29,8 @@ from zsim.closed_forms import (
     training_flops,
     zero3_communication_ns,
 )
-from zsim.collectives import ring
-from zsim.hardware import load_cluster
+from zsim.cluster.cluster import load_cluster
+from zsim.cluster.collectives import ring
 from zsim.io.units import parse_rate
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import ACCUMULATE, COLLECTIVES, Op

@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.folders import ROOT
 from zreal.subjects.table import SUBJECTS
-from zsim import hardware
-from zsim.collectives import ALGORITHMS
+from zsim.cluster import cluster
+from zsim.cluster.collectives import ALGORITHMS
 from zsim.eager import _CALLS
 from zsim.ir import program_laws, run_laws
 from zsim.models import families, operators
@@ -64,11 +64,11 @@ def test_each_preset_is_listed_and_loads():
     files = {file.stem for file in (ROOT / "zsim/presets/models").iterdir()}
     assert files == set(families.presets())
     clusters = {file.stem for file in (ROOT / "zsim/presets/clusters").iterdir()}
-    assert clusters == set(hardware.clusters())
+    assert clusters == set(cluster.clusters())
     for name in families.presets():
         assert families.preset(name).source
-    for name in hardware.clusters():
-        assert hardware.load_cluster(name).name == name
+    for name in cluster.clusters():
+        assert cluster.load_cluster(name).name == name
 
 
 def figures(table: dict[str, object]) -> list[dict[str, object]]:

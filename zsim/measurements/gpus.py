@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from zsim.devices import load_device
+from zsim.cluster.devices import load_device
 from zsim.measurements.table import RowError
 
 FORMS = ("SXM", "NVL", "PCIE")

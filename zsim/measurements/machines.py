@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 
-from zsim.collectives.nccl_search import PCIE_GB_S
-from zsim.hardware import Fabric, clusters, load_cluster
+from zsim.cluster.cluster import Fabric, clusters, load_cluster
+from zsim.cluster.collectives.nccl.channel_search import PCIE_GB_S
 from zsim.measurements import congestion, nccl_ports, nccl_text
 from zsim.measurements.checks import Assumed
 from zsim.measurements.gpus import Part, is_sized, part_of

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from zsim.devices import load_device
+from zsim.cluster.devices import load_device
 from zsim.errors import ZsimError
 from zsim.measurements.checks import UNREAD, Assumed, said, some_memory, unread, unsaid, whole_field
 from zsim.measurements.machines import Machine

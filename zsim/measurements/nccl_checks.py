@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from math import isfinite
 
-from zsim.collectives.nccl_curves import LARGE
+from zsim.cluster.collectives.nccl.curves import LARGE
 from zsim.measurements.nccl_names import collectives_of
 from zsim.measurements.nccl_rows import NcclRow, UnknownGpuError, mapped, predict
 from zsim.measurements.nccl_units import another_unit, whole_message

@@ -8,7 +8,7 @@ from math import ceil
 from statistics import fmean, median
 from typing import Literal
 
-from zsim.collectives.nccl_curves import LARGE, MIDDLE
+from zsim.cluster.collectives.nccl.curves import LARGE, MIDDLE
 from zsim.measurements.nccl_rows import NcclRow, Prediction, predict, question
 from zsim.measurements.nccl_text import is_shared
 

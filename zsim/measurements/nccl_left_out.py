@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from zsim.collectives.nccl_curves import CURVES, MIB, Added, Crossing, Curve, Curves
-from zsim.hardware import Fabric
+from zsim.cluster.cluster import Fabric
+from zsim.cluster.collectives.nccl.curves import CURVES, MIB, Added, Crossing, Curve, Curves
 from zsim.measurements.nccl_rows import Mapped, NcclRow, Prediction, mapped, predict
 
 AZURE_NVLS = replace(CURVES.nvls["hopper"], added=(Added(microseconds=70, half=24 * MIB),))

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Literal
 
-from zsim.collectives.nccl import Communicator, algorithms, estimate
-from zsim.collectives.nccl_curves import CURVES, TORCH_US, CurveProvenance, Curves
-from zsim.collectives.nccl_search import PCIE_GB_S, Rails, between_nodes, in_node
-from zsim.hardware import Fabric
+from zsim.cluster.cluster import Fabric
+from zsim.cluster.collectives.nccl.channel_search import PCIE_GB_S, Rails, between_nodes, in_node
+from zsim.cluster.collectives.nccl.curves import CURVES, TORCH_US, CurveProvenance, Curves
+from zsim.cluster.collectives.nccl.estimate import Communicator, algorithms, estimate
 from zsim.measurements import congestion, nccl_links, nccl_ports, nccl_text
 from zsim.measurements.nccl_words import UnmodelledError, told
 

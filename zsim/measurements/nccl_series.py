@@ -11,7 +11,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
-from zsim.collectives.nccl_curves import LARGE
+from zsim.cluster.collectives.nccl.curves import LARGE
 from zsim.measurements.nccl_checks import FACTORS, SLOWEST, Rows, Skipped
 from zsim.measurements.nccl_rows import NcclRow, mapped
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from zsim.hardware import Fabric, Generation
+from zsim.cluster.cluster import Fabric, Generation
 from zsim.measurements import nccl_links
 
 GPUS: tuple[tuple[str, Generation, float], ...] = (

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from zsim.collectives.nccl_curves import LARGE
-from zsim.collectives.nccl_tuning import Algorithm
+from zsim.cluster.collectives.nccl.curves import LARGE
+from zsim.cluster.collectives.nccl.tuner import Algorithm
 from zsim.measurements import nccl_units
 
 ALGORITHMS: dict[str, Algorithm] = {"ring": "ring", "nvls": "nvls", "nvlstree": "nvls_tree", "pat": "pat"}

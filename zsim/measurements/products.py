@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from zsim.cluster.devices import Device, load_device
 from zsim.compute import alone, product_s
-from zsim.devices import Device, load_device
 from zsim.measurements.checks import said, whole_field
 from zsim.measurements.gpus import is_sized, part_of
 from zsim.measurements.table import Record, RowError

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given
 
 from tests.support.random_scenarios import WHOLE, scenarios
+from zsim.cluster.cluster import load_cluster
 from zsim.costs import Costs
 from zsim.engine import simulate
 from zsim.errors import DeadlockError, ProgramError
-from zsim.hardware import load_cluster
 from zsim.ir import program_laws, run_laws, sharding
 from zsim.ir.graph import Node, graph, longest_path, unused_waits
 from zsim.ir.mesh import Mesh

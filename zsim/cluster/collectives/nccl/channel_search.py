@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zsim.collectives.nccl_tuning import Graph, System
-from zsim.hardware import Generation, Processor
+from zsim.cluster.cluster import Generation, Processor
+from zsim.cluster.collectives.nccl.tuner import Graph, System
 
 NVLINK_GB_S: dict[Generation, float] = {"volta": 120.0, "ampere": 240.0, "hopper": 370.8, "blackwell": 721.8}
 """GB/s per GPU and direction that NCCL counts on: links × 20, 20, 20.6 and 40.1 (topo.h)."""

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import zsim.collectives
+import zsim.cluster.collectives
 from tests.support.sizes import collectives, num_shards
-from zsim.collectives import ALGORITHMS, gloo, ring
-from zsim.collectives.ring import BROADCAST_SLICE_NBYTES, Send, step_ns
+from zsim.cluster.collectives import ALGORITHMS, gloo, ring
+from zsim.cluster.collectives.ring import BROADCAST_SLICE_NBYTES, Send, step_ns
 from zsim.ir.sharding import shards
 
 libraries = st.sampled_from(sorted(ALGORITHMS))
@@ -19,7 +19,7 @@ messages = st.one_of(st.integers(0, 10_000), st.integers(2**22 - 2, 40 * 2**20))
 
 
 def test_every_file_of_the_package_is_in_the_table_or_a_part_of_one_that_is() -> None:
-    folder = Path(zsim.collectives.__path__[0])
+    folder = Path(zsim.cluster.collectives.__path__[0])
     files = {file.stem for file in folder.glob("*.py")} - {"__init__"}
     assert {stem.partition("_")[0] for stem in files} == set(ALGORITHMS) <= files
 

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.collectives import ALGORITHMS, communicator, estimated
-from zsim.collectives.nccl import Communicator, estimate, time_ns
-from zsim.collectives.nccl_curves import CROSSINGS, CURVES, LARGE_DOMAIN, NVLS, RINGS
-from zsim.collectives.nccl_search import RINGS_IN_NODE
-from zsim.collectives.nccl_tuning import GENERATIONS, Algorithm
+from zsim.cluster.cluster import ClusterSpec, Fabric, Generation, clusters, load_cluster
+from zsim.cluster.collectives import ALGORITHMS, communicator, estimated
+from zsim.cluster.collectives.nccl.channel_search import RINGS_IN_NODE
+from zsim.cluster.collectives.nccl.curves import CROSSINGS, CURVES, LARGE_DOMAIN, NVLS, RINGS
+from zsim.cluster.collectives.nccl.estimate import Communicator, estimate, time_ns
+from zsim.cluster.collectives.nccl.tuner import GENERATIONS, Algorithm
 from zsim.errors import ZsimError
-from zsim.hardware import ClusterSpec, Fabric, Generation, clusters, load_cluster
 
 MIB, GIB = 2**20, 2**30
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from zsim.collectives import ring
-from zsim.collectives.ring import Send, Step, step_ns
+from zsim.cluster.collectives import ring
+from zsim.cluster.collectives.ring import Send, Step, step_ns
 
 LONGER_PERCENT = {"all_gather": 130, "reduce_scatter": 115}
 """Of what its bytes take at the rate of an all-reduce: an all-gather has only two half-shards in flight, and a reduce-scatter

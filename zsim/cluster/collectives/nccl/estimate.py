@@ -10,14 +10,14 @@ from dataclasses import replace
 from functools import lru_cache
 from math import ceil
 
-from zsim.collectives import nccl_durations
-from zsim.collectives.nccl_curves import CURVES, Curves
-from zsim.collectives.nccl_group import Communicator, Estimate
-from zsim.collectives.nccl_search import FEWEST_NVLS_RANKS, RINGS_IN_NODE
-from zsim.collectives.nccl_tuning import Algorithm
-from zsim.collectives.ring import bytes_sent, duration_ns, steps
+from zsim.cluster.cluster import Generation
+from zsim.cluster.collectives.nccl import durations
+from zsim.cluster.collectives.nccl.channel_search import FEWEST_NVLS_RANKS, RINGS_IN_NODE
+from zsim.cluster.collectives.nccl.communicator import Communicator, Estimate
+from zsim.cluster.collectives.nccl.curves import CURVES, Curves
+from zsim.cluster.collectives.nccl.tuner import Algorithm
+from zsim.cluster.collectives.ring import bytes_sent, duration_ns, steps
 from zsim.errors import ZsimError
-from zsim.hardware import Generation
 
 __all__ = ["Communicator", "Estimate", "algorithms", "bytes_sent", "channels", "duration_ns", "estimate", "steps", "time_ns"]
 
@@ -56,7 +56,7 @@ def estimate(op: str, nbytes: int, communicator: Communicator, curves: Curves = 
             found=str(communicator.algorithm),
             remedy="or None for NCCL's own choice",
         )
-    found = min((nccl_durations.by(one, op, nbytes, communicator, curves) for one in known), key=lambda each: each.microseconds)
+    found = min((durations.by(one, op, nbytes, communicator, curves) for one in known), key=lambda each: each.microseconds)
     if communicator.num_nodes == 1 or communicator.per_node == 1 or communicator.links == "pcie":
         return found
     return max(found, estimate(op, nbytes, _one_node(communicator), curves), key=lambda each: each.microseconds)

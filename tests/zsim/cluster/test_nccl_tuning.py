@@ -6,8 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.collectives.nccl_search import Rails, between_nodes, system
-from zsim.collectives.nccl_tuning import GENERATIONS, Algorithm, Graph, System, bus_factor, choices, choose, latency_us
+from zsim.cluster.collectives.nccl.channel_search import Rails, between_nodes, system
+from zsim.cluster.collectives.nccl.tuner import (
+    GENERATIONS,
+    Algorithm,
+    Graph,
+    System,
+    bus_factor,
+    choices,
+    choose,
+    latency_us,
+)
 
 MIB, GIB = 2**20, 2**30
 HDR, NDR = Rails(count=8, line_gb_s=25), Rails(count=8, line_gb_s=50)

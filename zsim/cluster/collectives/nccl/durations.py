@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from zsim.collectives.nccl_curves import CARRIED_OVER, WIDEST, Band, Curve, CurveProvenance, Curves
-from zsim.collectives.nccl_group import Communicator, Estimate
-from zsim.collectives.nccl_search import RINGS_IN_NODE, nvls_graph
-from zsim.collectives.nccl_tuning import (
+from zsim.cluster.cluster import Generation
+from zsim.cluster.collectives.nccl.channel_search import RINGS_IN_NODE, nvls_graph
+from zsim.cluster.collectives.nccl.communicator import Communicator, Estimate
+from zsim.cluster.collectives.nccl.curves import CARRIED_OVER, WIDEST, Band, Curve, CurveProvenance, Curves
+from zsim.cluster.collectives.nccl.tuner import (
     HOPS,
     NVLS_EFFICIENCY,
     NVLS_TREE_MOST,
@@ -21,7 +22,6 @@ from zsim.collectives.nccl_tuning import (
     System,
     latency_us,
 )
-from zsim.hardware import Generation
 
 EFFECT_OF_PCIE = 1.6
 """A ring over PCIe has 1.6 times the tuner's latency, as between nodes, for want of measurements on PCIe."""

@@ -17,8 +17,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from zsim import scenario
+from zsim.cluster.cluster import ClusterSpec
 from zsim.costs import Costs
-from zsim.hardware import ClusterSpec
 from zsim.ir.ops import COLLECTIVES, Kernel
 from zsim.ir.program import Program
 from zsim.plan import plan

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from zsim.collectives.nccl_curves import CURVES, Added, Band, Crossing, Curve, CurveProvenance, Curves
-from zsim.hardware import ClusterSpec, MeasuredCurve, Nccl
+from zsim.cluster.cluster import ClusterSpec, MeasuredCurve, Nccl
+from zsim.cluster.collectives.nccl.curves import CURVES, Added, Band, Crossing, Curve, CurveProvenance, Curves
 
 PROVENANCES: dict[str, CurveProvenance] = {"measured": "calibrated", "calibrated": "calibrated", "published": "published"}
 

@@ -15,10 +15,10 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from zsim import scenario
-from zsim.collectives import ALGORITHMS
-from zsim.devices import Figure
+from zsim.cluster.cluster import ClusterSpec, Layout, Path, SlowRail, clusters, load_cluster
+from zsim.cluster.collectives import ALGORITHMS
+from zsim.cluster.devices import Figure
 from zsim.errors import ScenarioError
-from zsim.hardware import ClusterSpec, Layout, Path, SlowRail, clusters, load_cluster
 from zsim.ir.mesh import Mesh
 from zsim.runs.backend import RunOptions
 from zsim.simulator import SimBackend
@@ -149,7 +149,7 @@ def test_more_ranks_than_devices_are_refused() -> None:
 
 
 def test_loading_a_cluster_does_not_import_networkx() -> None:
-    code = "import sys, zsim.hardware as h; h.load_cluster('dgx-h100'); sys.exit('networkx' in sys.modules)"
+    code = "import sys, zsim.cluster.cluster as h; h.load_cluster('dgx-h100'); sys.exit('networkx' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
-from zsim.collectives.nccl_curves import CurveProvenance
-from zsim.collectives.nccl_tuning import Algorithm
-from zsim.hardware import Fabric, Generation, Processor
+from zsim.cluster.cluster import Fabric, Generation, Processor
+from zsim.cluster.collectives.nccl.curves import CurveProvenance
+from zsim.cluster.collectives.nccl.tuner import Algorithm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

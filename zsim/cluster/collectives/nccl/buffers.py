@@ -10,7 +10,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from math import ceil
 
-from zsim.hardware import ClusterSpec
+from zsim.cluster.cluster import ClusterSpec
 
 KIB, MIB = 2**10, 2**20
 

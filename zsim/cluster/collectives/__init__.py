@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from zsim.collectives import gloo, nccl, nccl_measured, ring
-from zsim.collectives.nccl_tuning import hop_us
-from zsim.collectives.ring import Step
+from zsim.cluster.cluster import ClusterSpec, Path
+from zsim.cluster.collectives import gloo, ring
+from zsim.cluster.collectives.nccl import estimate, measured_curves
+from zsim.cluster.collectives.nccl.tuner import hop_us
+from zsim.cluster.collectives.ring import Step
 from zsim.errors import ScenarioError
-from zsim.hardware import ClusterSpec, Path
 
 
 class BytesSent(Protocol):
@@ -66,13 +67,13 @@ def _by_gloo(op: str, nbytes: int, *, cluster: ClusterSpec, path: Path) -> int:
     return gloo.in_practice_ns(op, _along_the_path(gloo.duration_ns)(op, nbytes, cluster=cluster, path=path))
 
 
-def communicator(cluster: ClusterSpec, path: Path) -> nccl.Communicator:
+def communicator(cluster: ClusterSpec, path: Path) -> estimate.Communicator:
     """NCCL's view of `path`; ScenarioError on a cluster whose preset says nothing about NCCL."""
     node = cluster.nccl
     if node is None:
         raise ScenarioError((f'cluster {cluster.name}: expected a table "nccl", found none; collectives = "ring" needs none',))
     inside_ns, between_ns = cluster.hop_ns
-    return nccl.Communicator(
+    return estimate.Communicator(
         generation=node.generation,
         num_ranks=path.num_ranks,
         num_nodes=path.num_nodes,
@@ -94,13 +95,13 @@ def _beyond(hop_ns: int, usual_us: float) -> float:
     return max(0.0, hop_ns / 1000 - usual_us)
 
 
-def estimated(op: str, nbytes: int, *, cluster: ClusterSpec, ranks: tuple[int, ...]) -> nccl.Estimate:
+def estimated(op: str, nbytes: int, *, cluster: ClusterSpec, ranks: tuple[int, ...]) -> estimate.Estimate:
     """NCCL's time for `op` over `ranks` with its band and provenance, without what torch adds; at least two ranks."""
-    return nccl.estimate(op, nbytes, communicator(cluster, cluster.path(ranks)), nccl_measured.curves_of(cluster))
+    return estimate.estimate(op, nbytes, communicator(cluster, cluster.path(ranks)), measured_curves.curves_of(cluster))
 
 
 def _by_nccl(op: str, nbytes: int, *, cluster: ClusterSpec, path: Path) -> int:
-    return nccl.time_ns(op, nbytes, communicator(cluster, path), nccl_measured.curves_of(cluster))
+    return estimate.time_ns(op, nbytes, communicator(cluster, path), measured_curves.curves_of(cluster))
 
 
 ALGORITHMS: dict[str, Algorithms] = {
@@ -117,9 +118,9 @@ ALGORITHMS: dict[str, Algorithms] = {
         placed_ns=_by_gloo,
     ),
     "nccl": Algorithms(
-        bytes_sent=nccl.bytes_sent,
-        duration_ns=nccl.duration_ns,
-        steps=nccl.steps,
+        bytes_sent=estimate.bytes_sent,
+        duration_ns=estimate.duration_ns,
+        steps=estimate.steps,
         placed_ns=_by_nccl,
     ),
 }

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from zsim.hardware import Fabric, Generation
+from zsim.cluster.cluster import Fabric, Generation
 
 CurveProvenance = Literal["calibrated", "published", "assumed"]
 

@@ -2,7 +2,7 @@
 
 NCCL 2.30.7 (src/graph/tuning.cc, topo.h), in our own words: each algorithm and protocol has a latency, made of a base and of
 hops, and a bandwidth, made of its channels and of caps; the smallest sum wins. These times choose; they are systematically
-too short below 1 GB, so `zsim.collectives.nccl` calibrates what a simulation uses. GB/s are bytes per nanosecond here, and
+too short below 1 GB, so `zsim.cluster.collectives.nccl.estimate` calibrates what a simulation uses. GB/s are bytes per nanosecond here, and
 times microseconds, as in NCCL's own tables. Knows no cluster and no preset.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from zsim.hardware import Generation, Processor
+from zsim.cluster.cluster import Generation, Processor
 
 Algorithm = Literal["ring", "tree", "nvls", "nvls_tree", "pat"]
 Protocol = Literal["LL", "LL128", "Simple"]

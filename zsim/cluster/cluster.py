@@ -16,8 +16,8 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Literal
 
-from zsim import rails
-from zsim.devices import Device, Figure, Provenance, figures_of, load_device, values
+from zsim.cluster import nic_sharing
+from zsim.cluster.devices import Device, Figure, Provenance, figures_of, load_device, values
 from zsim.errors import ScenarioError
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class ClusterSpec:
     description: str
     kind: Literal["cpu", "cuda"]
     collectives: str
-    """The library of collectives: a name in `zsim.collectives.ALGORITHMS`."""
+    """The library of collectives: a name in `zsim.cluster.collectives.ALGORITHMS`."""
     devices_per_node: int
     nics_per_node: int
     num_nodes: int
@@ -153,7 +153,7 @@ class ClusterSpec:
         A group inside one node is alike wherever it begins; a slow rail makes every node its own. Where ranks share NICs, so does a last
         node that is not full, and groups are alike that lie so to their neighbours.
         """
-        group = rails.even(ranks)
+        group = nic_sharing.even(ranks)
         if not group:
             return ranks
         if self.slow_rails:
@@ -163,7 +163,7 @@ class ClusterSpec:
             own_nics = self.nics_per_node >= size
             if not own_nics and self.num_ranks % size and self.node_of(ranks[-1]) == self.node_of(self.num_ranks - 1):
                 return group
-            begin = ranks[0] % (size if own_nics else rails.period(group, per_node=size))
+            begin = ranks[0] % (size if own_nics else nic_sharing.period(group, per_node=size))
         return range(begin, begin + group.step * len(ranks), group.step)
 
     @property
@@ -175,7 +175,7 @@ class ClusterSpec:
         """The ring over `ranks` in their order, all members of a node next to one another.
 
         In a node each rank has the fabric for itself. A ring that leaves the node runs over the NICs of its members, of which the ranks
-        that send over one at the same time have equal parts (`zsim.rails`). The node with the least of them is the narrowest place.
+        that send over one at the same time have equal parts (`zsim.cluster.nic_sharing`). The node with the least of them is the narrowest place.
         Channels get equal parts of a message, so the slowest rail of a node holds all of its rails up.
         """
         per_node = Counter(map(self.node_of, ranks))
@@ -220,7 +220,7 @@ class ClusterSpec:
 
     def _nics(self, ranks: tuple[int, ...]) -> dict[int, Fraction]:
         """By node: how many NICs a ring over `ranks` that leaves it has there."""
-        return rails.nics_of_ring(ranks, num_ranks=self.num_ranks, per_node=self.devices_per_node, nics=self.nics_per_node)
+        return nic_sharing.nics_of_ring(ranks, num_ranks=self.num_ranks, per_node=self.devices_per_node, nics=self.nics_per_node)
 
     def nics_of(self, rank: int) -> range:
         """The NICs of its node that are next to `rank`'s device: its even part of them, or the one that it shares."""

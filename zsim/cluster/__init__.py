@@ -1,0 +1,1 @@
+"""Devices, nodes and links, and the collectives that run over them."""

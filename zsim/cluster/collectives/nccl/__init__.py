@@ -1,0 +1,1 @@
+"""NCCL: its tuner's choices and how long each algorithm takes."""
