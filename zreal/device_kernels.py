@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from zreal import torch_private
 from zreal.one_hot import NAMES, one_hot
 from zreal.untraceable import UntraceableError
-from zsim.eager_sdpa import (
+from zsim.autograd.aten.sdpa import (
     EFFICIENT_ROWS,
     FLASH_ROWS,
     FLASH_WIDTHS,
@@ -253,7 +253,7 @@ def _bag_numel(operator: str, arguments: tuple[Any, ...], place: int, tensor: Te
 
 
 def scratch(operator: str, arguments: tuple[Any, ...], *, device: Device) -> tuple[int, ...]:
-    """Bytes of what lives only while an operator runs on a device: attention's backward, as `zsim.eager_sdpa` has it for the built-in
+    """Bytes of what lives only while an operator runs on a device: attention's backward, as `zsim.autograd.aten.sdpa` has it for the built-in
     families, and some losses."""
     if device == "cuda" and operator in LOSSES_BESIDE and (*arguments[2:3], 1)[0] != 0:
         return (_each_loss_nbytes(arguments),)

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from zreal.boundaries import Visit
 from zreal.storages import Place
 from zreal.untraceable import UntraceableError
+from zsim.autograd.traced_checks import lies_in
 from zsim.models.spec import ROOT, ParamGroup
-from zsim.traced_problems import lies_in
 
 
 def require_gathered(reads: Mapping[Place, Iterable[str]], visits: Sequence[Visit], groups: Iterable[ParamGroup]) -> None:

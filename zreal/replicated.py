@@ -16,7 +16,8 @@ from zreal.initial import DTYPES
 from zreal.meters.held import held, state_tensors
 from zreal.modules import Model
 from zreal.optimizers import hand_back, hand_over, make_optimizer, stepped_again
-from zsim import clipping, lowering
+from zsim import clipping
+from zsim.autograd import lower_model
 from zsim.errors import ProgramError
 from zsim.ir.ops import Alloc, Op
 from zsim.models.repeats import with_forwards
@@ -57,7 +58,7 @@ class ReplicatedRank:
     def _training(self) -> Training:
         scenario = self.scenario
         model = with_forwards(scenario.model, scenario.batch.forwards)
-        lowered = lowering.lower(
+        lowered = lower_model.lower(
             model,
             batch=scenario.batch,
             dtype=scenario.precision.parameters,

@@ -1,6 +1,6 @@
 """From the log of a traced step to modules: each unit, and the root's stretches between them, with buffers by name.
 
-Names and kinds are those that `zsim.tape` gives to the built-in families, so that strategies cannot tell them apart.
+Names and kinds are those that `zsim.autograd.tape` gives to the built-in families, so that strategies cannot tell them apart.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from zsim.autograd.lowered import (
     Recomputed,
     TapeEvent,
 )
+from zsim.autograd.tape import SEED
+from zsim.autograd.traced import FAMILY, LOSS, TracedModel, check, placed, stretch, whole
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryKind
 from zsim.models.spec import MODEL_INPUT, PART, ROOT, RUN, Module, ParamGroup
 from zsim.models.training_options import Batch, Device, Dtype
-from zsim.tape import SEED
-from zsim.traced import FAMILY, LOSS, TracedModel, check, placed, stretch, whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

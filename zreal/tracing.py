@@ -29,12 +29,12 @@ from zreal.stretches import Step, traced_model, traced_otherwise
 from zreal.untraceable import UntraceableError
 from zreal.watching import WatchedStep, steady
 from zsim.autograd.lowered import Autograd, LoweredModule
+from zsim.autograd.traced import DEVICES, Otherwise, TracedModel, TracedModelError, check_whole
 from zsim.io.json_reader import MAX_SENTENCE, is_name
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.checkpointing import problems as checkpointing_problems
 from zsim.models.repeats import most_runs
 from zsim.models.training_options import Batch, Device, Dtype, Precision
-from zsim.traced import DEVICES, Otherwise, TracedModel, TracedModelError, check_whole
 
 
 def trace(

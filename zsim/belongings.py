@@ -5,11 +5,11 @@ No strategy makes, shards or frees them, and real runs are measured without them
 
 from __future__ import annotations
 
+from zsim.autograd.traced import TracedModel
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.outside import Outside
 from zsim.scenario import Scenario
 from zsim.strategies import STRATEGIES
-from zsim.traced import TracedModel
 
 INDEX = DTYPE_NBYTES["int64"]
 BATCH = "the batch: inputs and targets of one micro-batch; at most those of a step, and of the next that is loaded meanwhile"

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any
 
+from zsim.autograd.traced import TracedModel, TracedModelError
 from zsim.ir.mesh import Mesh
 from zsim.models import checkpointing
 from zsim.models.checkpointing import Checkpointing
 from zsim.models.training_options import Optimizer
 from zsim.scenario import Scenario
 from zsim.strategies import STRATEGIES, model_problems, recomputed_problems, wrapped
-from zsim.traced import TracedModel, TracedModelError
 
 EVERY_BLOCK = Checkpointing(mode="full")
 STAGE_UP: dict[str, str] = {"ddp": "zero1", "zero1": "zero2", "zero_redundancy": "zero2", "zero2": "zero3"}

@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 from zsim import compute, transformers_problems
+from zsim.autograd.aten.sdpa import kernel_problem
+from zsim.autograd.traced import FAMILY, TracedModel
 from zsim.cluster.cluster import ClusterSpec
-from zsim.eager_sdpa import kernel_problem
 from zsim.errors import ScenarioError, ZsimError
 from zsim.execution import Execution
 from zsim.ir.mesh import Mesh
@@ -21,7 +22,6 @@ from zsim.models.training_options import Batch, Dtype, Optimizer, Precision
 from zsim.models.wrapping import Wrapping
 from zsim.schema import ModelTable
 from zsim.strategies import STRATEGIES, model_problems, recomputed_problems
-from zsim.traced import FAMILY, TracedModel
 from zsim.work import work
 
 WORDS: dict[Dtype | Literal["none"], str] = {"none": "none", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 
 from zsim.advice import REMEDY, Way, needs, step_time, together
 from zsim.answer import Answer
+from zsim.autograd.traced import TracedModel
 from zsim.changes import can_checkpoint, dropped, moved, refusals
 from zsim.errors import ScenarioError
 from zsim.io.units import format_bytes, format_time
 from zsim.ir.mesh import Mesh
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.scenario import Scenario
-from zsim.traced import TracedModel
 
 MUCH_FASTER = 1.02
 """Of two that fit, the one that shards or recomputes less is taken unless the other is faster by more than this."""

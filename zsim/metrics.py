@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from zsim.autograd.traced import TracedModel
 from zsim.ir.ops import COLLECTIVES, MEMORY_KINDS
 from zsim.ir.run import RankRun, Run, Span, band_of
 from zsim.models.operators import Operator
 from zsim.scenario import Scenario
-from zsim.traced import TracedModel
 
 Interval = tuple[int, int]
 

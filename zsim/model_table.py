@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from zsim import traced_file
+from zsim.autograd import traced_file
 from zsim.errors import ScenarioError, ZsimError, shown
 from zsim.io import limits
 from zsim.models.families import FAMILIES, build, huggingface, load_preset

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from zsim import lowering
-from zsim.eager_sdpa import kernel_problem
+from zsim.autograd import lower_model
+from zsim.autograd.aten.sdpa import kernel_problem
 from zsim.errors import ScenarioError
 from zsim.ir.gc_pause import uncollected
 from zsim.ir.program import Program
@@ -22,7 +22,7 @@ def training(scenario: Scenario, *, device: Device) -> Training:
     if missing:  # on another device than the scenario's own
         raise ScenarioError((f"{scenario.name}: {missing}",))
     model = with_forwards(scenario.model, scenario.batch.forwards)
-    modules = lowering.lower(
+    modules = lower_model.lower(
         strategy.differentiates(model),
         batch=scenario.batch,
         dtype=dtype,

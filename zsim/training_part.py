@@ -11,9 +11,9 @@ from dataclasses import replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
+from zsim.autograd.traced import TracedModel
 from zsim.errors import ScenarioError, shown
 from zsim.models.spec import ModelSpec, ParamGroup
-from zsim.traced import TracedModel
 
 
 def cut(model: ModelSpec, *, frozen: tuple[str, ...], unused: tuple[str, ...]) -> ModelSpec:

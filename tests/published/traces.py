@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from zsim import traced_file
-from zsim.traced import TracedModel
+from zsim.autograd import traced_file
+from zsim.autograd.traced import TracedModel
 
 HERE = Path(__file__).parent
 FEW = 4

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from zsim.autograd.lower_model import lower
 from zsim.cluster.collectives import ring
 from zsim.ir.ledger import Ledger
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import COLLECTIVES, Alloc, Free, Op
 from zsim.ir.program import Program
-from zsim.lowering import lower
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.families.gpt import GptSizes, build
 from zsim.models.spec import ModelSpec, ParamGroup

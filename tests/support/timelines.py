@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
+from zsim.autograd.lower_model import lower
 from zsim.autograd.lowered import Computation, LoweredModule
 from zsim.engine import simulate
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import MOVE_GRADIENT, Kernel, Op
 from zsim.ir.program import Program
-from zsim.lowering import lower
 from zsim.models.families.mlp import MlpSizes, build
 from zsim.models.spec import ROOT
 from zsim.models.training_options import Batch, Precision

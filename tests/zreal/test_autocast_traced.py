@@ -12,12 +12,12 @@ from tests.zreal.test_tracing_against_torch import measured_phases, sharded, sim
 from tests.zreal.user_modules import CASES, Case
 from zreal import torch_private
 from zreal.tracing import trace
+from zsim.autograd.lower_model import lower
+from zsim.autograd.traced import TracedModel
+from zsim.autograd.traced_file import dump, parse
 from zsim.errors import ZsimError
 from zsim.ir.mesh import Mesh
-from zsim.lowering import lower
 from zsim.strategies import fsdp2
-from zsim.traced import TracedModel
-from zsim.traced_file import dump, parse
 
 
 class Casting(Case):

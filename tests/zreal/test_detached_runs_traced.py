@@ -19,8 +19,8 @@ from tests.zreal.user_modules import Case
 from zreal import torch_private
 from zreal.tracing import trace
 from zreal.untraceable import UntraceableError
+from zsim.autograd.traced_file import save
 from zsim.scenario import parse
-from zsim.traced_file import save
 
 WIDTH = 16
 UNITS = [f"layers.{place}" for place in range(4)]

@@ -19,9 +19,9 @@ from tests.zreal.test_tracing import records
 from zreal import batching, modules
 from zreal.device_kernels import KernelChoices, result_nbytes
 from zreal.tracing import trace
+from zsim.autograd.lower_model import lower
 from zsim.autograd.lowered import LoweredModule
 from zsim.ir.ops import Alloc, Free
-from zsim.lowering import lower
 from zsim.models.checkpointing import Checkpointing
 from zsim.models.families import gpt, huggingface, llama
 from zsim.models.spec import ModelSpec

@@ -15,6 +15,8 @@ from tests.zreal.traced_subject import Subject
 from tests.zreal.user_modules import FROZEN
 from zreal import batching, modules, torch_private
 from zreal.tracing import trace
+from zsim.autograd.traced_file import dump
+from zsim.autograd.traced_file import parse as read
 from zsim.compare import compare
 from zsim.ir.run import RankRun
 from zsim.models.families import load_preset
@@ -23,8 +25,6 @@ from zsim.runs.backend import RunOptions
 from zsim.scenario import Scenario, parse
 from zsim.simulator import SimBackend
 from zsim.strategies import STRATEGIES
-from zsim.traced_file import dump
-from zsim.traced_file import parse as read
 from zsim.training_part import cut
 
 FSDP2 = 'name = "fsdp2"'

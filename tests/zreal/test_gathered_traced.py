@@ -16,10 +16,10 @@ from tests.zreal.user_modules import Case
 from zreal import torch_private
 from zreal.tracing import trace
 from zreal.untraceable import UntraceableError
+from zsim.autograd.traced_file import dump, parse
 from zsim.ir.mesh import Mesh
 from zsim.models.training_options import Dtype
 from zsim.strategies import fsdp2
-from zsim.traced_file import dump, parse
 
 WIDTH = 16
 

@@ -14,9 +14,9 @@ from tests.zreal.traced_subject import Subject
 from tests.zreal.user_modules import Case
 from zreal import torch_private
 from zreal.tracing import trace
+from zsim.autograd.traced_file import dump, save
+from zsim.autograd.traced_file import parse as parse_model
 from zsim.scenario import parse
-from zsim.traced_file import dump, save
-from zsim.traced_file import parse as parse_model
 
 UNITS = tuple(f"blocks.{place}{inner}" for place in range(4) for inner in (".up", ""))
 

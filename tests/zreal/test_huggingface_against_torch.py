@@ -18,12 +18,12 @@ from tests.zreal.test_tracing_against_torch import traced_events
 from zreal import backends, batching, modules, torch_private
 from zreal.executor import execute
 from zreal.tracing import trace
+from zsim.autograd.lower_model import lower
 from zsim.autograd.lowered import Accumulated, NodeOver, Recomputed
 from zsim.errors import BackendUnavailableError, ScenarioError
 from zsim.ir.ledger import replay
 from zsim.ir.ops import COLLECTIVES, Alloc, Free
 from zsim.ir.program import PHASES
-from zsim.lowering import lower
 from zsim.models.families import huggingface
 from zsim.models.training_options import DTYPE_NBYTES, Dtype
 from zsim.plan import plan

@@ -17,7 +17,7 @@ from tests.zreal.test_user_modules_traced import DDP, FSDP2, HSDP, differences
 from zreal import torch_private
 from zreal.tracing import trace
 from zreal.untraceable import UntraceableError
-from zsim.traced_file import dump, parse
+from zsim.autograd.traced_file import dump, parse
 
 WIDTH = 16
 FSDP1 = 'name = "fsdp1", dp_shard = 2, dp_replicate = 1'

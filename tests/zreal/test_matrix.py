@@ -27,6 +27,8 @@ from tests.zreal.user_modules import CASES, FROZEN, SHARING
 from zreal import torch_private
 from zreal.tracing import trace
 from zsim.assembly import DTYPES
+from zsim.autograd.traced import FAMILY
+from zsim.autograd.traced_file import save
 from zsim.backends import find
 from zsim.ir.ledger import replay
 from zsim.ir.mesh import Mesh
@@ -36,8 +38,6 @@ from zsim.ir.run import CollectiveRecord, PhaseRecord
 from zsim.plan import plan
 from zsim.runs.backend import RunOptions
 from zsim.scenario import Scenario, parse
-from zsim.traced import FAMILY
-from zsim.traced_file import save
 
 RECORD = MEASURED / "memory_matrix.json"
 USER_MODULES = {name: (CASES | FROZEN | SHARING)[name] for name in TRACED}

@@ -10,8 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 from zreal import batching, modules
 from zreal.eager_operators import apply
 from zreal.initial import DTYPES
-from zsim.eager import calls
-from zsim.lowering import lower
+from zsim.autograd.aten.calls import calls
+from zsim.autograd.lower_model import lower
 from zsim.models.families import gpt, llama, load_preset
 from zsim.models.operators import Operator
 from zsim.models.spec import ModelSpec

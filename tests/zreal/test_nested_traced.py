@@ -26,11 +26,11 @@ from zreal import torch_private
 from zreal.recomputing import as_asked
 from zreal.tracing import trace
 from zsim.autograd.lowered import InnerCall
+from zsim.autograd.traced import TracedModel
+from zsim.autograd.traced_file import dump, parse
 from zsim.ir.mesh import Mesh
 from zsim.models.training_options import Dtype
 from zsim.strategies import ddp, fsdp2
-from zsim.traced import TracedModel
-from zsim.traced_file import dump, parse
 
 INNER = {
     "llama, no cache": ("mlp", "self_attn"),

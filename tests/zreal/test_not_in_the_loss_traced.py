@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from tests.support.sampling import one_in
 from tests.zreal.test_user_modules_traced import DDP, FSDP2, HSDP, KEPT, differences
 from zreal.tracing import trace
+from zsim.autograd.traced_file import dump, parse, save
 from zsim.cli import main
 from zsim.errors import ZsimError
-from zsim.traced_file import dump, parse, save
 
 WIDTH = 16
 PREFETCH = f"{FSDP2}, forward_prefetch = 1, backward_prefetch = 2"

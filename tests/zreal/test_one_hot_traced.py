@@ -18,9 +18,9 @@ from zreal import torch_private
 from zreal.storages import StorageLog
 from zreal.tracing import trace
 from zreal.untraceable import UntraceableError
+from zsim.autograd.traced import TracedModel
 from zsim.ir.ops import Alloc
 from zsim.models.training_options import Device
-from zsim.traced import TracedModel
 
 WIDTH, EXPERTS = 16, 64
 Use = Callable[[Tensor, Tensor, Tensor], Tensor]

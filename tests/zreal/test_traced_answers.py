@@ -8,9 +8,9 @@ import pytest
 
 from tests.zreal.user_modules import CASES
 from zreal.tracing import trace
+from zsim.autograd.traced_file import save
 from zsim.cli import main
 from zsim.models.training_options import Device
-from zsim.traced_file import save
 
 SCENARIO = """
 model = {{ traced = "mine.json" }}

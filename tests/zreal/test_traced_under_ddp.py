@@ -15,15 +15,15 @@ from tests.zreal.user_modules import CASES, Case
 from zreal import torch_private
 from zreal.meters.collectives import CollectiveRecorder
 from zreal.meters.memory import MemoryMeter
-from zsim import traced_file as files
+from zsim.autograd import traced_file as files
+from zsim.autograd.lower_model import lower
+from zsim.autograd.traced import TracedModel
 from zsim.ir.ledger import replay
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import COLLECTIVES
-from zsim.lowering import lower
 from zsim.models.training_options import Dtype, Precision
 from zsim.strategies import ddp, zero_redundancy
 from zsim.strategies.building.training import Training
-from zsim.traced import TracedModel
 
 Collectives = list[tuple[str, int]]
 

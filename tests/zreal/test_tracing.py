@@ -16,19 +16,19 @@ from torch.utils.checkpoint import checkpoint
 from tests.support.sampling import one_in
 from zreal import batching, modules, torch_private
 from zreal.tracing import trace
+from zsim.autograd.lower_model import lower
 from zsim.autograd.lowered import Accumulated, LoweredModule, NodeOver, ParameterGradient
+from zsim.autograd.traced import TracedModel, TracedModelError
+from zsim.autograd.traced_file import dump, parse
 from zsim.ir.ledger import replay
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free
 from zsim.ir.program import PHASES
-from zsim.lowering import lower
 from zsim.models.families import load_preset
 from zsim.models.spec import ROOT, ModelSpec
 from zsim.models.training_options import Batch, Device, Dtype, Precision
 from zsim.strategies import STRATEGIES
 from zsim.strategies.building.training import Training
-from zsim.traced import TracedModel, TracedModelError
-from zsim.traced_file import dump, parse
 
 FAMILIES = [("mlp-tiny", None), ("mlp-uneven", None), ("gpt-tiny", "explicit"), ("gpt-tiny", "sdpa")]
 

@@ -19,16 +19,16 @@ from tests.zreal.user_modules import CASES, HALF_OF_PAIRS, SOME_PAIRS, Case
 from zreal import torch_private
 from zreal.meters.memory import MemoryMeter
 from zreal.tracing import trace
+from zsim.autograd.lower_model import lower
 from zsim.autograd.lowered import Accumulated, Recomputed
+from zsim.autograd.traced import TracedModel
 from zsim.ir.ledger import replay
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free
-from zsim.lowering import lower
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.training_options import DTYPE_NBYTES, Dtype, Precision
 from zsim.strategies import STRATEGIES, ddp, fsdp2
 from zsim.strategies.building.training import Training
-from zsim.traced import TracedModel
 
 Phases = dict[str, tuple[int, int, int]]
 

@@ -28,15 +28,15 @@ from tests.zreal.user_modules import Case
 from zreal import torch_private
 from zreal.tracing import trace
 from zreal.untraceable import UntraceableError
+from zsim.autograd.traced import TracedModel
+from zsim.autograd.traced_file import dump, save
+from zsim.autograd.traced_file import parse as read
 from zsim.changes import EVERY_BLOCK
 from zsim.errors import ZsimError
 from zsim.ir.mesh import Mesh
 from zsim.models.checkpointing import NO_CHECKPOINTING
 from zsim.scenario import parse
 from zsim.strategies import ddp, fsdp1
-from zsim.traced import TracedModel
-from zsim.traced_file import dump, save
-from zsim.traced_file import parse as read
 
 WIDTH = 24
 FSDP1 = 'name = "fsdp1", dp_shard = 2, dp_replicate = 1'

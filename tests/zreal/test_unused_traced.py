@@ -10,11 +10,11 @@ from tests.zreal.test_tracing_against_torch import measured_phases, sharded, sim
 from tests.zreal.user_modules import Case, tokens
 from zreal import torch_private
 from zreal.tracing import trace
+from zsim.autograd.traced_file import dump, parse
 from zsim.ir.mesh import Mesh
 from zsim.models.training_options import Dtype
 from zsim.strategies import fsdp2
 from zsim.strategies.ddp import Options, model_problems
-from zsim.traced_file import dump, parse
 
 
 class Skipping(nn.Module):

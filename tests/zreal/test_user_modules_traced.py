@@ -23,14 +23,14 @@ from zreal import torch_private
 from zreal.storages import StorageLog
 from zreal.tracing import trace
 from zsim.assembly import DTYPES
+from zsim.autograd.traced import Otherwise, TracedModel, check
+from zsim.autograd.traced_file import save
 from zsim.errors import ZsimError
 from zsim.ir.ops import Alloc, Free
 from zsim.ir.program import PHASES
 from zsim.models.checkpointing import Checkpointing
 from zsim.models.training_options import Dtype
 from zsim.scenario import parse
-from zsim.traced import Otherwise, TracedModel, check
-from zsim.traced_file import save
 
 WIDTH = 16
 FSDP2 = 'name = "fsdp2"'

@@ -9,9 +9,9 @@ import pytest
 
 from tests.support.folders import PUBLISHED
 from zsim.advice import needs
+from zsim.autograd.traced import FAMILY, TracedModel
 from zsim.belongings import belongings
 from zsim.scenario import Scenario, parse
-from zsim.traced import FAMILY, TracedModel
 from zsim.waterfall import waterfall
 
 TRACE = PUBLISHED / "torchtitan-micro-batch-2.json"

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zsim.autograd.lower_model import lower
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import COLLECTIVES, Alloc
 from zsim.ir.program import PHASES, Program
-from zsim.lowering import lower
 from zsim.models.families import load_preset
 from zsim.models.training_options import DTYPE_NBYTES, Batch, Dtype, Optimizer, Precision
 from zsim.plan import plan

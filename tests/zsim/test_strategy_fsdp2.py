@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from tests.support.small_programs import small_model
 from zsim import plan as planning
+from zsim.autograd.lower_model import lower
 from zsim.errors import ScenarioError
 from zsim.ir.ledger import replay
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import COLLECTIVES, Alloc, Free, Op
 from zsim.ir.program import PHASES, Program
-from zsim.lowering import lower
 from zsim.models.spec import ModelSpec
 from zsim.models.training_options import Batch, Precision
 from zsim.scenario import parse

@@ -9,9 +9,9 @@ import pytest
 
 from tests.support.folders import ROOT
 from zreal.subjects.table import SUBJECTS
+from zsim.autograd.aten.calls import _CALLS
 from zsim.cluster import cluster
 from zsim.cluster.collectives import ALGORITHMS
-from zsim.eager import _CALLS
 from zsim.ir import program_laws, run_laws
 from zsim.models import families, operators
 from zsim.models.families import FAMILIES

@@ -1,6 +1,6 @@
 """Activation checkpointing: which blocks, and which of their operators, are computed again in backward instead of being kept.
 
-It says what is asked for; `zsim.tape` knows what it does to memory, as torch.utils.checkpoint (non-reentrant) does.
+It says what is asked for; `zsim.autograd.tape` knows what it does to memory, as torch.utils.checkpoint (non-reentrant) does.
 """
 
 from __future__ import annotations

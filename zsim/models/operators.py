@@ -52,9 +52,9 @@ class Operator:
     learned table (num_embeddings × out_features). layer_norm, rms_norm, gelu, residual: out_features. swiglu:
     silu(inputs[0]) * inputs[1]. rotary: turns num_heads heads of head_dim. attention: inputs q, k, v; num_heads,
     num_kv_heads, head_dim; `implementation` an AttentionKind; causal; with `dropout` of its
-    probabilities. traced: whatever a tracer saw (`zsim.traced`), whose calls nobody here knows.
+    probabilities. traced: whatever a tracer saw (`zsim.autograd.traced`), whose calls nobody here knows.
 
-    From upcast_norm to causal_loss: what modules of transformers are made of; `zsim.eager_transformers` and `zsim.eager_gpt2` say
+    From upcast_norm to causal_loss: what modules of transformers are made of; `zsim.autograd.aten.transformers` and `zsim.autograd.aten.gpt2` say
     how. A value with a colon in its name is another module's. `reads` are such values that need no gradient: a stretch that is
     recomputed holds them. `drops` are values that Python holds past their last use, and that go when this operator is over.
     """

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from zsim.autograd.traced import TracedModel
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Op
 from zsim.ir.program import Program
@@ -24,7 +25,6 @@ from zsim.strategies.building.step import Step
 from zsim.strategies.building.training import Training
 from zsim.strategies.replicated import ReplicatedStep
 from zsim.strategies.replicated_model import Bucket, ReplicatedModel
-from zsim.traced import TracedModel
 
 MIB = 1 << 20
 FIRST_BUCKET_CAP_MB, BUCKET_CAP_MB = 1, 25

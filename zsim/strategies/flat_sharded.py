@@ -143,7 +143,7 @@ class FlatShardedStep(Passes):
         """
         dtype, own, last = self.training.precision.parameters, f"{flat.fqn}.unsharded_gradient", not flat.splits
         nbytes, apart, waiting = self.nbytes(flat.numel, dtype), dtype != ORIGINAL, flat.accumulating
-        in_place = self.training.device == "cuda"  # autograd adds out of place where a meter watches, see zsim/tape.py
+        in_place = self.training.device == "cuda"  # autograd adds out of place where a meter watches, see zsim/autograd/tape.py
         parts = [f"{view(fqn, run)}.unsharded_gradient" if fqn else "" for fqn, _ in flat.pieces]
         copies = self.gradients.copied([view(fqn, run) for fqn, _ in reversed(flat.pieces) if fqn], self.live)
         empty = [numel for (_, numel), part in zip(flat.pieces, parts, strict=True) if part not in self.live]

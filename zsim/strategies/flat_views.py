@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from zsim.autograd.traced import TracedModel
 from zsim.models.operators import Operator
 from zsim.models.repeats import most_runs
 from zsim.models.spec import ROOT, RUN, ModelSpec, Module, Parameter
-from zsim.traced import TracedModel
 
 
 def view(fqn: str, run: int) -> str:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from zsim import optimizers
+from zsim.autograd.traced import TracedModel
 from zsim.errors import ScenarioError
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program, RankProgram
@@ -33,7 +34,6 @@ from zsim.strategies.flat_sharded import EARLIER_STEP, FlatShardedStep
 from zsim.strategies.flat_views import viewed
 from zsim.strategies.passes import ORIGINAL
 from zsim.strategies.sharded_gradients import UnshardedGradients
-from zsim.traced import TracedModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from zsim.autograd.lower_model import loss_buffers
 from zsim.autograd.lowered import NOTHING, InnerCall, LoweredModule, TapeEvent, storage_events
+from zsim.autograd.traced import TracedModel
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind, OpKind
-from zsim.lowering import loss_buffers
 from zsim.models.spec import ROOT, is_model_input
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building.backward_events import recomputed_in_turn
@@ -19,7 +20,6 @@ from zsim.strategies.building.kernels import accumulate_kernel
 from zsim.strategies.building.step import Step
 from zsim.strategies.building.training import Training
 from zsim.strategies.sharded_gradients import UnshardedGradients
-from zsim.traced import TracedModel
 
 ORIGINAL = "float32"
 """The dtype of the sharded parameters, their gradients and optimizer states."""

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from zsim import clipping, optimizers
+from zsim.autograd.lower_model import loss_buffers
 from zsim.autograd.lowered import Accumulated, LoweredModule, NodeOver, ParameterGradient, storage_events
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent
-from zsim.lowering import loss_buffers
 from zsim.models.spec import ROOT
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies import replicated_construction

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.folders import PUBLISHED
-from zsim import cli, lowering, module_lowering, traced_file
+from zsim import cli
+from zsim.autograd import lower_model, lower_module, traced_file
 from zsim.cautions import cautions
 from zsim.changes import changes
 from zsim.errors import ScenarioError
@@ -111,8 +112,8 @@ def test_wrapping_again_forgets_how_a_model_was_wrapped(model: ModelSpec, one: W
 def test_a_model_in_parts_does_the_same_work_and_is_lowered_as_if_each_module_were_traced(family: str) -> None:
     model, batch = language_model(family, 6, tied=False), Batch(micro_batch=2, sequence_length=4)
     apart = wrapped(model, Wrapping(every=4, ends="apart"))
-    whole, parts = (lowering.lower(spec, batch=batch, dtype="float32") for spec in (model, apart))
-    assert parts == module_lowering.lower_each(apart, batch=batch, dtype="float32")
+    whole, parts = (lower_model.lower(spec, batch=batch, dtype="float32") for spec in (model, apart))
+    assert parts == lower_module.lower_each(apart, batch=batch, dtype="float32")
     assert [k for m in parts for k in m.forward.kernels] == [k for m in whole for k in m.forward.kernels]
     assert [k for m in parts[::-1] for k in m.backward.kernels] == [k for m in whole[::-1] for k in m.backward.kernels]
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from zsim.aten_call import Call, Sizes
-from zsim.aten_forms import attention_flops, batched_matmul, clone, constant, view
-from zsim.eager_gpt2 import dropped
+from zsim.autograd.aten.building_blocks import attention_flops, batched_matmul, clone, constant, view
+from zsim.autograd.aten.call import Call, Sizes
+from zsim.autograd.aten.gpt2 import dropped
 from zsim.models.operators import Operator
 from zsim.models.spec import ModelSpec
 from zsim.models.training_options import DTYPE_NBYTES, Device, Precision

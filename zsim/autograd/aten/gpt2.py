@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from zsim.aten_call import Call, Sizes
-from zsim.aten_forms import constant, view
-from zsim.eager_transformers import packed_check, places
+from zsim.autograd.aten.building_blocks import constant, view
+from zsim.autograd.aten.call import Call, Sizes
+from zsim.autograd.aten.transformers import packed_check, places
 from zsim.models.operators import Operator
 
 

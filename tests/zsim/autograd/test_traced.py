@@ -12,8 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim import metrics, scenario, traced_file
+from zsim import metrics, scenario
+from zsim.autograd import traced_file
+from zsim.autograd.lower_model import loss_buffers, lower
 from zsim.autograd.lowered import Autograd, LoweredModule
+from zsim.autograd.traced import FAMILY, Otherwise, TracedModel, TracedModelError, check, check_whole, stretch
+from zsim.autograd.traced_file import dump, load, parse, save
 from zsim.changes import changes
 from zsim.errors import ScenarioError, ZsimError
 from zsim.fit import ways
@@ -23,7 +27,6 @@ from zsim.ir.ledger import replay
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free
 from zsim.ir.program import PHASES
-from zsim.lowering import loss_buffers, lower
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.families import load_preset
 from zsim.models.training_options import Batch, Precision
@@ -32,8 +35,6 @@ from zsim.runs.backend import RunOptions
 from zsim.simulator import SimBackend
 from zsim.strategies import STRATEGIES, ddp, fsdp1, model_problems
 from zsim.strategies.building.training import Training
-from zsim.traced import FAMILY, Otherwise, TracedModel, TracedModelError, check, check_whole, stretch
-from zsim.traced_file import dump, load, parse, save
 
 BATCH = Batch(micro_batch=2)
 SPEC = load_preset("mlp-tiny", sequence_length=1, num_layers=None, attention=None)

@@ -1,7 +1,7 @@
 """The kernels of a module's forward and backward: one for each call that moves anything, and in backward each product by itself.
 
 Backward of a product is two products, of other shapes than forward's. A bias's gradient is one more pass over the output's, and where a
-value has several uses the engine adds their gradients. All this takes time; what it takes of memory is `zsim.tape`'s.
+value has several uses the engine adds their gradients. All this takes time; what it takes of memory is `zsim.autograd.tape`'s.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from zsim.aten_call import Call
+from zsim.autograd.aten.call import Call
 from zsim.ir.ops import ATTENTION_BACKWARD, Kernel
 from zsim.models.spec import Parameter
 from zsim.models.training_options import DTYPE_NBYTES

@@ -19,13 +19,23 @@ from zsim.autograd.lowered import (
     Recomputed,
     TapeEvent,
 )
+from zsim.autograd.traced import (
+    DEVICES,
+    FAMILY,
+    Otherwise,
+    TracedModel,
+    TracedModelError,
+    check_whole,
+    placed,
+    stretch,
+    whole,
+)
 from zsim.io import files
 from zsim.io.json_reader import Reader, TwiceError, loads
 from zsim.ir.ops import MEMORY_KINDS, Alloc, Free, Kernel
 from zsim.models.checkpointing import NO_CHECKPOINTING, SAVEABLE, Checkpointing
 from zsim.models.spec import ROOT, Module, Parameter, ParamGroup
 from zsim.models.training_options import DTYPE_NBYTES, Batch, Device
-from zsim.traced import DEVICES, FAMILY, Otherwise, TracedModel, TracedModelError, check_whole, placed, stretch, whole
 
 SCHEMA = "zsim-traced-model-1"
 MAX_FILE_BYTES = 64 * 1024**2

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from zsim import eager
-from zsim.aten_call import Call, Sizes
-from zsim.eager_attention import attention
+from zsim.autograd.aten import calls as eager
+from zsim.autograd.aten.attention import attention
+from zsim.autograd.aten.call import Call, Sizes
 from zsim.models.operators import Operator
 from zsim.models.training_options import DTYPE_NBYTES, Batch, Device
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from zsim import eager_sdpa
-from zsim.aten_call import Call, Sizes
-from zsim.aten_forms import batched_matmul, clone, constant, view
+from zsim.autograd.aten import sdpa
+from zsim.autograd.aten.building_blocks import batched_matmul, clone, constant, view
+from zsim.autograd.aten.call import Call, Sizes
 from zsim.ir.ops import MASK_SCORES, SCALE_SCORES
 from zsim.models.operators import Operator
 
@@ -78,8 +78,8 @@ def _tables(op: Operator, sizes: Sizes) -> Iterator[Call]:
 
 def attention(op: Operator, sizes: Sizes) -> Iterator[Call]:
     """One fused call, or softmax(q·kᵀ/√d + mask)·v call by call, as the module's own code or as torch's composite."""
-    kernel = eager_sdpa.sdpa_kernel(op, sizes)
-    yield from {"explicit": _explicit, "math": eager_sdpa.math}.get(kernel, eager_sdpa.fused)(op, sizes)
+    kernel = sdpa.sdpa_kernel(op, sizes)
+    yield from {"explicit": _explicit, "math": sdpa.math}.get(kernel, sdpa.fused)(op, sizes)
 
 
 def _explicit(op: Operator, sizes: Sizes) -> Iterator[Call]:

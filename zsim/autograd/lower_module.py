@@ -1,7 +1,7 @@
 """Every module of a model by itself: what its forward and its backward keep and free, and the kernels they are.
 
-The modules are `zsim.module_parts`', the memory `zsim.tape`'s; here they are run through it, forward and backward.
-`zsim.lowering` asks for few of them where many are alike.
+The modules are `zsim.autograd.module_calls`', the memory `zsim.autograd.tape`'s; here they are run through it, forward and backward.
+`zsim.autograd.lower_model` asks for few of them where many are alike.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from zsim.aten_call import Call
+from zsim.autograd.aten.call import Call
 from zsim.autograd.lowered import Computation, LoweredModule, Recomputed, TapeEvent
+from zsim.autograd.module_calls import Part, blocks, cut_regions, maker_of_calls, parts_of
+from zsim.autograd.module_kernels import backward_kernels, forward_kernels
+from zsim.autograd.recompute import Step
+from zsim.autograd.tape import SEED, Tape, summed
 from zsim.ir.ops import Free, MemoryEvent
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.spec import ModelSpec, Parameter
 from zsim.models.training_options import Batch, Device
-from zsim.module_kernels import backward_kernels, forward_kernels
-from zsim.module_parts import Part, blocks, cut_regions, maker_of_calls, parts_of
-from zsim.regions import Step
-from zsim.tape import SEED, Tape, summed
 
 
 def lower_each(

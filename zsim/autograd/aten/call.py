@@ -33,7 +33,7 @@ class Call:
 
     `shape` is that of its kernel (`zsim.ir.ops.Kernel`).
 
-    Who needs no gradient changes what is saved and made (`zsim.needed`): `crossed` calls, products, save each of `saves` for the
+    Who needs no gradient changes what is saved and made (`zsim.autograd.requires_grad`): `crossed` calls, products, save each of `saves` for the
     gradient of the other factor; a `joint` backward makes all gradients or none. One that `packs` saves a parameter, which costs
     nothing but makes a recomputation reach the call; one that is not `differentiable` has no backward. An `addmm` is a linear with a
     bias, frozen or not.

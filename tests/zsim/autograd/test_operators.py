@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.eager import Call, calls
-from zsim.eager_sdpa import without_kernel
+from zsim.autograd.aten.calls import Call, calls
+from zsim.autograd.aten.sdpa import without_kernel
+from zsim.autograd.lower_module import lower_each
 from zsim.ir.ops import Alloc, Free
 from zsim.models.families import build, huggingface, load_preset, presets
 from zsim.models.families.gpt import GptSizes
 from zsim.models.families.layers import linear
 from zsim.models.operators import Operator, OperatorKind
 from zsim.models.training_options import Batch, Device, Dtype, Optimizer
-from zsim.module_lowering import lower_each
 from zsim.optimizers import kernels
 
 small = st.integers(1, 64)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from zsim.aten_call import Call, Sizes
+from zsim.autograd.aten.call import Call, Sizes
 from zsim.models.operators import Operator
 
 

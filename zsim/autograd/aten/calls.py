@@ -1,6 +1,6 @@
 """The aten calls that each operator makes in eager torch: sizes, work, and what autograd saves of each.
 
-Seen with a dispatch-level meter on the CPU with torch 2.13, on CUDA read from torch's sources; `zsim.tape` turns these calls into
+Seen with a dispatch-level meter on the CPU with torch 2.13, on CUDA read from torch's sources; `zsim.autograd.tape` turns these calls into
 allocations and frees. A matmul of m × k by k × n is 2·m·n·k FLOPs; its backward is twice that. Element-wise calls count no
 FLOPs, only bytes.
 """
@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from zsim import eager_gpt2, eager_transformers
-from zsim.aten_call import Call, Sizes
-from zsim.eager_attention import attention, rotary
+from zsim.autograd.aten import gpt2, transformers
+from zsim.autograd.aten.attention import attention, rotary
+from zsim.autograd.aten.call import Call, Sizes
 from zsim.ir.ops import NORM_STEP
 from zsim.models.operators import Operator, OperatorKind
 from zsim.models.training_options import DTYPE_NBYTES, Batch, Device
@@ -294,18 +294,18 @@ _CALLS: dict[OperatorKind, Callable[[Operator, Sizes], Iterator[Call]]] = {
     "residual": _residual,
     "cast": _cast_to,
     "cross_entropy": _cross_entropy,
-    "upcast_norm": eager_transformers.upcast_norm,
-    "rotary_tables": eager_transformers.rotary_tables,
-    "heads": eager_transformers.heads,
-    "rotate": eager_transformers.rotate,
-    "silu": eager_transformers.silu,
-    "multiply": eager_transformers.multiply,
-    "conv1d": eager_gpt2.conv1d,
-    "split": eager_gpt2.split,
-    "dropout": eager_gpt2.dropout,
-    "gelu_new": eager_gpt2.gelu_new,
-    "position_embedding": eager_gpt2.position_embedding,
-    "causal_loss": eager_transformers.causal_loss,
+    "upcast_norm": transformers.upcast_norm,
+    "rotary_tables": transformers.rotary_tables,
+    "heads": transformers.heads,
+    "rotate": transformers.rotate,
+    "silu": transformers.silu,
+    "multiply": transformers.multiply,
+    "conv1d": gpt2.conv1d,
+    "split": gpt2.split,
+    "dropout": gpt2.dropout,
+    "gelu_new": gpt2.gelu_new,
+    "position_embedding": gpt2.position_embedding,
+    "causal_loss": transformers.causal_loss,
 }
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from zsim.aten_call import Call, Sizes
-from zsim.aten_forms import constant, view
+from zsim.autograd.aten.building_blocks import constant, view
+from zsim.autograd.aten.call import Call, Sizes
 from zsim.ir.ops import NORM_STEP
 from zsim.models.operators import Operator
 from zsim.models.training_options import DTYPE_NBYTES

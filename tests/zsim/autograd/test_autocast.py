@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+from zsim.autograd.lower_model import lower
+from zsim.autograd.lower_module import lower_each
 from zsim.autograd.lowered import LoweredModule
 from zsim.errors import ScenarioError
 from zsim.ir.ops import Alloc, Free
-from zsim.lowering import lower
 from zsim.models.families import gpt, mlp
 from zsim.models.families.gpt import GptSizes
 from zsim.models.families.mlp import MlpSizes
 from zsim.models.training_options import Batch
-from zsim.module_lowering import lower_each
 from zsim.plan import plan
 from zsim.scenario import Scenario, parse
 

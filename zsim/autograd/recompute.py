@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from zsim.aten_call import Call
+from zsim.autograd.aten.call import Call
 
 
 @dataclass(slots=True, eq=False)

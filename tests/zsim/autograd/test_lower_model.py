@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from zsim.lowering import lower
+from zsim.autograd.lower_model import lower
+from zsim.autograd.lower_module import lower_each
 from zsim.models.families import gpt, llama, mlp
 from zsim.models.families.gpt import GptSizes
 from zsim.models.families.llama import LlamaSizes
 from zsim.models.families.mlp import MlpSizes
 from zsim.models.training_options import Batch
-from zsim.module_lowering import lower_each
 
 BATCH = Batch(micro_batch=2, sequence_length=8)
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from zsim.autograd.lowered import Accumulated, InnerCall, LoweredModule, NodeOver, ParameterGradient, Recomputed
+from zsim.autograd.tape import SEED
 from zsim.ir.ops import Alloc, Free
 from zsim.models.spec import ROOT, RUN, ModelSpec
-from zsim.tape import SEED
 
 
 def lies_in(unit: str, other: str) -> bool:

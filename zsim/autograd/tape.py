@@ -1,8 +1,8 @@
 """What eager autograd keeps, when it lets go, and in which order: memory events of each module's forward and backward.
 
-A liveness simulation over the calls of `zsim.eager`, by counting references to storages as torch does: Python holds a value until its
+A liveness simulation over the calls of `zsim.autograd.aten.calls`, by counting references to storages as torch does: Python holds a value until its
 last use (a module's input until the module has returned), autograd holds what it saved until the node has run
-backward, and the engine holds gradients (`zsim.gradients`). It knows no strategy and no time.
+backward, and the engine holds gradients (`zsim.autograd.gradients`). It knows no strategy and no time.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import InitVar, dataclass, field, replace
 
-from zsim.aten_call import Call
+from zsim.autograd.aten.call import Call
+from zsim.autograd.gradients import Gradients, Part
 from zsim.autograd.lowered import InnerCall, NodeOver, ParameterGradient, Recomputed, storage_events
-from zsim.gradients import Gradients, Part
+from zsim.autograd.recompute import Region, Step, packs_its_output
+from zsim.autograd.storages import Storages
 from zsim.ir.ops import Free, MemoryEvent
 from zsim.models.spec import ModelSpec
 from zsim.models.training_options import DTYPE_NBYTES, Batch
-from zsim.regions import Region, Step, packs_its_output
-from zsim.storages import Storages
 
 SEED = "loss:seed"
 

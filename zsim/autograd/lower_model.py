@@ -11,15 +11,15 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 from operator import attrgetter
 
-from zsim import module_lowering, tape
+from zsim.autograd import lower_module, tape
 from zsim.autograd.lowered import Autograd, Computation, LoweredModule, ParameterGradient, TapeEvent
+from zsim.autograd.traced import TracedModel
 from zsim.ir.ops import Alloc, Free
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.operators import Operator
 from zsim.models.repeats import repeats
 from zsim.models.spec import ModelSpec, Module
 from zsim.models.training_options import Batch, Device
-from zsim.traced import TracedModel
 
 Pattern = tuple[tuple[object, ...], ...]
 
@@ -52,7 +52,7 @@ def lower(
         )
     checkpointed = checkpointing.applies_to(model)
     if repeats(model) or model.nested:
-        return module_lowering.lower_each(
+        return lower_module.lower_each(
             model,
             batch=batch,
             dtype=dtype,
@@ -66,7 +66,7 @@ def lower(
     runs = list(_runs(model.modules, checkpointed, frozen=model.frozen))
     kept = tuple(module for run in runs for module in (run if len(run) < 4 else (*run[:2], run[-1])))
     few = replace(model, modules=kept)
-    each = module_lowering.lower_each(
+    each = lower_module.lower_each(
         few,
         batch=batch,
         dtype=dtype,

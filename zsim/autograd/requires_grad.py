@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from zsim.aten_call import Call
+from zsim.autograd.aten.call import Call
 from zsim.ir.ops import NORM_STEP
 
 PRODUCTS = ("linear", "conv1d", NORM_STEP)

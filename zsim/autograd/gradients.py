@@ -1,6 +1,6 @@
 """What the autograd engine does with gradients: it holds them until their node runs, and adds up those of one value or parameter.
 
-Its input buffers, torch/csrc/autograd/input_buffer.cpp. Which node makes which gradient `zsim.tape` says.
+Its input buffers, torch/csrc/autograd/input_buffer.cpp. Which node makes which gradient `zsim.autograd.tape` says.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from zsim.aten_call import Call
+from zsim.autograd.aten.call import Call
 from zsim.autograd.lowered import SUM_OF_GRADIENTS, ParameterGradient
-from zsim.storages import Storages
+from zsim.autograd.storages import Storages
 
 Part = tuple[str, str]
 """A value and a gradient of it."""

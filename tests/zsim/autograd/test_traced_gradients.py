@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.zsim.test_traced import BATCH, MODEL
+from tests.zsim.autograd.test_traced import BATCH, MODEL
 from zsim.autograd.lowered import Accumulated, LoweredModule, ParameterGradient, TapeEvent
+from zsim.autograd.traced import TracedModel, check
+from zsim.autograd.traced_file import ACCUMULATED, COPIED, WAITS, dump, parse
 from zsim.errors import ZsimError
 from zsim.ir.ledger import replay
 from zsim.ir.mesh import Mesh
@@ -20,8 +22,6 @@ from zsim.ir.ops import Alloc, Free, Op
 from zsim.models.training_options import Precision
 from zsim.strategies import STRATEGIES
 from zsim.strategies.building.training import Training
-from zsim.traced import TracedModel, check
-from zsim.traced_file import ACCUMULATED, COPIED, WAITS, dump, parse
 
 Rows = list[list[str]]
 WEIGHT, BIAS, EARLIER = "blocks.1.fc1.weight", "blocks.1.fc1.bias", "blocks.1.fc2.bias"

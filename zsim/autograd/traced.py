@@ -1,6 +1,6 @@
 """TracedModel: a model that was seen running, as data: its units, and what each stretch computes, allocates and frees.
 
-A tracer makes it once; strategies then plan with it as with any other model; zsim.traced_file is its form as JSON. It knows no
+A tracer makes it once; strategies then plan with it as with any other model; zsim.autograd.traced_file is its form as JSON. It knows no
 torch and no operator's meaning.
 """
 
@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from zsim.autograd.lowered import NOTHING, Autograd, LoweredModule
+from zsim.autograd.traced_checks import problems
 from zsim.errors import ZsimError
 from zsim.ir.ops import Alloc, Free
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.operators import Operator, OperatorKind
 from zsim.models.spec import MODEL_INPUT, ROOT, RUN, ModelSpec, Module, ParamGroup, is_model_input
 from zsim.models.training_options import Batch, Device, Dtype
-from zsim.traced_problems import problems
 
 FAMILY: Final = "traced"
 LOSS = "loss"

@@ -1,7 +1,7 @@
 """The modules of a model in the order in which they run, each with the calls of its operators, the values that it takes, and what of it is
 recomputed.
 
-The calls are `zsim.eager`'s. Names of values are unique in the whole model here, so that one tape can follow them.
+The calls are `zsim.autograd.aten.calls`'s. Names of values are unique in the whole model here, so that one tape can follow them.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby, takewhile
 
-from zsim.aten_call import Call
-from zsim.autocast import Autocast
-from zsim.eager import calls
+from zsim.autograd.aten.autocast import Autocast
+from zsim.autograd.aten.call import Call
+from zsim.autograd.aten.calls import calls
+from zsim.autograd.recompute import Region, Step, packs_something
+from zsim.autograd.requires_grad import needed
 from zsim.models.checkpointing import Checkpointing
 from zsim.models.operators import Operator
 from zsim.models.spec import MODEL_INPUT, RUN, ModelSpec, Module
 from zsim.models.training_options import Batch, Device
-from zsim.needed import needed
-from zsim.regions import Region, Step, packs_something
 
 Maker = Callable[[Operator, dict[str, str]], tuple[Call, ...]]
 """Makes an operator's calls, given the dtypes of the model's values, which it may read and note."""

@@ -1,0 +1,1 @@
+"""ATen calls: bytes and FLOPs of operators as torch runs them."""
