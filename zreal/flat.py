@@ -20,11 +20,11 @@ from zreal.initial import DTYPES
 from zreal.meters.held import held, state_tensors
 from zreal.modules import Model
 from zreal.optimizers import hand_back, hand_over, make_optimizer, stepped_again
-from zsim import clipping
 from zsim.errors import ProgramError
 from zsim.ir.ops import Alloc, Free, Op
 from zsim.models.spec import Module
 from zsim.scenario import Scenario
+from zsim.strategies.building import clipping
 from zsim.strategies.building.kernels import MASTER_DTYPE
 from zsim.strategies.building.parameters import used_parameters
 from zsim.strategies.flat_buffer.groups import FlatGroup, flat_groups

@@ -16,16 +16,17 @@ from zreal.initial import DTYPES
 from zreal.meters.held import held, state_tensors
 from zreal.modules import Model
 from zreal.optimizers import hand_back, hand_over, make_optimizer, stepped_again
-from zsim import clipping
 from zsim.autograd import lower_model
 from zsim.errors import ProgramError
 from zsim.ir.ops import Alloc, Op
 from zsim.models.repeats import with_forwards
 from zsim.models.spec import Module
 from zsim.scenario import Scenario
-from zsim.strategies import ddp, replicated_model
+from zsim.strategies import ddp
+from zsim.strategies.building import clipping
 from zsim.strategies.building.training import Training
-from zsim.strategies.replicated_construction import ONE_BUCKET
+from zsim.strategies.replicated import buckets
+from zsim.strategies.replicated.construction import ONE_BUCKET
 
 
 @dataclass(slots=True)
@@ -41,7 +42,7 @@ class ReplicatedRank:
     looking_away: Callable[[], AbstractContextManager[None]] = nullcontext
     """Around collectives: copies that the backend makes inside are not the strategy's."""
     buffers: dict[str, Tensor] = field(default_factory=dict)
-    _buckets: tuple[replicated_model.Bucket, ...] = ()
+    _buckets: tuple[buckets.Bucket, ...] = ()
     _stepped: dict[str, Tensor] = field(default_factory=dict)
     _optimizer: torch.optim.Optimizer | None = None
     _full: set[str] = field(default_factory=set)
@@ -49,8 +50,8 @@ class ReplicatedRank:
 
     def __post_init__(self) -> None:
         finds = self.scenario.options.find_unused_parameters
-        self._buckets = self._later_buckets if finds else (replicated_model.ready_order(self._training),)
-        reduced = replicated_model.reduced_parameters(self.scenario.model)
+        self._buckets = self._later_buckets if finds else (buckets.ready_order(self._training),)
+        reduced = buckets.reduced_parameters(self.scenario.model)
         self._stepped = {p.fqn: self.model.get_parameter(p.fqn).data for p in reduced}
         self.model.to(self._dtype)
 
@@ -76,7 +77,7 @@ class ReplicatedRank:
         """A step begins; when buckets are rebuilt the Program says."""
 
     @property
-    def _later_buckets(self) -> tuple[replicated_model.Bucket, ...]:
+    def _later_buckets(self) -> tuple[buckets.Bucket, ...]:
         return ddp.buckets(self._training, self.scenario.options)
 
     def construct(self, op: Op) -> None:
@@ -92,7 +93,7 @@ class ReplicatedRank:
                 self._allocate(op)
                 if self.scenario.options.find_unused_parameters:
                     for place, device in (("host", torch.device("cpu")), ("device", self._device)):
-                        self.buffers[f"{replicated_model.USED}:{place}"] = torch.zeros(len(self._stepped), dtype=torch.int32, device=device)
+                        self.buffers[f"{buckets.USED}:{place}"] = torch.zeros(len(self._stepped), dtype=torch.int32, device=device)
 
     def _used_parameters(self) -> Tensor:
         """Which of the parameters in buckets have a gradient, as the ranks tell one another."""
@@ -136,7 +137,7 @@ class ReplicatedRank:
                 self._copy_back(op.unit)
             case "copy":
                 self._fill(op)
-            case "all_reduce" if op.unit == replicated_model.USED:
+            case "all_reduce" if op.unit == buckets.USED:
                 used = self._used_parameters().to(self._device)
                 with self.looking_away():
                     dist.all_reduce(used, group=self.process_group)
@@ -165,7 +166,7 @@ class ReplicatedRank:
 
     def _allocate(self, op: Op) -> None:
         """The storages of buckets that the op makes."""
-        made = [event for event in op.memory if isinstance(event, Alloc) and not event.buffer.startswith(f"{replicated_model.USED}:")]
+        made = [event for event in op.memory if isinstance(event, Alloc) and not event.buffer.startswith(f"{buckets.USED}:")]
         for event in made:
             numel = event.nbytes // self._dtype.itemsize
             self.buffers[event.buffer] = torch.empty(numel, dtype=self._dtype, device=self._device)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from torch import nn
 
 from zsim.models.spec import ParamGroup
-from zsim.strategies.flat_views import view
+from zsim.strategies.flat_parameter.views import view
 
 
 class RunViews:

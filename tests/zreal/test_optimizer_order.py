@@ -1,4 +1,4 @@
-"""Every allocation and free of `optimizer.step()` in torch, in order, against zsim.optimizers, for parameters of unlike sizes."""
+"""Every allocation and free of `optimizer.step()` in torch, in order, against zsim.strategies.building.optimizers, for parameters of unlike sizes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from zreal.meters.memory import MemoryMeter
-from zsim import optimizers
 from zsim.ir.ops import Alloc, MemoryEvent
 from zsim.models.training_options import Optimizer
+from zsim.strategies.building import optimizers
 
 NUMELS = (5, 0, 300, 70)
 

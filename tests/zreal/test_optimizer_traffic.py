@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from zreal.optimizers import make_optimizer
 from zsim.models.training_options import Optimizer
-from zsim.optimizers import kernels
+from zsim.strategies.building.optimizers import kernels
 
 NUMEL = 1000
 

@@ -15,7 +15,7 @@ from zsim.plan import plan
 from zsim.runs.backend import RunOptions
 from zsim.scenario import Scenario
 from zsim.strategies import ddp
-from zsim.strategies.replicated_model import USED
+from zsim.strategies.replicated.buckets import USED
 
 FINDS = 'name = "ddp", find_unused_parameters = true'
 OWNED = 'name = "zero_redundancy", find_unused_parameters = true'

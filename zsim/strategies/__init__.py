@@ -16,7 +16,8 @@ from zsim.models import wrapping
 from zsim.models.checkpointing import Checkpointing
 from zsim.models.spec import ModelSpec
 from zsim.models.wrapping import Wrapping
-from zsim.strategies import ddp, flat_views, fsdp1, fsdp2, hsdp, zero1, zero2, zero3, zero_redundancy
+from zsim.strategies import ddp, fsdp1, fsdp2, hsdp, zero1, zero2, zero3, zero_redundancy
+from zsim.strategies.flat_parameter import views
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,7 @@ STRATEGIES: dict[str, Strategy] = {
         hooks=True,
         kinds=fsdp1.kinds,
         nests="kept units",
-        differentiates=flat_views.viewed,
+        differentiates=views.viewed,
         autograd="views",
         problems=fsdp1.problems,
         model_problems=fsdp1.model_problems,

@@ -19,12 +19,13 @@ from zsim.ir.ops import Op
 from zsim.ir.program import Program
 from zsim.models.spec import ModelSpec, Parameter
 from zsim.models.training_options import DTYPE_NBYTES
-from zsim.strategies import replicated_construction, replicated_model
 from zsim.strategies.building import step as building
 from zsim.strategies.building.step import Step
 from zsim.strategies.building.training import Training
-from zsim.strategies.replicated import ReplicatedStep
-from zsim.strategies.replicated_model import Bucket, ReplicatedModel
+from zsim.strategies.replicated import buckets as replicated_model
+from zsim.strategies.replicated import construction
+from zsim.strategies.replicated.buckets import Bucket, ReplicatedModel
+from zsim.strategies.replicated.step import ReplicatedStep
 
 MIB = 1 << 20
 FIRST_BUCKET_CAP_MB, BUCKET_CAP_MB = 1, 25
@@ -101,7 +102,7 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     first, steady = (forward_backward(model, first=first) for first in (True, False))
     return building.spmd(
         mesh,
-        construction=replicated_construction.construction(model, has_master=model.has_master),
+        construction=construction.construction(model, has_master=model.has_master),
         second=rebuilding(first),
         first=_ended(first, owned, first=True),
         steady=_ended(steady, owned, first=False),

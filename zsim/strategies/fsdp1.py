@@ -15,25 +15,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from zsim import optimizers
 from zsim.autograd.traced import TracedModel
 from zsim.errors import ScenarioError
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program, RankProgram
 from zsim.models.spec import ROOT, ModelSpec
 from zsim.models.training_options import DTYPE_NBYTES, Optimizer
+from zsim.strategies.building import optimizers
 from zsim.strategies.building.backward_events import accumulated_after_sums
 from zsim.strategies.building.parameters import units_read
 from zsim.strategies.building.step import rank_program
 from zsim.strategies.building.training import Training
-from zsim.strategies.flat_construction import construction, lazy_init
-from zsim.strategies.flat_optimizer import optimizer
-from zsim.strategies.flat_parameters import FlatParameter, flat_parameters, placeholders, stepped
-from zsim.strategies.flat_passes import MicroBatch, Order, Units
-from zsim.strategies.flat_sharded import EARLIER_STEP, FlatShardedStep
-from zsim.strategies.flat_views import viewed
-from zsim.strategies.passes import ORIGINAL
-from zsim.strategies.sharded_gradients import UnshardedGradients
+from zsim.strategies.flat_parameter.construction import construction, lazy_init
+from zsim.strategies.flat_parameter.flat_parameter import FlatParameter, flat_parameters, placeholders, stepped
+from zsim.strategies.flat_parameter.hooks import MicroBatch, Order, Units
+from zsim.strategies.flat_parameter.optimizer import optimizer
+from zsim.strategies.flat_parameter.step import EARLIER_STEP, FlatShardedStep
+from zsim.strategies.flat_parameter.views import viewed
+from zsim.strategies.fsdp.passes import ORIGINAL
+from zsim.strategies.fsdp.unsharded_gradients import UnshardedGradients
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

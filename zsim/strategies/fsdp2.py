@@ -24,12 +24,12 @@ from zsim.strategies.building.backward_events import accumulated_after_sums
 from zsim.strategies.building.parameters import units_read, units_read_by_blocks
 from zsim.strategies.building.step import rank_program
 from zsim.strategies.building.training import Training
-from zsim.strategies.hook_calls import RECORD, HookCalls, watched
-from zsim.strategies.sharded import ShardedStep
-from zsim.strategies.sharded_construction import DerivedMesh, construction
-from zsim.strategies.sharded_gradients import UnshardedGradients
-from zsim.strategies.sharded_groups import Group, local_numels, sharded_groups
-from zsim.strategies.sharded_optimizer import memory_of, step_shards
+from zsim.strategies.fsdp.unsharded_gradients import UnshardedGradients
+from zsim.strategies.fully_shard.construction import DerivedMesh, construction
+from zsim.strategies.fully_shard.hook_calls import RECORD, HookCalls, watched
+from zsim.strategies.fully_shard.optimizer import memory_of, step_shards
+from zsim.strategies.fully_shard.param_group import Group, local_numels, sharded_groups
+from zsim.strategies.fully_shard.step import ShardedStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,13 +14,13 @@ from typing import Literal
 
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program
-from zsim.strategies import flat_model
 from zsim.strategies.building import step as building
 from zsim.strategies.building.step import Step
 from zsim.strategies.building.training import Training
-from zsim.strategies.flat import FlatStep
+from zsim.strategies.flat_buffer import layout
 from zsim.strategies.flat_buffer.groups import FlatGroup, Granularity
-from zsim.strategies.flat_model import FlatModel
+from zsim.strategies.flat_buffer.layout import FlatModel
+from zsim.strategies.flat_buffer.step import FlatStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     reduce = FlatStep.all_reduce_gradients if options.form == "all_reduce" else FlatStep.reduce_scatter_in_place
     return building.spmd(
         mesh,
-        construction=flat_model.construction(model, sharded=False),
+        construction=layout.construction(model, sharded=False),
         first=_step(model, reduce, first=True),
         steady=_step(model, reduce, first=False),
     )

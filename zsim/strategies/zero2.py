@@ -9,13 +9,14 @@ from dataclasses import dataclass
 
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program
-from zsim.strategies import flat_model, zero1
+from zsim.strategies import zero1
 from zsim.strategies.building import step as building
 from zsim.strategies.building.step import Step
 from zsim.strategies.building.training import Training
-from zsim.strategies.flat import FlatStep
+from zsim.strategies.flat_buffer import layout
 from zsim.strategies.flat_buffer.groups import Granularity
-from zsim.strategies.flat_model import FlatModel
+from zsim.strategies.flat_buffer.layout import FlatModel
+from zsim.strategies.flat_buffer.step import FlatStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,7 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     model = FlatModel.cut(training, mesh=mesh, granularity=options.granularity)
     return building.spmd(
         mesh,
-        construction=flat_model.construction(model, sharded=False),
+        construction=layout.construction(model, sharded=False),
         first=_step(model, first=True),
         steady=_step(model, first=False),
     )

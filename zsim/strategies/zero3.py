@@ -16,13 +16,14 @@ from zsim.autograd.lowered import LoweredModule
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program
 from zsim.models.training_options import Optimizer
-from zsim.strategies import flat_model, zero1
+from zsim.strategies import zero1
 from zsim.strategies.building import step as building
 from zsim.strategies.building.step import Step
 from zsim.strategies.building.training import Training
-from zsim.strategies.flat import FlatStep
+from zsim.strategies.flat_buffer import layout
 from zsim.strategies.flat_buffer.groups import FlatGroup, Granularity
-from zsim.strategies.flat_model import FlatModel
+from zsim.strategies.flat_buffer.layout import FlatModel
+from zsim.strategies.flat_buffer.step import FlatStep
 
 MAX_LOOKAHEAD = 256
 """Modules gathered ahead: each module looks at all of them."""
@@ -44,12 +45,12 @@ def problems(options: Options, mesh: Mesh, optimizer: Optimizer) -> Iterator[str
 
 def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     """The Program of one step on the axis dp_shard; on one rank there is nothing to shard and it is ZeRO-1's."""
-    if mesh.size(flat_model.AXIS) == 1:
+    if mesh.size(layout.AXIS) == 1:
         return zero1.plan(training, mesh=mesh, options=zero1.Options(granularity=options.granularity))
     model = FlatModel.cut(training, mesh=mesh, granularity=options.granularity)
     return building.spmd(
         mesh,
-        construction=flat_model.construction(model, sharded=True),
+        construction=layout.construction(model, sharded=True),
         first=_step(model, lookahead=options.lookahead, first=True),
         steady=_step(model, lookahead=options.lookahead, first=False),
     )

@@ -12,19 +12,21 @@ from zsim.ir.program import Program, RankProgram
 from zsim.ir.sharding import greedy_owners
 from zsim.models.spec import ModelSpec, Parameter
 from zsim.models.training_options import DTYPE_NBYTES
-from zsim.strategies import ddp, replicated_construction, replicated_model
+from zsim.strategies import ddp
 from zsim.strategies.building.step import Step, rank_program
 from zsim.strategies.building.training import Training
 from zsim.strategies.ddp import Options
-from zsim.strategies.replicated import ReplicatedStep
-from zsim.strategies.replicated_model import ReplicatedModel
+from zsim.strategies.replicated import buckets
+from zsim.strategies.replicated import construction as replicated_construction
+from zsim.strategies.replicated.buckets import ReplicatedModel
+from zsim.strategies.replicated.step import ReplicatedStep
 
 __all__ = ["Options", "kinds", "owned_parameters", "plan"]
 
 
 def owned_parameters(training: Training, *, num_ranks: int) -> tuple[tuple[Parameter, ...], ...]:
     """By rank: the parameters that it owns, largest first, as the optimizer keeps them; unused ones too, which it never steps."""
-    parameters = replicated_model.reduced_parameters(training.model)
+    parameters = buckets.reduced_parameters(training.model)
     owners = greedy_owners([parameter.numel for parameter in parameters], num_ranks=num_ranks)
     owned: list[list[Parameter]] = [[] for _ in range(num_ranks)]
     for parameter, owner in sorted(zip(parameters, owners, strict=True), key=lambda pair: -pair[0].numel):
@@ -81,7 +83,7 @@ def _broadcast(step: Step, model: ReplicatedModel, owned: tuple[tuple[Parameter,
                 parameter.fqn,
                 stream="all_gather",
                 waits=(after,),
-                group=replicated_model.AXIS,
+                group=buckets.AXIS,
                 nbytes=parameter.numel * DTYPE_NBYTES[model.dtype],
                 root=root,
                 dtype=model.dtype,

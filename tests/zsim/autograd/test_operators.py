@@ -17,7 +17,7 @@ from zsim.models.families.gpt import GptSizes
 from zsim.models.families.layers import linear
 from zsim.models.operators import Operator, OperatorKind
 from zsim.models.training_options import Batch, Device, Dtype, Optimizer
-from zsim.optimizers import kernels
+from zsim.strategies.building.optimizers import kernels
 
 small = st.integers(1, 64)
 

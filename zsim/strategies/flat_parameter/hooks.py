@@ -14,8 +14,8 @@ from typing import Literal
 from zsim.autograd.lowered import LoweredModule
 from zsim.models.spec import ROOT, RUN
 from zsim.strategies.building.training import Training
-from zsim.strategies.flat_parameters import FlatParameter
-from zsim.strategies.flat_sharded import FlatShardedStep
+from zsim.strategies.flat_parameter.flat_parameter import FlatParameter
+from zsim.strategies.flat_parameter.step import FlatShardedStep
 
 
 @dataclass(slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from zsim.models.spec import Parameter
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building.kernels import MASTER_DTYPE
 from zsim.strategies.building.step import Step
-from zsim.strategies.replicated_model import AXIS, MASTER_NBYTES, USED, ReplicatedModel
+from zsim.strategies.replicated.buckets import AXIS, MASTER_NBYTES, USED, ReplicatedModel
 
 BROADCAST_CAP = 250 * (1 << 20)
 """torch coalesces broadcasts of parameters and buffers up to this many bytes."""

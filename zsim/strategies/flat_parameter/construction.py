@@ -8,9 +8,9 @@ from zsim.ir.ops import Alloc, Free, MemoryEvent
 from zsim.models.spec import ROOT, ModelSpec
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building.step import Step
-from zsim.strategies.flat_parameters import FlatParameter
-from zsim.strategies.flat_sharded import FlatShardedStep
-from zsim.strategies.passes import ORIGINAL
+from zsim.strategies.flat_parameter.flat_parameter import FlatParameter
+from zsim.strategies.flat_parameter.step import FlatShardedStep
+from zsim.strategies.fsdp.passes import ORIGINAL
 
 
 def construction(flats: list[FlatParameter], model: ModelSpec, *, kept: tuple[int, ...]) -> Step:

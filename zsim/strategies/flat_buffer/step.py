@@ -11,16 +11,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from zsim import clipping, optimizers
 from zsim.autograd.lowered import LoweredModule, ParameterGradient
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind, OpKind
 from zsim.models.spec import ROOT
 from zsim.models.training_options import DTYPE_NBYTES
+from zsim.strategies.building import clipping, optimizers
 from zsim.strategies.building.backward_events import BackwardEvent, accumulated, forward_memory, until_recomputed
 from zsim.strategies.building.kernels import MASTER_DTYPE, add_kernel, fill_kernel, move_gradients
 from zsim.strategies.building.step import Step
 from zsim.strategies.flat_buffer.groups import FlatGroup
-from zsim.strategies.flat_model import AXIS, FlatModel
+from zsim.strategies.flat_buffer.layout import AXIS, FlatModel
 
 Reduction = Literal["all_reduce", "reduce_scatter"]
 """A collective that averages gradients, and the stream on which it runs."""

@@ -11,8 +11,8 @@ from zsim.models.spec import ROOT
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building.step import Step
 from zsim.strategies.building.training import Training
-from zsim.strategies.passes import ORIGINAL
-from zsim.strategies.sharded_groups import Group
+from zsim.strategies.fsdp.passes import ORIGINAL
+from zsim.strategies.fully_shard.param_group import Group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

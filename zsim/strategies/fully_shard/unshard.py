@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from zsim.ir.ops import Alloc, Kernel, MemoryEvent
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building.kernels import copy_kernel
-from zsim.strategies.hook_calls import COPY_OUT, GATHER, RECORD, HookCalls
-from zsim.strategies.passes import ORIGINAL, Passes
-from zsim.strategies.sharded_groups import Group, Sharded
+from zsim.strategies.fsdp.passes import ORIGINAL, Passes
+from zsim.strategies.fully_shard.hook_calls import COPY_OUT, GATHER, RECORD, HookCalls
+from zsim.strategies.fully_shard.param_group import Group, Sharded
 
 
 @dataclass(slots=True, kw_only=True)

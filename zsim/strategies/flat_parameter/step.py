@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, Stream
 from zsim.models.spec import ROOT
 from zsim.strategies.building.kernels import copy_kernel
-from zsim.strategies.dividing import divide_kernels, division
-from zsim.strategies.flat_parameters import FlatParameter
-from zsim.strategies.flat_views import view
-from zsim.strategies.passes import ORIGINAL, Passes
+from zsim.strategies.flat_parameter.flat_parameter import FlatParameter
+from zsim.strategies.flat_parameter.views import view
+from zsim.strategies.fsdp.gradient_division import divide_kernels, division
+from zsim.strategies.fsdp.passes import ORIGINAL, Passes
 
 MAX_PENDING_FREES = 2
 """At so many the limiter waits for the oldest before it gathers (_FreeEventQueue._max_num_inflight_all_gathers)."""

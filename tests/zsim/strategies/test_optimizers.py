@@ -8,7 +8,7 @@ import pytest
 
 from zsim.ir.ops import Alloc, Free
 from zsim.models.training_options import Optimizer
-from zsim.optimizers import kernels, states, step_memory, step_nbytes
+from zsim.strategies.building.optimizers import kernels, states, step_memory, step_nbytes
 
 
 @pytest.mark.parametrize(

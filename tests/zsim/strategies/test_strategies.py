@@ -16,10 +16,11 @@ from zsim.models.families import load_preset
 from zsim.models.training_options import DTYPE_NBYTES, Batch, Dtype, Optimizer, Precision
 from zsim.plan import plan
 from zsim.scenario import parse
-from zsim.strategies import ddp, replicated_model, zero1, zero2, zero3, zero_redundancy
+from zsim.strategies import ddp, zero1, zero2, zero3, zero_redundancy
 from zsim.strategies.building.parameters import used_parameters
 from zsim.strategies.building.training import Training
 from zsim.strategies.flat_buffer.groups import FlatGroup, flat_groups
+from zsim.strategies.replicated import buckets as replicated_model
 
 MODELS = ("mlp-tiny", "mlp-uneven", "gpt-tiny")
 ALL = ("ddp", "zero1/all_reduce", "zero1/reduce_scatter", "zero2", "zero3", "zero_redundancy")

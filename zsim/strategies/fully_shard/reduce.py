@@ -7,10 +7,10 @@ from functools import lru_cache
 
 from zsim.ir.ops import Kernel, MemoryEvent
 from zsim.strategies.building.kernels import add_kernel, copy_kernel
-from zsim.strategies.dividing import divide_kernels, division
-from zsim.strategies.passes import ORIGINAL
-from zsim.strategies.sharded_groups import Group
-from zsim.strategies.unsharding import UnshardingStep
+from zsim.strategies.fsdp.gradient_division import divide_kernels, division
+from zsim.strategies.fsdp.passes import ORIGINAL
+from zsim.strategies.fully_shard.param_group import Group
+from zsim.strategies.fully_shard.unshard import UnshardingStep
 
 ACCUMULATED = ".accumulated_gradient"
 """Of a parameter, behind its name: what earlier micro-batches have left, in the reduce dtype."""

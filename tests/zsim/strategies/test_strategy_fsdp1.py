@@ -16,8 +16,8 @@ from zsim.plan import plan as plan_scenario
 from zsim.scenario import parse
 from zsim.strategies import fsdp1
 from zsim.strategies.building.training import Training
-from zsim.strategies.dividing import division
-from zsim.strategies.flat_parameters import flat_parameters, stepped
+from zsim.strategies.flat_parameter.flat_parameter import flat_parameters, stepped
+from zsim.strategies.fsdp.gradient_division import division
 
 BLOCKS = ["blocks.0", "blocks.1", "blocks.2"]
 

@@ -1,6 +1,6 @@
 """What each op of a step waits for, under options beyond the defaults, as text: one line per op that waits.
 
-To write the golden file anew: ZSIM_UPDATE_GOLDEN=1 pytest tests/zsim/test_edges.py
+To write the golden file anew: ZSIM_UPDATE_GOLDEN=1 pytest tests/zsim/strategies/test_edges.py
 """
 
 from __future__ import annotations

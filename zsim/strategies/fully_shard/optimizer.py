@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from zsim import clipping, optimizers
 from zsim.ir.ops import MemoryEvent, Stream
 from zsim.models.spec import ROOT
 from zsim.models.training_options import DTYPE_NBYTES
+from zsim.strategies.building import clipping, optimizers
 from zsim.strategies.building.training import Training
-from zsim.strategies.passes import ORIGINAL
-from zsim.strategies.sharded import ShardedStep
+from zsim.strategies.fsdp.passes import ORIGINAL
+from zsim.strategies.fully_shard.step import ShardedStep
 
 
 def _clip(step: ShardedStep, numels: list[int]) -> list[int]:

@@ -19,7 +19,7 @@ from zsim.strategies.building.backward_events import recomputed_in_turn
 from zsim.strategies.building.kernels import accumulate_kernel
 from zsim.strategies.building.step import Step
 from zsim.strategies.building.training import Training
-from zsim.strategies.sharded_gradients import UnshardedGradients
+from zsim.strategies.fsdp.unsharded_gradients import UnshardedGradients
 
 ORIGINAL = "float32"
 """The dtype of the sharded parameters, their gradients and optimizer states."""

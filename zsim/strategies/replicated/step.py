@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from zsim import clipping, optimizers
 from zsim.autograd.lower_model import loss_buffers
 from zsim.autograd.lowered import Accumulated, LoweredModule, NodeOver, ParameterGradient, storage_events
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent
 from zsim.models.spec import ROOT
 from zsim.models.training_options import DTYPE_NBYTES
-from zsim.strategies import replicated_construction
+from zsim.strategies.building import clipping, optimizers
 from zsim.strategies.building.backward_events import BackwardEvent, adds_up, forward_memory, until_recomputed
 from zsim.strategies.building.kernels import MASTER_DTYPE, move_gradients
 from zsim.strategies.building.step import Step
-from zsim.strategies.replicated_construction import collective_over_replicas
-from zsim.strategies.replicated_model import AXIS, USED, Bucket, ReplicatedModel
+from zsim.strategies.replicated import construction
+from zsim.strategies.replicated.buckets import AXIS, USED, Bucket, ReplicatedModel
+from zsim.strategies.replicated.construction import collective_over_replicas
 
 
 @dataclass(slots=True)
@@ -75,13 +75,13 @@ class ReplicatedStep:
             sent = [*(Free(alloc.buffer) for alloc in made), *sent]
             ended = sent if unit == "bucket_sizes" else []
             collective_over_replicas(self.step, self.model, "broadcast", unit, 4 * count, dtype="int32", memory=(*made, *ended))
-        storages, gone = self.model.storages, Free(replicated_construction.ONE_BUCKET)
+        storages, gone = self.model.storages, Free(construction.ONE_BUCKET)
         memory: tuple[MemoryEvent, ...] = (*storages, gone) if self._viewed else (gone, *storages)
         self.step.issue("alloc", "buckets", stream="host", micro_batch=self.micro_batch, memory=memory)
 
     def broadcast_buffers(self) -> None:
         """Before a forward: rank 0's buffers for everyone."""
-        replicated_construction.broadcast_buffers(self.step, self.model, micro_batch=self.micro_batch)
+        construction.broadcast_buffers(self.step, self.model, micro_batch=self.micro_batch)
 
     def forward(self, module: LoweredModule) -> None:
         """Compute with whole parameters. Where DDP looks for unused ones, it returns a copy of the loss, and lets the loss go."""

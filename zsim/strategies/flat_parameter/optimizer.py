@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from zsim import clipping, optimizers
 from zsim.ir.ops import Alloc, Free, MemoryEvent
 from zsim.models.spec import ROOT
 from zsim.models.training_options import DTYPE_NBYTES
-from zsim.strategies.flat_sharded import FlatShardedStep
-from zsim.strategies.passes import ORIGINAL
+from zsim.strategies.building import clipping, optimizers
+from zsim.strategies.flat_parameter.step import FlatShardedStep
+from zsim.strategies.fsdp.passes import ORIGINAL
 
 
 def optimizer(

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 
 from zsim.ir.ops import MemoryEvent
 from zsim.models.spec import ROOT
-from zsim.strategies.hook_calls import RECORD
-from zsim.strategies.passes import ORIGINAL
-from zsim.strategies.reducing import ReducingStep
-from zsim.strategies.sharded_groups import Group
+from zsim.strategies.fsdp.passes import ORIGINAL
+from zsim.strategies.fully_shard.hook_calls import RECORD
+from zsim.strategies.fully_shard.param_group import Group
+from zsim.strategies.fully_shard.reduce import ReducingStep
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,0 +1,1 @@
+"""Flat parameters, as torch's FullyShardedDataParallel makes them."""

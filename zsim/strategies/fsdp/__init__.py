@@ -1,0 +1,1 @@
+"""What FSDP1 and FSDP2 share."""

@@ -1,0 +1,1 @@
+"""Replicated parameters, as DDP holds them."""
