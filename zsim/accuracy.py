@@ -14,8 +14,9 @@ from pathlib import Path
 from statistics import mean, median
 
 from zsim import measurements, nearly_full, scenario
-from zsim.bands import parts
-from zsim.costs import Costs
+from zsim.engine.costs import Costs
+from zsim.engine.error_bands import parts
+from zsim.engine.overlap import simulate_step
 from zsim.errors import ZsimError
 from zsim.measurements import NcclRow, Product, Row, Skipped, Step, congestion
 from zsim.measurements.nccl_errors import size_of
@@ -24,7 +25,6 @@ from zsim.measurements.nccl_rows import question
 from zsim.measurements.nccl_text import is_shared
 from zsim.nearly_full import Caution
 from zsim.plan import plan
-from zsim.slowdown import simulate_step
 
 MATTERS = 0.05
 """Pairs whose measured times differ by less say nothing about a sign: identical runs differ by 1 to 3 %."""

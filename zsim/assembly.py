@@ -14,8 +14,8 @@ from typing import Any, Literal, TypeVar
 from zsim import combinations, training_part
 from zsim.cluster.cluster import ClusterSpec
 from zsim.cluster_table import made_cluster
+from zsim.engine.execution import Execution
 from zsim.errors import ScenarioError, ZsimError
-from zsim.execution import Execution
 from zsim.expect import Expectation, expectation
 from zsim.io.units import parse_time
 from zsim.ir.mesh import AXES, Mesh

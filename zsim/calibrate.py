@@ -14,14 +14,14 @@ from typing import Any
 
 from zsim import scenario
 from zsim.cluster.devices import AttentionRate, Device
-from zsim.costs import Costs
+from zsim.engine.costs import Costs
+from zsim.engine.overlap import simulate_step
 from zsim.errors import ZsimError
 from zsim.ir.program import Program
 from zsim.measurements import Skipped, Step
 from zsim.model_groups import model_of
 from zsim.plan import plan
 from zsim.scenario import Scenario
-from zsim.slowdown import simulate_step
 
 NOISE = 0.013
 """What repeating an identical llm-foundry run moves its time by (robust standard deviation)."""

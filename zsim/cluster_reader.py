@@ -28,8 +28,8 @@ from zsim.cluster.cluster import (
 )
 from zsim.cluster.collectives import ALGORITHMS
 from zsim.cluster.devices import AttentionRate, Device, Provenance, device_of, devices, load_device, parsed
+from zsim.engine.execution import AttentionKernels
 from zsim.errors import ScenarioError, ZsimError, shown
-from zsim.execution import AttentionKernels
 from zsim.io import limits
 from zsim.io.units import parse_bytes, parse_fraction, parse_time
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from zsim import compute, transformers_problems
+from zsim import transformers_problems
 from zsim.autograd.aten.sdpa import kernel_problem
 from zsim.autograd.traced import FAMILY, TracedModel
 from zsim.cluster.cluster import ClusterSpec
+from zsim.engine import kernel_time
+from zsim.engine.execution import Execution
 from zsim.errors import ScenarioError, ZsimError
-from zsim.execution import Execution
 from zsim.ir.mesh import Mesh
 from zsim.models import checkpointing
 from zsim.models.checkpointing import Checkpointing
@@ -57,7 +58,7 @@ def check_precision(precision: Precision) -> None:
 
 def check_execution(asked: Execution, cluster: ClusterSpec, model: ModelSpec) -> None:
     """Kernels that the device has not, and those that are asked of a model which has its own."""
-    problems = list(compute.problems(asked, cluster.device))
+    problems = list(kernel_time.problems(asked, cluster.device))
     if model.family == FAMILY:
         traced = "for a trace has the calls that its module makes"
         problems += [f"execution.{key}: expected fused, {traced}" for key in ("norms", "loss") if getattr(asked, key) != "fused"]

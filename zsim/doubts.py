@@ -16,8 +16,8 @@ from zsim.calibrate_collectives import FittedCurves
 from zsim.cluster.cluster import MeasuredCurve
 from zsim.cluster.collectives.nccl.curves import CURVES
 from zsim.cluster.collectives.nccl.measured_curves import as_it_is
-from zsim.costs import Costs
-from zsim.slowdown import simulate_step
+from zsim.engine.costs import Costs
+from zsim.engine.overlap import simulate_step
 
 MISSED = 0.2
 """Median residual of a curve or of steps from which on it is said: curves fitted to published tables have 7 % at most, steps 2 %, and

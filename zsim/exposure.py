@@ -10,8 +10,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 
+from zsim.engine.timeline import Times
 from zsim.ir.ops import COLLECTIVES, Op
-from zsim.timeline import Times
 
 COMPUTE_STREAM = "compute"
 Span = tuple[int, int]

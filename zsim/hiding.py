@@ -26,14 +26,14 @@ from zsim.answer import Verdict, answer
 from zsim.belongings import belongings
 from zsim.candidates import APART, BATCH, BATCHES, ENDS, KINDS, UNITS, batch_sizes, with_batch
 from zsim.changes import refusals
-from zsim.costs import Costs
+from zsim.engine.costs import Costs
+from zsim.engine.overlap import simulate_step
 from zsim.errors import ScenarioError
 from zsim.io.units import format_bytes
 from zsim.ir.program import Program
 from zsim.models import wrapping
 from zsim.plan import plan
 from zsim.scenario import Scenario
-from zsim.slowdown import simulate_step
 from zsim.why import explain
 from zsim.work import MANY_TIMES
 

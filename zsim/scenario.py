@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from zsim.assembly import assembled
 from zsim.cluster.cluster import ClusterSpec
+from zsim.engine.execution import Execution
 from zsim.errors import ScenarioError
-from zsim.execution import Execution
 from zsim.expect import Expectation
 from zsim.io import limits
 from zsim.ir.mesh import Mesh

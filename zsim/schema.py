@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, field_validator
 
 from zsim.cluster.cluster import clusters
-from zsim.execution import Accumulation, AttentionKernels, Casts, Loss, Norms, Products, Softmax
+from zsim.engine.execution import Accumulation, AttentionKernels, Casts, Loss, Norms, Products, Softmax
 from zsim.expect import FIGURES
 from zsim.io.units import UnitError, parse_bytes, parse_time
 from zsim.models.families import FAMILIES, presets

@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from zsim import __version__, bands
+from zsim import __version__
 from zsim.cluster.cluster import ClusterSpec, load_cluster
-from zsim.costs import Costs
+from zsim.engine import error_bands
+from zsim.engine.costs import Costs
+from zsim.engine.overlap import simulate_step
+from zsim.engine.timeline import Timeline, Times
 from zsim.errors import ZsimError
 from zsim.ir.gc_pause import uncollected
 from zsim.ir.ledger import replay
@@ -22,8 +25,6 @@ from zsim.ir.validate import validate
 from zsim.plan import plan
 from zsim.runs.backend import Capabilities, RunOptions
 from zsim.scenario import Scenario
-from zsim.slowdown import simulate_step
-from zsim.timeline import Timeline, Times
 
 DEFAULT_CLUSTERS: dict[str, str] = {"cpu": "cpu-gloo", "cuda": "dgx-h100"}
 """What stands for a real backend's own devices where the scenario's cluster is of another kind."""
@@ -177,7 +178,7 @@ def _bytes_sent(payloads: Payloads, mesh: Mesh, rank: int, costs: Costs) -> int:
 
 def _band(program: Program, timeline: Timeline, costs: Costs) -> dict[str, str]:
     """The factors of the step time between which it is expected, as text."""
-    low, high = bands.band(program, timeline, costs=costs)
+    low, high = error_bands.band(program, timeline, costs=costs)
     return {"band": f"{low:.4f} {high:.4f}"}
 
 
@@ -192,6 +193,6 @@ def _provenance(scenario: Scenario, cluster: ClusterSpec) -> dict[str, str]:
         "cluster": cluster.name,
         "device": cluster.kind,
         "device_name": cluster.device.name,
-        "calibration": bands.calibration(cluster, scenario.executed),
+        "calibration": error_bands.calibration(cluster, scenario.executed),
         **({"allocator": "expandable_segments:True"} if scenario.expandable_segments and cluster.kind == "cuda" else {}),
     }

@@ -7,16 +7,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from zsim import bands, metrics, report
-from zsim.costs import Costs
+from zsim import metrics, report
+from zsim.engine import error_bands
+from zsim.engine.costs import Costs
+from zsim.engine.overlap import simulate_step
+from zsim.engine.timeline import Timeline
 from zsim.exposure import COMPUTE_STREAM
 from zsim.hiding import HIDDEN, Change, Hiding, hiding
 from zsim.io.units import format_time
 from zsim.ir.ops import COLLECTIVES, Op
 from zsim.ir.program import Program
 from zsim.scenario import Scenario
-from zsim.slowdown import simulate_step
-from zsim.timeline import Timeline
 from zsim.why import LONGER, Exposed, Link, Why, explain, name
 
 MOST = 12
@@ -62,8 +63,8 @@ def _told(scenario: Scenario, program: Program) -> tuple[Why, Whole]:
     shares = any(any(times.shared.values()) for times in timeline.ranks.values())  # if not, no simulation is needed to know
     return _why(scenario, program, timeline, costs), Whole(
         step_ns=step,
-        band_ns=metrics.band_ns(step, bands.band(program, timeline, costs=costs)),
-        calibration=bands.calibration(scenario.cluster, scenario.executed),
+        band_ns=metrics.band_ns(step, error_bands.band(program, timeline, costs=costs)),
+        calibration=error_bands.calibration(scenario.cluster, scenario.executed),
         interference_ns=step - simulate_step(program, costs=undisturbed).step_time_ns,
         sharing_ns=step - simulate_step(program, costs=costs, contention=False).step_time_ns if shares else 0,
     )

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from zsim.autograd.lower_model import lower
 from zsim.autograd.lowered import Computation, LoweredModule
-from zsim.engine import simulate
+from zsim.engine.simulate import simulate
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import MOVE_GRADIENT, Kernel, Op
 from zsim.ir.program import Program

@@ -14,19 +14,20 @@ import pytest
 
 from tests.support.folders import PUBLISHED, SCENARIOS
 from tests.zsim.test_measurements import FOUNDRY, table
-from zsim import bands, calibrate, calibrate_collectives, cli, cluster_file, cluster_reader, measurements, saved
+from zsim import calibrate, calibrate_collectives, cli, cluster_file, cluster_reader, measurements, saved
 from zsim.calibrate import CalibrationError
 from zsim.cluster.cluster import load_cluster
 from zsim.cluster.collectives.nccl.curves import CURVES
 from zsim.cluster.collectives.nccl.measured_curves import curves_of, with_curve
 from zsim.cluster.devices import load_device
-from zsim.costs import Costs
+from zsim.engine import error_bands
+from zsim.engine.costs import Costs
+from zsim.engine.overlap import simulate_step
 from zsim.measurements.nccl_rows import predict, question
 from zsim.model_groups import model_of
 from zsim.runs.backend import RunOptions
 from zsim.scenario import load, parse
 from zsim.simulator import SimBackend
-from zsim.slowdown import simulate_step
 
 SMALL = {"n_layers": "2", "tokens_per_s_per_gpu": "", "global_batch_seqs": "", "grad_accum": "1"}
 ROWS = [
@@ -105,7 +106,7 @@ def test_a_fit_that_misses_has_a_band_that_says_so_and_holds_what_was_measured(
     for row, case in zip(slowed, cases(tmp_path / "of"), strict=True):
         costs = Costs(cluster=cluster_reader.parse(text.encode(), where="mine.toml"), execution=case.scenario.executed)
         timeline = simulate_step(case.program, costs=costs)
-        low, high = bands.band(case.program, timeline, costs=costs)
+        low, high = error_bands.band(case.program, timeline, costs=costs)
         seconds = int(row["seq_len"]) * int(row["micro_batch"]) * 8 / float(row["tokens_per_s"])
         assert low <= seconds / (timeline.step_time_ns / 1e9) <= high
     assert cli.main(asked) == 0

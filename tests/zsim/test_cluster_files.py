@@ -9,17 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from zsim import bands, calibrate, cli, cluster_file, cluster_reader, scenario
-from zsim.bands import calibration
+from zsim import calibrate, cli, cluster_file, cluster_reader, scenario
 from zsim.calibrate import tuned
 from zsim.calibrate_collectives import FittedCurves
 from zsim.cluster.cluster import MeasuredCurve, load_cluster
 from zsim.cluster.collectives import estimated
-from zsim.costs import Costs
+from zsim.engine import error_bands
+from zsim.engine.costs import Costs
+from zsim.engine.error_bands import calibration
+from zsim.engine.execution import Execution
+from zsim.engine.overlap import simulate_step
 from zsim.errors import ScenarioError
-from zsim.execution import Execution
 from zsim.plan import plan
-from zsim.slowdown import simulate_step
 
 SCENARIO = """
 model = { preset = "gpt-small", num_layers = 2 }
@@ -141,13 +142,13 @@ def test_a_file_without_widths_as_they_once_were_has_the_band_of_presets() -> No
     assert ", width = " in new
     assert ", width = " not in old
     figures = cluster_reader.parse(old.encode(), where="old.toml").device.figures
-    assert {one.provenance for one in bands.deciding(figures)} == {"calibrated"}
+    assert {one.provenance for one in error_bands.deciding(figures)} == {"calibrated"}
     asked = SCENARIO.replace("CLUSTER", 'preset = "dgx-b200"').encode()
     program = plan(scenario.parse(asked, where="x.toml"), device="cuda")
     parts = []
     for text in (old, new, new.replace("8.0 %", "40.0 %")):
         costs = Costs(cluster=cluster_reader.parse(text.encode(), where="m.toml"), execution=scenario.parse(asked, where="x.toml").executed)
-        parts.append(bands.parts(program, simulate_step(program, costs=costs), costs=costs))
+        parts.append(error_bands.parts(program, simulate_step(program, costs=costs), costs=costs))
     assert parts[0].compute == parts[1].compute
     assert [one.least for one in parts] == [0.0, 0.08, 0.4]
     assert parts[2].compute.width > 1.5 * parts[1].compute.width  # attention's constants are those of the preset

@@ -9,7 +9,7 @@ import pytest
 from tests.support.folders import SCENARIOS
 from tests.zsim.test_why import Toy
 from zsim import scenario
-from zsim.engine import simulate
+from zsim.engine.simulate import simulate
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Kernel, Op, OpKind
 from zsim.ir.program import Program, RankProgram

@@ -12,11 +12,11 @@ from zsim import scenario, time_report
 from zsim.answer import answer
 from zsim.candidates import FACTORS
 from zsim.cluster.cluster import ClusterSpec, Link, MeasuredCurve, SlowRail, load_cluster
-from zsim.costs import Costs
+from zsim.engine.costs import Costs
+from zsim.engine.overlap import simulate_step
 from zsim.hiding import Aim, Change, Hiding, Tried, as_good_as_any, hiding
 from zsim.plan import plan
 from zsim.scenario import Scenario
-from zsim.slowdown import simulate_step
 from zsim.why import explain
 
 

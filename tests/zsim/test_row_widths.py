@@ -10,11 +10,12 @@ import pytest
 
 from tests.zsim.test_measurements import FMS, FOUNDRY, MEGATRON, NANOTRON, TITAN, table
 from tests.zsim.test_row_checks import read, step
-from zsim import accuracy, bands, nearly_full, scenario
+from zsim import accuracy, nearly_full, scenario
 from zsim.accuracy import Predicted
-from zsim.costs import Costs
+from zsim.engine import error_bands
+from zsim.engine.costs import Costs
+from zsim.engine.overlap import simulate_step
 from zsim.plan import plan
-from zsim.slowdown import simulate_step
 
 NODES = {"n_gpus": "64", "dp": "64"}
 OPEN: list[tuple[dict[str, str], dict[str, str], float]] = [
@@ -267,7 +268,7 @@ def test_the_host_and_software_are_as_uncertain_as_the_bands_say() -> None:
     assert _parts("execution = { compile = true }").compute.width == pytest.approx(plain + 0.05, abs=0.02)
 
 
-def _parts(more: str = "") -> bands.Parts:
+def _parts(more: str = "") -> error_bands.Parts:
     text = f"""
 model = {{ preset = "gpt-small", num_layers = 2 }}
 batch = {{ micro_batch = 32, sequence_length = 1024 }}
@@ -278,4 +279,4 @@ precision = {{ parameters = "bf16" }}
 """
     asked = scenario.parse(text.encode(), where="x.toml")
     costs, program = Costs(cluster=asked.cluster, execution=asked.executed), plan(asked, device="cuda")
-    return bands.parts(program, simulate_step(program, costs=costs), costs=costs)
+    return error_bands.parts(program, simulate_step(program, costs=costs), costs=costs)

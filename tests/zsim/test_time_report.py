@@ -13,11 +13,11 @@ import pytest
 
 from zsim import scenario, time_report
 from zsim.cli import main
-from zsim.costs import Costs
+from zsim.engine.costs import Costs
+from zsim.engine.overlap import simulate_step
 from zsim.io.units import format_time
 from zsim.ir.ops import COLLECTIVES
 from zsim.plan import plan
-from zsim.slowdown import simulate_step
 from zsim.why import name
 
 TEXT = """

@@ -13,10 +13,12 @@ from hypothesis import given, settings
 from tests.support.folders import SCENARIOS
 from tests.support.random_scenarios import scenario_texts
 from zsim import scenario, time_report
-from zsim.beside import Lost
-from zsim.costs import Costs
-from zsim.engine import simulate
-from zsim.execution import EAGER, Execution
+from zsim.engine.costs import Costs
+from zsim.engine.execution import EAGER, Execution
+from zsim.engine.interference import Lost
+from zsim.engine.overlap import simulate_step
+from zsim.engine.simulate import simulate
+from zsim.engine.timeline import Delays
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Kernel, Op, OpKind
 from zsim.ir.program import Program, RankProgram
@@ -24,8 +26,6 @@ from zsim.metrics import figures
 from zsim.plan import plan
 from zsim.runs.backend import RunOptions
 from zsim.simulator import SimBackend
-from zsim.slowdown import simulate_step
-from zsim.timeline import Delays
 from zsim.why import LONGER, SHARED, explain, name
 
 

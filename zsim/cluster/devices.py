@@ -52,7 +52,7 @@ class Device:
     large products near. A tile of a product costs `matmul_prologue` steps of k besides its own; of the idle part of a last wave of
     tiles `wave_cost` is lost. `exponentials` are those per second that the units for special functions
     make. `kernel` is the start of a kernel in nanoseconds; a host with `launch_queue` kernels pending waits (0: it
-    never does). Kernels lose the share `interference` of what a collective beside them takes (`zsim.beside`), and of the time in which
+    never does). Kernels lose the share `interference` of what a collective beside them takes (`zsim.engine.interference`), and of the time in which
     they run beside it it loses the share `collective_interference` itself. With each doubling of nodes a step waits `straggler` longer
     for the slowest rank. `attention` is empty where products do.
     """

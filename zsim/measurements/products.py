@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from zsim.cluster.devices import Device, load_device
-from zsim.compute import alone, product_s
+from zsim.engine.kernel_time import alone, product_s
 from zsim.measurements.checks import said, whole_field
 from zsim.measurements.gpus import is_sized, part_of
 from zsim.measurements.table import Record, RowError
@@ -67,7 +67,7 @@ class Product:
 
     @property
     def predicted_s(self) -> float:
-        """Seconds by `zsim.compute`, for one alone: the waves of the best tile, or the bytes of both factors and the result, and the
+        """Seconds by `zsim.engine.kernel_time`, for one alone: the waves of the best tile, or the bytes of both factors and the result, and the
         kernel's start."""
         device = load_device(self.device)
         m, n, k = self.shape

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from zsim.costs import Costs
+from zsim.engine.costs import Costs
 from zsim.ir.ops import ACCUMULATE, Kernel
 from zsim.plan import plan
 from zsim.scenario import Scenario, parse

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 
 from zsim import scenario
 from zsim.cluster.cluster import ClusterSpec
-from zsim.costs import Costs
+from zsim.engine.costs import Costs
+from zsim.engine.overlap import SETTLED, simulate_step
 from zsim.ir.ops import COLLECTIVES, Kernel
 from zsim.ir.program import Program
 from zsim.plan import plan
-from zsim.slowdown import SETTLED, simulate_step
 
 PART = 0.25
 """Of the time that the bytes of all collectives take of the memory."""

@@ -10,8 +10,8 @@ from hypothesis import example, given
 
 from tests.support.random_scenarios import WHOLE, scenarios
 from zsim.cluster.cluster import load_cluster
-from zsim.costs import Costs
-from zsim.engine import simulate
+from zsim.engine.costs import Costs
+from zsim.engine.simulate import simulate
 from zsim.errors import DeadlockError, ProgramError
 from zsim.ir import program_laws, run_laws, sharding
 from zsim.ir.graph import Node, graph, longest_path, unused_waits

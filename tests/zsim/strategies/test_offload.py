@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from zsim.cluster.cluster import load_cluster
-from zsim.costs import Costs
+from zsim.engine.costs import Costs
 from zsim.ir.ledger import replay
 from zsim.ir.ops import Alloc, Kernel
 from zsim.ir.program import Program

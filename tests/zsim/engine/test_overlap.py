@@ -10,15 +10,15 @@ import pytest
 
 from tests.support.folders import SCENARIOS
 from zsim import scenario
-from zsim.beside import Lost
-from zsim.costs import Costs
-from zsim.engine import Delays, simulate
-from zsim.execution import EAGER, Execution
+from zsim.engine.costs import Costs
+from zsim.engine.execution import EAGER, Execution
+from zsim.engine.interference import Lost
+from zsim.engine.overlap import interference, simulate_step
+from zsim.engine.simulate import Delays, simulate
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import COLLECTIVES, Kernel, Op, Place
 from zsim.ir.program import Program, RankProgram
 from zsim.plan import plan
-from zsim.slowdown import interference, simulate_step
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,11 +2,11 @@
 
 An op starts when the host has issued it, the op before it on its stream is over, the ops it waits for are over and,
 for a collective, every member has arrived and the communicator's last collective is over. Between collectives nothing
-is shared, so times there follow by arithmetic at once (`zsim.course`); each collective, whose start all its members decide, is
+is shared, so times there follow by arithmetic at once (`zsim.engine.rank_schedule`); each collective, whose start all its members decide, is
 one simpy event. A member's arrival is known at the latest at the moment of the last completion it depends on, so no event lies in the past.
 
 Communicators that meet in a rank and together need more of its links than there is contend: while their collectives run at once,
-each runs at its max–min fair share (`zsim.contention`), found anew at each start and end. Their latency is stretched as well.
+each runs at its max–min fair share (`zsim.engine.link_contention`), found anew at each start and end. Their latency is stretched as well.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from fractions import Fraction
 
 import simpy
 
-from zsim.contention import SharedLinks, contended
-from zsim.course import Arrival, Course, Standing, Stretch
+from zsim.engine.folding import Meetings, stand_ins
+from zsim.engine.link_contention import SharedLinks, contended
+from zsim.engine.max_min_fairness import Usage
+from zsim.engine.rank_schedule import Arrival, Course, Standing, Stretch
+from zsim.engine.timeline import NO_DELAYS, Delays, Durations, Timeline, Times
 from zsim.errors import DeadlockError
-from zsim.folding import Meetings, stand_ins
 from zsim.ir.ops import COLLECTIVES, Op
 from zsim.ir.program import Program
-from zsim.sharing import Usage
-from zsim.timeline import NO_DELAYS, Delays, Durations, Timeline, Times
 
 UNKNOWN = -1
 _Key = tuple[str, tuple[int, ...]]
@@ -34,7 +34,7 @@ _Key = tuple[str, tuple[int, ...]]
 def simulate(
     program: Program, *, costs: Durations, all_ranks: bool = False, delays: Sequence[Delays] = (), contention: bool = True
 ) -> Timeline:
-    """The times of the steady step. Without `all_ranks`, one rank stands for all that are alike (`zsim.folding`); without
+    """The times of the steady step. Without `all_ranks`, one rank stands for all that are alike (`zsim.engine.folding`); without
     `contention`, every collective runs as if its links were its own.
 
     `delays`: those of each rank program, or nothing.

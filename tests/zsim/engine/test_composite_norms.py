@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from zsim import compute
 from zsim.cluster.devices import load_device
-from zsim.costs import Costs
-from zsim.execution import EAGER, Execution
+from zsim.engine import kernel_time
+from zsim.engine.costs import Costs
+from zsim.engine.execution import EAGER, Execution
 from zsim.ir.ops import NORM_STEP, Kernel
 from zsim.plan import plan
 from zsim.scenario import parse
@@ -31,16 +31,16 @@ CONFIG = (
 
 
 def test_single_calls_move_eight_times_as_much_at_the_rate_of_plain_memory() -> None:
-    alone = compute.kernel_ns(NORM, H100, COMPOSITE) - 12 * H100.kernel
+    alone = kernel_time.kernel_ns(NORM, H100, COMPOSITE) - 12 * H100.kernel
     assert alone == pytest.approx(2**30 * 58 / 7 / (H100.memory_bandwidth * H100.memory_efficiency) * 1e9, rel=1e-6)
-    assert alone > 5 * compute.kernel_ns(NORM, H100, EAGER)
+    assert alone > 5 * kernel_time.kernel_ns(NORM, H100, EAGER)
 
 
 def test_torch_compile_fuses_both_and_other_kernels_are_as_they_were() -> None:
     compiled = replace(COMPOSITE, compile=True)
-    assert compute.kernel_ns(NORM, H100, compiled) == compute.kernel_ns(NORM, H100, Execution(compile=True))
+    assert kernel_time.kernel_ns(NORM, H100, compiled) == kernel_time.kernel_ns(NORM, H100, Execution(compile=True))
     other = replace(NORM, operator="layer_norm")
-    assert compute.kernel_ns(other, H100, COMPOSITE) == compute.kernel_ns(other, H100, EAGER)
+    assert kernel_time.kernel_ns(other, H100, COMPOSITE) == kernel_time.kernel_ns(other, H100, EAGER)
 
 
 def test_the_host_issues_each_call() -> None:
@@ -61,5 +61,5 @@ def test_a_model_s_own_norm_is_as_many_tensors_in_its_calls_and_little_when_comp
     tensors = sum(kernel.nbytes for kernel in steps) / (2 * 64 * 64)
     assert tensors == pytest.approx(2 * 58, rel=0.06)
     large = [replace(one, nbytes=one.nbytes * 10**4) for one in steps]
-    eager, compiled = (sum(compute.kernel_ns(one, H100, how) for one in large) for how in (EAGER, Execution(compile=True)))
+    eager, compiled = (sum(kernel_time.kernel_ns(one, H100, how) for one in large) for how in (EAGER, Execution(compile=True)))
     assert compiled < eager / 8

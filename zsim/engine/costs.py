@@ -1,4 +1,4 @@
-"""How long ops take: `zsim.compute` for kernels, `zsim.cluster.collectives` on the links of the cluster, constants for issue.
+"""How long ops take: `zsim.engine.kernel_time` for kernels, `zsim.cluster.collectives` on the links of the cluster, constants for issue.
 
 It answers about one op at a time and remembers its answers, since a simulation asks the same questions very often. It
 knows no streams and no strategy. Every constant comes from the cluster's preset, with its provenance.
@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import ceil, log2
 
-from zsim import compute
-from zsim.beside import Lost, Taken, lost, taken
 from zsim.cluster.cluster import ClusterSpec, Layout, Path
 from zsim.cluster.collectives import ALGORITHMS, communicator
 from zsim.cluster.collectives.nccl import estimate, measured_curves
-from zsim.execution import EAGER, Execution
+from zsim.engine import kernel_time
+from zsim.engine.execution import EAGER, Execution
+from zsim.engine.interference import Lost, Taken, lost, taken
 from zsim.ir.launch_queue import SYNCHRONOUS
 from zsim.ir.ops import ACCUMULATE, COLLECTIVES, MASK_SCORES, MOVE_GRADIENT, SCALE_SCORES, Kernel, Op
 
@@ -49,7 +49,7 @@ class Costs:
         return known[1]
 
     def kernel_ns(self, kernel: Kernel) -> int:
-        """What `zsim.compute` says of the device.
+        """What `zsim.engine.kernel_time` says of the device.
 
         A transfer over the host's link, and work on the host, take their bytes at that link's rate, at this rank's share of the host's.
         Rounded up once, at least 1. Remembered: a model's blocks have equal kernels.
@@ -70,7 +70,7 @@ class Costs:
         if kernel.place != "device":
             rate = self.cluster.host_bandwidth if kernel.place == "host" else self.cluster.links.host.bandwidth
             return max(1, -(-kernel.nbytes * 10**9 // rate))
-        alone = compute.kernel_ns(kernel, self.cluster.device, self.execution)
+        alone = kernel_time.kernel_ns(kernel, self.cluster.device, self.execution)
         return ceil(alone * self._slowest) if self._slowest > 1 else alone
 
     def lost(self, kernels: tuple[Kernel, ...], kind: str, nbytes: int, ranks: tuple[int, ...]) -> Lost:
@@ -167,4 +167,4 @@ class Costs:
         asked = self.execution
         if asked.one_kernel_each:
             return len(op.kernels)
-        return sum(1 + compute.more_kernels(kernel, asked) for kernel in op.kernels if not self._is_fused(kernel))
+        return sum(1 + kernel_time.more_kernels(kernel, asked) for kernel in op.kernels if not self._is_fused(kernel))

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from zsim import compute
 from zsim.cluster.devices import Device
-from zsim.execution import Execution
+from zsim.engine import kernel_time
+from zsim.engine.execution import Execution
 from zsim.ir.ops import Kernel
 
 PASSES = {"all_gather": 2.0, "reduce_scatter": 3.0, "all_reduce": 5.0, "broadcast": 2.0}
@@ -59,7 +59,7 @@ def lost(kernel: Kernel, device: Device, execution: Execution, from_it: Taken) -
     """The share of its time beside a collective in which `kernel` gets nothing done; 0 for work that is not the device's."""
     if kernel.place != "device":
         return 0.0
-    alone = compute.kernel_ns(kernel, device, execution)
+    alone = kernel_time.kernel_ns(kernel, device, execution)
     sms = max(1, device.num_sms - round(from_it.multiprocessors * device.num_sms))
     left = replace(
         device,
@@ -70,4 +70,4 @@ def lost(kernel: Kernel, device: Device, execution: Execution, from_it: Taken) -
         attention={name: replace(rate, rate=round(rate.rate * sms / device.num_sms)) for name, rate in device.attention.items()},
         exponentials=round(device.exponentials * sms / device.num_sms),
     )
-    return max(0.0, 1 - alone / compute.kernel_ns(kernel, left, execution))
+    return max(0.0, 1 - alone / kernel_time.kernel_ns(kernel, left, execution))

@@ -10,20 +10,21 @@ import pytest
 
 from tests.published import errors
 from tests.support.sampling import one_in
-from zsim import bands, metrics, scenario
-from zsim.bands import Part, Parts
+from zsim import metrics, scenario
 from zsim.cluster.cluster import ClusterSpec, load_cluster
 from zsim.cluster.devices import Figure, Provenance
-from zsim.costs import Costs
-from zsim.engine import simulate
-from zsim.execution import EAGER, Execution
+from zsim.engine import error_bands
+from zsim.engine.costs import Costs
+from zsim.engine.error_bands import Part, Parts
+from zsim.engine.execution import EAGER, Execution
+from zsim.engine.overlap import simulate_step
+from zsim.engine.simulate import simulate
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Kernel, Op, OpKind
 from zsim.ir.program import Program, RankProgram
 from zsim.plan import plan
 from zsim.runs.backend import RunOptions
 from zsim.simulator import SimBackend
-from zsim.slowdown import simulate_step
 
 TEXT = """
 model = { preset = "gpt-small", num_layers = 4 }
@@ -40,7 +41,7 @@ def parts(cluster: str, *, nodes: int = 1, ranks: int = 8, more: str = "") -> Pa
     text = (TEXT + more).replace("CLUSTER", cluster).replace("NODES", str(nodes)).replace("RANKS", str(ranks))
     asked = scenario.parse(text.encode(), where="x.toml")
     costs, program = Costs(cluster=asked.cluster, execution=asked.executed), plan(asked, device=asked.cluster.kind)
-    return bands.parts(program, simulate_step(program, costs=costs), costs=costs)
+    return error_bands.parts(program, simulate_step(program, costs=costs), costs=costs)
 
 
 def width(found: Parts) -> float:
@@ -170,7 +171,7 @@ precision = {{ parameters = "bf16" }}
     asked = scenario.parse(text.encode(), where="x.toml")
     costs, program = Costs(cluster=asked.cluster, execution=asked.executed), plan(asked, device="cuda")
     timeline = simulate(program, costs=costs)
-    found = bands.parts(program, timeline, costs=costs)
+    found = error_bands.parts(program, timeline, costs=costs)
     wide, now = found.network.width, timeline.step_time_ns
     slower, faster = (
         simulate(program, costs=Stretched(costs=costs, factor=factor)).step_time_ns / now
@@ -233,7 +234,7 @@ def of_ops(cluster: ClusterSpec, *ops: Op, execution: Execution = EAGER) -> Part
     costs = Costs(cluster=cluster, execution=execution)
     steady = (RankProgram(construction=(), first=(), steady=ops),)
     program = Program(mesh=Mesh(dp_shard=cluster.num_ranks), ranks=steady, assignment=(0,) * cluster.num_ranks)
-    return bands.parts(program, simulate(program, costs=costs), costs=costs)
+    return error_bands.parts(program, simulate(program, costs=costs), costs=costs)
 
 
 @pytest.mark.parametrize(
@@ -279,7 +280,7 @@ def test_each_time_that_a_collective_runs_counts() -> None:
     gathers = [Op(index=i, kind="all_gather", unit="a", stream="all_gather", group="dp_shard", nbytes=n) for i, n in enumerate(sizes)]
     ranks, costs = tuple(range(8)), Costs(cluster=cluster)
     times = [costs.collective_ns("all_gather", nbytes, ranks) for nbytes in (large, small)]
-    widths = [bands.collective_width("all_gather", nbytes, cluster, ranks) for nbytes in (large, small)]
+    widths = [error_bands.collective_width("all_gather", nbytes, cluster, ranks) for nbytes in (large, small)]
     assert widths[0] < widths[1]
     wanted = (30 * times[0] * widths[0] + times[1] * widths[1]) / (30 * times[0] + times[1])
     assert of_ops(cluster, *gathers).network.width == pytest.approx(wanted)
@@ -297,7 +298,7 @@ def test_what_goes_between_nodes_is_as_uncertain_as_their_network_and_not_as_the
             for one in cluster.figures
         ),
     )
-    widths = [bands.collective_width("all_gather", 2**28, each, ranks) for each in (cluster, unknown) for ranks in (inside, between)]
+    widths = [error_bands.collective_width("all_gather", 2**28, each, ranks) for each in (cluster, unknown) for ranks in (inside, between)]
     assert widths[2] == pytest.approx(hypot(widths[0], 0.3))
     assert widths[3] == widths[1]
 

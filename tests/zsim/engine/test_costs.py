@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.sizes import collectives
-from zsim import compute, scenario
+from zsim import scenario
 from zsim.cluster.cluster import load_cluster
 from zsim.cluster.devices import load_device
-from zsim.costs import Costs
+from zsim.engine import kernel_time
+from zsim.engine.costs import Costs
+from zsim.engine.execution import Execution
 from zsim.errors import ScenarioError
-from zsim.execution import Execution
 from zsim.ir.ops import ACCUMULATE, MOVE_GRADIENT, Kernel, Op, OpKind
 
 H100 = Costs(load_cluster("dgx-h100", nodes=4))
@@ -24,7 +25,7 @@ H100 = Costs(load_cluster("dgx-h100", nodes=4))
 def test_kernels_take_what_the_device_says_and_on_several_nodes_the_slowest_rank_takes_longer() -> None:
     kernel = Kernel("linear", 2 * 4096**3, 0, "bfloat16", shape=(1, 4096, 4096, 4096))
     alone = Costs(load_cluster("dgx-h100")).kernel_ns(kernel)
-    assert alone == compute.kernel_ns(kernel, load_device("h100-80"))
+    assert alone == kernel_time.kernel_ns(kernel, load_device("h100-80"))
     assert H100.kernel_ns(kernel) == ceil(alone * 1.02)  # four nodes: two doublings of 1 %
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.folders import SCENARIOS
 from zsim import scenario
-from zsim.course import Course
+from zsim.engine.rank_schedule import Course
 from zsim.ir.gc_pause import uncollected
 from zsim.ir.happens_before import happened
 from zsim.plan import plan

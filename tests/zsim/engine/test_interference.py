@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim import compute
-from zsim.beside import MOST, Lost, Taken, lost, taken
 from zsim.cluster.cluster import Generation, load_cluster
 from zsim.cluster.collectives import communicator
 from zsim.cluster.collectives.nccl import estimate
 from zsim.cluster.collectives.nccl.estimate import Communicator
 from zsim.cluster.devices import load_device
-from zsim.costs import Costs
-from zsim.execution import EAGER, Execution
+from zsim.engine import kernel_time
+from zsim.engine.costs import Costs
+from zsim.engine.execution import EAGER, Execution
+from zsim.engine.interference import MOST, Lost, Taken, lost, taken
 from zsim.ir.ops import Kernel
 
 H100, A100 = load_device("h100-80"), load_device("a100-80")
@@ -83,7 +83,7 @@ def test_a_product_of_as_many_tiles_as_multiprocessors_takes_another_wave_beside
     kernel = Kernel("linear", 0, 0, "bfloat16", shape=(1, 1536, 1408, 8192))
     device = replace(H100, wave_cost=1.0)
     left = replace(device, num_sms=108, matmul_efficiency=device.matmul_efficiency * 108 / 132)
-    longer = compute.product_s(kernel.shape, left, "bfloat16") / compute.product_s(kernel.shape, device, "bfloat16")
+    longer = kernel_time.product_s(kernel.shape, left, "bfloat16") / kernel_time.product_s(kernel.shape, device, "bfloat16")
     assert longer > 1.5
     assert lost(kernel, device, EAGER, Taken(24 / 132, 0.0)) == pytest.approx(1 - 1 / longer, abs=0.02)
 

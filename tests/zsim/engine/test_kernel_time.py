@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from zsim.cluster.cluster import load_cluster
 from zsim.cluster.devices import devices, load_device
-from zsim.compute import CAST_NBYTES, COMPILED_SHARE, alone, is_misaligned, kernel_ns, problems, product_s
-from zsim.costs import Costs
+from zsim.engine.costs import Costs
+from zsim.engine.execution import Execution
+from zsim.engine.kernel_time import CAST_NBYTES, COMPILED_SHARE, alone, is_misaligned, kernel_ns, problems, product_s
 from zsim.errors import ScenarioError
-from zsim.execution import Execution
 from zsim.ir.ops import ATTENTION_BACKWARD, Kernel, Op
 from zsim.scenario import parse
 

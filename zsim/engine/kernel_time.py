@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from math import ceil
 
 from zsim.cluster.devices import Device
-from zsim.execution import EAGER, Execution
+from zsim.engine.execution import EAGER, Execution
 from zsim.ir.ops import ACCUMULATE, LINEARS, MOVE_GRADIENT, NORM_STEP, Kernel, is_attention
 from zsim.models.training_options import DTYPE_NBYTES
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from zsim import bands, compute
 from zsim.cluster.devices import load_device
-from zsim.costs import Costs
+from zsim.engine import error_bands, kernel_time
+from zsim.engine.costs import Costs
+from zsim.engine.overlap import simulate_step
 from zsim.plan import plan
 from zsim.scenario import parse
-from zsim.slowdown import simulate_step
 
 A100 = load_device("a100-80")
 
@@ -28,7 +28,7 @@ execution = {{ compile = true }}
     case = parse(text.encode(), where="gpt2.toml")
     program, costs = plan(case, device="cuda"), Costs(cluster=case.cluster, execution=case.executed)
     timeline = simulate_step(program, costs=costs)
-    return timeline.step_time_ns, bands.parts(program, timeline, costs=costs).compute.width
+    return timeline.step_time_ns, error_bands.parts(program, timeline, costs=costs).compute.width
 
 
 def test_padding_gpt_2_s_vocabulary_saves_some_tenths_of_a_step_and_is_less_certain_without() -> None:
@@ -40,9 +40,9 @@ def test_padding_gpt_2_s_vocabulary_saves_some_tenths_of_a_step_and_is_less_cert
 
 @pytest.mark.parametrize(("dtype", "odd"), [("bfloat16", True), ("float16", True), ("float32", False)])
 def test_an_odd_size_takes_twice_as_long_in_two_bytes(dtype: str, odd: bool) -> None:
-    even, other = (compute.product_s((1, 4096, n, 4096), A100, dtype) for n in (8192, 8191))
+    even, other = (kernel_time.product_s((1, 4096, n, 4096), A100, dtype) for n in (8192, 8191))
     assert other / even == pytest.approx(2 if odd else 1)
-    assert compute.is_misaligned((1, 4096, 8191, 4096), dtype) is odd
+    assert kernel_time.is_misaligned((1, 4096, 8191, 4096), dtype) is odd
 
 
 @pytest.mark.parametrize("length", [1023, 1025])
@@ -56,9 +56,9 @@ def test_an_odd_number_of_tokens_costs_what_it_has_of_them(length: int) -> None:
 def test_a_weight_s_gradient_lies_along_features_and_its_input_s_along_them_too() -> None:
     tokens, wide, narrow = 11 * 1023, 50_257, 768
     forward, of_input, of_weight = (1, tokens, wide, narrow), (1, tokens, narrow, wide), (1, wide, narrow, tokens)
-    assert compute.is_misaligned(forward, "bfloat16")
-    assert compute.is_misaligned(of_input, "bfloat16")
-    assert compute.is_misaligned(of_weight, "bfloat16", transposed=True)
+    assert kernel_time.is_misaligned(forward, "bfloat16")
+    assert kernel_time.is_misaligned(of_input, "bfloat16")
+    assert kernel_time.is_misaligned(of_weight, "bfloat16", transposed=True)
     aligned = (1, tokens, 50_304, narrow), (1, tokens, narrow, 50_304)
-    assert not any(compute.is_misaligned(shape, "bfloat16") for shape in aligned)
-    assert not compute.is_misaligned((1, 50_304, narrow, tokens), "bfloat16", transposed=True)
+    assert not any(kernel_time.is_misaligned(shape, "bfloat16") for shape in aligned)
+    assert not kernel_time.is_misaligned((1, 50_304, narrow, tokens), "bfloat16", transposed=True)

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from zsim import compute
 from zsim.cluster.devices import load_device
-from zsim.costs import Costs
+from zsim.engine import kernel_time
+from zsim.engine.costs import Costs
+from zsim.engine.execution import EAGER, Execution
 from zsim.errors import ScenarioError
-from zsim.execution import EAGER, Execution
 from zsim.ir.ops import ACCUMULATE, COLLECTIVES, Kernel
 from zsim.plan import plan
 from zsim.scenario import Scenario, parse
@@ -44,9 +44,9 @@ def test_a_step_s_loss_moves_ten_tensors_of_logits_instead_of_six() -> None:
     logits = [k for k in kernels if k.operator in ("log_softmax", "nll_loss") and k.nbytes > TOKENS * 100]
     tensor = TOKENS * VOCABULARY * 4
     assert sum(k.nbytes for k in logits) == 6 * tensor
-    times = sum(compute.kernel_ns(k, H100, COMPOSITE) - (1 + compute.more_kernels(k, COMPOSITE)) * H100.kernel for k in logits)
+    times = sum(kernel_time.kernel_ns(k, H100, COMPOSITE) - (1 + kernel_time.more_kernels(k, COMPOSITE)) * H100.kernel for k in logits)
     assert times == pytest.approx(seconds_of_bytes(10 * tensor) * 1e9, abs=3)
-    assert sum(compute.more_kernels(k, COMPOSITE) for k in logits) == 6, "eight calls, of which two stand in the Program"
+    assert sum(kernel_time.more_kernels(k, COMPOSITE) for k in logits) == 6, "eight calls, of which two stand in the Program"
 
 
 def test_the_host_issues_each_call_of_it() -> None:
@@ -62,16 +62,16 @@ def test_torch_compile_fuses_it_and_other_kernels_are_as_they_were() -> None:
     compiled = Execution(compile=True)
     for operator in ("log_softmax", "nll_loss"):
         loss = Kernel(operator, 0, 2**30, "float32")
-        assert compute.kernel_ns(loss, H100, replace(COMPOSITE, compile=True)) == compute.kernel_ns(loss, H100, compiled)
+        assert kernel_time.kernel_ns(loss, H100, replace(COMPOSITE, compile=True)) == kernel_time.kernel_ns(loss, H100, compiled)
     gelu = Kernel("gelu", 0, 2**30, "bfloat16")
-    assert compute.kernel_ns(gelu, H100, COMPOSITE) == compute.kernel_ns(gelu, H100, EAGER)
+    assert kernel_time.kernel_ns(gelu, H100, COMPOSITE) == kernel_time.kernel_ns(gelu, H100, EAGER)
 
 
 @pytest.mark.parametrize(("dtype", "nbytes", "moved"), [("bfloat16", 6, 10), ("float16", 6, 10), ("float32", 12, 12)])
 def test_a_gradient_added_in_float32_reads_itself_and_the_sum_which_it_writes(dtype: str, nbytes: int, moved: int) -> None:
     numel = 10**8
     kernel = Kernel(ACCUMULATE, numel, numel * nbytes, dtype)
-    took = compute.kernel_ns(kernel, H100, Execution(accumulation="fp32")) - H100.kernel
+    took = kernel_time.kernel_ns(kernel, H100, Execution(accumulation="fp32")) - H100.kernel
     assert took == pytest.approx(seconds_of_bytes(numel * moved) * 1e9, abs=1)
 
 
@@ -117,7 +117,7 @@ def test_products_alone_are_as_much_faster_as_the_best_published_ones_are() -> N
     assert alone | {name: training[name] for name in ("linear", "scores", "weighted_values")} == training
     large = Kernel("linear", 2 * 4096**3, 0, "float16", shape=(1, 4096, 4096, 4096))
     start = case.cluster.device.kernel
-    times = [compute.kernel_ns(large, case.cluster.device, Execution(products=how)) - start for how in ("training", "alone")]
+    times = [kernel_time.kernel_ns(large, case.cluster.device, Execution(products=how)) - start for how in ("training", "alone")]
     assert times[1] / times[0] == pytest.approx(80.3 / 86.9, rel=1e-3)
 
 

@@ -12,7 +12,7 @@ from fractions import Fraction
 from math import ceil
 from typing import Protocol
 
-from zsim.sharing import Usage, speeds
+from zsim.engine.max_min_fairness import Usage, speeds
 
 
 class Clock(Protocol):

@@ -7,8 +7,8 @@ import pytest
 from tests.support.folders import SCENARIOS
 from zsim import scenario
 from zsim.cluster.cluster import load_cluster
-from zsim.costs import Costs
-from zsim.engine import simulate
+from zsim.engine.costs import Costs
+from zsim.engine.simulate import simulate
 from zsim.errors import DeadlockError
 from zsim.ir.graph import Node, graph, longest_path
 from zsim.ir.mesh import Mesh

@@ -13,17 +13,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import hypot
 
-from zsim import compute
 from zsim.cluster.cluster import ClusterSpec
 from zsim.cluster.collectives import estimated
 from zsim.cluster.devices import Figure
-from zsim.compute import STREAMS
-from zsim.costs import Costs
-from zsim.execution import EAGER, Execution
+from zsim.engine import kernel_time as compute
+from zsim.engine.costs import Costs
+from zsim.engine.execution import EAGER, Execution
+from zsim.engine.kernel_time import STREAMS
+from zsim.engine.overlap import COMPUTE as COMPUTE_KINDS
+from zsim.engine.timeline import Timeline, Times
 from zsim.ir.ops import COLLECTIVES, Kernel, Op, is_attention
 from zsim.ir.program import Program
-from zsim.slowdown import COMPUTE as COMPUTE_KINDS
-from zsim.timeline import Timeline, Times
 
 COMPUTE: Mapping[str, float] = {
     "measured": 0.05,

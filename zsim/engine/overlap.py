@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from zsim.beside import Lost
-from zsim.engine import Prepared
-from zsim.execution import Execution
+from zsim.engine.execution import Execution
+from zsim.engine.interference import Lost
+from zsim.engine.simulate import Prepared
+from zsim.engine.timeline import Delays, Durations, Timeline, Times
 from zsim.ir.ops import COLLECTIVES, Kernel, Op
 from zsim.ir.program import Program
-from zsim.timeline import Delays, Durations, Timeline, Times
 
 
 class StepCosts(Durations, Protocol):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.sharing import Usage, speeds
+from zsim.engine.max_min_fairness import Usage, speeds
 
 FINE = Part(1, 10**9)
 """Where two links hold flows up crosswise their speeds are found to this and better."""

@@ -11,13 +11,13 @@ from itertools import count
 import pytest
 
 from zsim.cluster.cluster import SlowRail, load_cluster
-from zsim.contention import SharedLinks, contended
-from zsim.costs import Costs
-from zsim.engine import simulate
+from zsim.engine.costs import Costs
+from zsim.engine.link_contention import SharedLinks, contended
+from zsim.engine.max_min_fairness import speeds
+from zsim.engine.simulate import simulate
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Kernel, Op
 from zsim.ir.program import Program, RankProgram
-from zsim.sharing import speeds
 
 ALL = {"link": Part(1)}
 

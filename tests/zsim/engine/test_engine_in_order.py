@@ -10,7 +10,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zsim.engine import simulate
+from zsim.engine.simulate import simulate
 from zsim.ir.launch_queue import NONE, SYNCHRONOUS, awaited
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import STREAMS, Kernel, Op

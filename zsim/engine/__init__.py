@@ -1,0 +1,1 @@
+"""The engine: stamps times on a Program."""
