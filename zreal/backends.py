@@ -17,7 +17,7 @@ from zsim.models.families.transformers import TransformersModel
 from zsim.part_memory import EXACT
 from zsim.runs.backend import Capabilities, RunOptions
 from zsim.saved import from_table
-from zsim.scenario import Scenario
+from zsim.scenario.scenario import Scenario
 
 MAX_PROCESSES = 64
 

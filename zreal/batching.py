@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from zreal.initial import DTYPES, generator_of
 from zsim.models.spec import ModelSpec
 from zsim.models.training_options import Batch, Precision
-from zsim.scenario import Scenario
+from zsim.scenario.scenario import Scenario
 
 MicroBatch = tuple[Tensor, Tensor]
 

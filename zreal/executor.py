@@ -28,7 +28,7 @@ from zsim.ir.ops import Op
 from zsim.ir.program import Part, PhaseName, Program, RankProgram
 from zsim.ir.run import PhaseRecord, RankRun
 from zsim.models.spec import ROOT
-from zsim.scenario import Scenario
+from zsim.scenario.scenario import Scenario
 
 Rank = FlatRank | ReplicatedRank
 RANKS: dict[str, Callable[..., Rank]] = {

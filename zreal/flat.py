@@ -23,7 +23,7 @@ from zreal.optimizers import hand_back, hand_over, make_optimizer, stepped_again
 from zsim.errors import ProgramError
 from zsim.ir.ops import Alloc, Free, Op
 from zsim.models.spec import Module
-from zsim.scenario import Scenario
+from zsim.scenario.scenario import Scenario
 from zsim.strategies.building import clipping
 from zsim.strategies.building.kernels import MASTER_DTYPE
 from zsim.strategies.building.parameters import used_parameters

@@ -15,7 +15,7 @@ from torch.nn.utils import clip_grad_norm_
 from zreal import batching, modules
 from zreal.initial import DTYPES
 from zreal.optimizers import make_optimizer, trained
-from zsim.scenario import Scenario
+from zsim.scenario.scenario import Scenario
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from zreal.subjects import Subject
 from zreal.subjects.table import SUBJECTS
 from zsim.errors import ZsimError
 from zsim.ir.run import PhaseRecord, RankRun
-from zsim.scenario import Scenario
+from zsim.scenario.scenario import Scenario
 
 
 @dataclass(slots=True)

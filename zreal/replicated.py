@@ -21,7 +21,7 @@ from zsim.errors import ProgramError
 from zsim.ir.ops import Alloc, Op
 from zsim.models.repeats import with_forwards
 from zsim.models.spec import Module
-from zsim.scenario import Scenario
+from zsim.scenario.scenario import Scenario
 from zsim.strategies import ddp
 from zsim.strategies.building import clipping
 from zsim.strategies.building.training import Training

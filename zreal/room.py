@@ -9,8 +9,8 @@ from zsim.errors import BackendUnavailableError
 from zsim.io.units import format_bytes
 from zsim.ir.ledger import replay
 from zsim.ir.program import PHASES
-from zsim.plan import plan
-from zsim.scenario import Scenario
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import Scenario
 
 PROCESS_NBYTES = 400 * 1024**2
 """What a rank takes before it has a model: an interpreter with torch, of which forked ranks share a part."""

@@ -32,8 +32,8 @@ from zsim.errors import BackendUnavailableError, ZsimError
 from zsim.io import files
 from zsim.ir.run import Numerics, RankRun, Run
 from zsim.models.training_options import Device
-from zsim.plan import plan
-from zsim.scenario import Scenario, load, parse
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import Scenario, load, parse
 
 RENDEZVOUS_S = 60.0
 SAMPLES = 3

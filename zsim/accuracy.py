@@ -13,7 +13,7 @@ from math import hypot, log
 from pathlib import Path
 from statistics import mean, median
 
-from zsim import measurements, nearly_full, scenario
+from zsim import measurements, nearly_full
 from zsim.engine.costs import Costs
 from zsim.engine.error_bands import parts
 from zsim.engine.overlap import simulate_step
@@ -24,7 +24,8 @@ from zsim.measurements.nccl_rows import predict as predict_collective
 from zsim.measurements.nccl_rows import question
 from zsim.measurements.nccl_text import is_shared
 from zsim.nearly_full import Caution
-from zsim.plan import plan
+from zsim.scenario import scenario
+from zsim.scenario.plan import plan
 
 MATTERS = 0.05
 """Pairs whose measured times differ by less say nothing about a sign: identical runs differ by 1 to 3 %."""

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from zsim import plan
 from zsim.answer import Answer, Verdict, answer
 from zsim.belongings import belongings
 from zsim.changes import changes, dropped, refusals
@@ -19,7 +18,8 @@ from zsim.io.units import format_bytes
 from zsim.ir.run import band_of
 from zsim.metrics import band_ns
 from zsim.runs.backend import RunOptions
-from zsim.scenario import Scenario
+from zsim.scenario import plan
+from zsim.scenario.scenario import Scenario
 from zsim.simulator import SimBackend
 
 MOST_TOGETHER = 4

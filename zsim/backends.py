@@ -20,7 +20,7 @@ from zsim.ir.program import PHASES
 from zsim.ir.run import Run
 from zsim.models.training_options import Device
 from zsim.runs.backend import Backend, Capabilities, RunOptions
-from zsim.scenario import Scenario
+from zsim.scenario.scenario import Scenario
 from zsim.simulator import SimBackend
 
 __all__ = ["BackendError", "SimBackend", "UnknownBackendError", "ask", "capabilities", "find", "names"]

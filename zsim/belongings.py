@@ -8,7 +8,7 @@ from __future__ import annotations
 from zsim.autograd.traced import TracedModel
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.outside import Outside
-from zsim.scenario import Scenario
+from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES
 
 INDEX = DTYPE_NBYTES["int64"]

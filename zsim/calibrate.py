@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from math import exp, hypot, log
 from typing import Any
 
-from zsim import scenario
 from zsim.cluster.devices import AttentionRate, Device
 from zsim.engine.costs import Costs
 from zsim.engine.overlap import simulate_step
@@ -20,8 +19,9 @@ from zsim.errors import ZsimError
 from zsim.ir.program import Program
 from zsim.measurements import Skipped, Step
 from zsim.model_groups import model_of
-from zsim.plan import plan
-from zsim.scenario import Scenario
+from zsim.scenario import scenario
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import Scenario
 
 NOISE = 0.013
 """What repeating an identical llm-foundry run moves its time by (robust standard deviation)."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from zsim import measurements, saved, scenario
+from zsim import measurements, saved
 from zsim.calibrate import CalibrationError, Case
 from zsim.cluster.cluster import clusters
 from zsim.cluster.devices import is_called
@@ -18,8 +18,9 @@ from zsim.errors import ZsimError
 from zsim.ir.run import Run
 from zsim.measurements import NcclRow, Product, Skipped, Step
 from zsim.measurements.table import content
-from zsim.plan import plan
-from zsim.scenario import Scenario
+from zsim.scenario import scenario
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import Scenario
 
 MAX_SCENARIOS = 2000
 PRODUCTS = "single products are not calibrated: what training reaches is fitted on steps"

@@ -12,7 +12,7 @@ from itertools import combinations
 
 from zsim.cluster.cluster import ClusterSpec, Link
 from zsim.models import wrapping
-from zsim.scenario import Scenario
+from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES, wrapped
 
 LOOKAHEADS = (1, 2, 3, 4)

@@ -13,8 +13,8 @@ from zsim.ir.program import Program
 from zsim.models import wrapping
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.models.wrapping import Wrapping
-from zsim.plan import plan
-from zsim.scenario import Scenario
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES
 
 

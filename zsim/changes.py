@@ -15,7 +15,7 @@ from zsim.ir.mesh import Mesh
 from zsim.models import checkpointing
 from zsim.models.checkpointing import Checkpointing
 from zsim.models.training_options import Optimizer
-from zsim.scenario import Scenario
+from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES, model_problems, recomputed_problems, wrapped
 
 EVERY_BLOCK = Checkpointing(mode="full")

@@ -14,7 +14,7 @@ from zsim import doubts
 from zsim.accuracy import percentile
 from zsim.calibrate import FLOAT8, OF_ATTENTION, PRODUCTS, Fitted
 from zsim.calibrate_collectives import FittedCurves
-from zsim.cluster_reader import LEAST_WIDTH, MOST_WIDTH
+from zsim.scenario.cluster_file import LEAST_WIDTH, MOST_WIDTH
 
 
 def text(preset: str, fitted: Fitted | None, *, source: str, curves: FittedCurves | None = None, simulated: bool = False) -> str:

@@ -18,7 +18,7 @@ from zsim.io import files
 from zsim.ir import run_laws
 from zsim.ir.run import IncompleteRunError, Run
 from zsim.runs.backend import Backend, Capabilities, RunOptions
-from zsim.scenario import Scenario
+from zsim.scenario.scenario import Scenario
 
 
 def _require_distinct(scenarios: tuple[Scenario, ...]) -> None:

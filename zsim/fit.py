@@ -16,7 +16,7 @@ from zsim.errors import ScenarioError
 from zsim.io.units import format_bytes, format_time
 from zsim.ir.mesh import Mesh
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
-from zsim.scenario import Scenario
+from zsim.scenario.scenario import Scenario
 
 MUCH_FASTER = 1.02
 """Of two that fit, the one that shards or recomputes less is taken unless the other is faster by more than this."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from zsim import cautions, report
 from zsim.errors import ScenarioError, ZsimError
-from zsim.scenario import Scenario, load
+from zsim.scenario.scenario import Scenario, load
 
 
 class UsageError(ZsimError):

@@ -32,10 +32,10 @@ from zsim.errors import ScenarioError
 from zsim.io.units import format_bytes
 from zsim.ir.program import Program
 from zsim.models import wrapping
-from zsim.plan import plan
-from zsim.scenario import Scenario
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import Scenario
+from zsim.scenario.work_limits import MANY_TIMES
 from zsim.why import explain
-from zsim.work import MANY_TIMES
 
 HIDDEN = 0.01
 """Communication counts as hidden when less than this share of the step is exposed, besides the step's ends."""

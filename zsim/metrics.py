@@ -13,7 +13,7 @@ from zsim.autograd.traced import TracedModel
 from zsim.ir.ops import COLLECTIVES, MEMORY_KINDS
 from zsim.ir.run import RankRun, Run, Span, band_of
 from zsim.models.operators import Operator
-from zsim.scenario import Scenario
+from zsim.scenario.scenario import Scenario
 
 Interval = tuple[int, int]
 

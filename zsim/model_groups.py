@@ -10,7 +10,7 @@ from dataclasses import MISSING, asdict, fields
 from typing import Any
 
 from zsim.models.families import FAMILIES, Sizes, changed, preset
-from zsim.scenario import Scenario
+from zsim.scenario.scenario import Scenario
 
 WORDS: dict[str, str] = {"num_layers": "layers", "hidden_size": "wide", "num_heads": "heads", "vocabulary": "words"}
 SAME_MODEL = ("attention", "loss_dtype", "max_positions")

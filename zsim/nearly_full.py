@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from zsim.io.units import format_bytes
 from zsim.ir.ledger import HELD, Ledger, replay
 from zsim.ir.program import Program, RankProgram
-from zsim.scenario import Scenario
+from zsim.scenario.scenario import Scenario
 
 STATES = 0.4
 """Of a device's memory in parameters, gradients and optimizer states: from here on rows of llm-foundry ran slower."""

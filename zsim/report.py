@@ -12,14 +12,15 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from zsim import expect, metrics, schema
+from zsim import metrics
 from zsim.compare import agrees
 from zsim.errors import ZsimError, visible
 from zsim.io.units import format_bytes, format_time
 from zsim.ir.ops import COLLECTIVES
 from zsim.ir.program import Program
 from zsim.ir.run import SCHEMA_VERSION, Run, sees
-from zsim.scenario import Scenario
+from zsim.scenario import expect, schema
+from zsim.scenario.scenario import Scenario
 from zsim.verdict import Check
 
 WORDS = {True: "ok", False: "FAILED", None: "-"}

@@ -15,7 +15,6 @@ from zsim import (
     fit,
     memory_report,
     outside,
-    plan,
     report,
     snapshot,
     time_report,
@@ -26,8 +25,9 @@ from zsim.errors import ScenarioError
 from zsim.given import UsageError, read, warned
 from zsim.io import files
 from zsim.ir.run import SCHEMA_VERSION
-from zsim.scenario import Scenario, load
-from zsim.work import MANY_TIMES
+from zsim.scenario import plan
+from zsim.scenario.scenario import Scenario, load
+from zsim.scenario.work_limits import MANY_TIMES
 
 
 def show(options: argparse.Namespace) -> int:
@@ -143,7 +143,7 @@ def _clusters() -> Iterator[Row]:
 
 
 def _strategies() -> Iterator[Row]:
-    from zsim.schema import strategy_table
+    from zsim.scenario.schema import strategy_table
     from zsim.strategies import STRATEGIES
 
     for name in STRATEGIES:

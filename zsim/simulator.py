@@ -22,9 +22,9 @@ from zsim.ir.ops import COLLECTIVES, Op
 from zsim.ir.program import PHASES, PhaseName, Program, RankProgram
 from zsim.ir.run import CollectiveRecord, MemoryRecord, PhaseRecord, RankRun, Run, Span, observed_ranks
 from zsim.ir.validate import validate
-from zsim.plan import plan
 from zsim.runs.backend import Capabilities, RunOptions
-from zsim.scenario import Scenario
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import Scenario
 
 DEFAULT_CLUSTERS: dict[str, str] = {"cpu": "cpu-gloo", "cuda": "dgx-h100"}
 """What stands for a real backend's own devices where the scenario's cluster is of another kind."""

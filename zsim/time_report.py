@@ -17,7 +17,7 @@ from zsim.hiding import HIDDEN, Change, Hiding, hiding
 from zsim.io.units import format_time
 from zsim.ir.ops import COLLECTIVES, Op
 from zsim.ir.program import Program
-from zsim.scenario import Scenario
+from zsim.scenario.scenario import Scenario
 from zsim.why import LONGER, Exposed, Link, Why, explain, name
 
 MOST = 12

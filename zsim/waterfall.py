@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from zsim.answer import Answer
 from zsim.closed_forms import StateBytes, model_state_bytes
 from zsim.models.training_options import DTYPE_NBYTES
-from zsim.scenario import Scenario
+from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES
 from zsim.strategies.building.optimizers import state_names
 

@@ -20,10 +20,10 @@ from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
-from zsim import scenario
 from zsim.ir import ledger
-from zsim.plan import plan
 from zsim.runs.backend import RunOptions
+from zsim.scenario import scenario
+from zsim.scenario.plan import plan
 from zsim.simulator import SimBackend
 
 HERE = Path(__file__).parent

@@ -15,8 +15,8 @@ from pathlib import Path
 from tests.published.traces import whole
 from zsim.answer import Answer, answer
 from zsim.models.checkpointing import NO_CHECKPOINTING
-from zsim.plan import plan
-from zsim.scenario import Scenario, parse
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import Scenario, parse
 
 GIB = 2**30
 LAYERS = {"torchtitan": 32, "nanotron": 16}

@@ -7,8 +7,8 @@ from zreal.observer import observe
 from zsim.ir.ledger import replay
 from zsim.ir.ops import COLLECTIVES
 from zsim.ir.program import PHASES
-from zsim.plan import plan
-from zsim.scenario import Scenario
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import Scenario
 
 
 def differences(case: Scenario, *, rank: int) -> list[str]:

@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, Phase, given, reject, seed, settings
 from hypothesis import strategies as st
 
 from zsim.errors import ScenarioError
-from zsim.plan import plan
-from zsim.scenario import parse
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import parse
 
 NUM_RANKS = (1, 2, 3, 4, 8, 64, 1024)
 NUM_DRAWS = {"ddp": 6, "zero_redundancy": 6, "zero1": 7, "zero2": 6, "zero3": 7, "fsdp2": 8, "hsdp": 7, "fsdp1": 15}

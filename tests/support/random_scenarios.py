@@ -8,7 +8,7 @@ import re
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from zsim.scenario import Scenario, parse
+from zsim.scenario.scenario import Scenario, parse
 
 NUM_RANKS = st.sampled_from([1, 2, 3, 4, 6, 8])
 FLAT = ['granularity = "unit"', 'granularity = "parameter"', 'granularity = "900 B"']

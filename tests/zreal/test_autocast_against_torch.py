@@ -11,9 +11,9 @@ from zreal.executor import execute
 from zreal.observer import observe
 from zsim.backends import find
 from zsim.compare import compare
-from zsim.plan import plan
 from zsim.runs.backend import RunOptions
-from zsim.scenario import Scenario, parse
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import Scenario, parse
 from zsim.simulator import SimBackend
 
 FULL = 'activation_checkpointing = { mode = "full" }'

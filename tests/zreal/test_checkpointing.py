@@ -7,9 +7,9 @@ import pytest
 from tests.support.sampling import one_in
 from zsim.backends import find
 from zsim.compare import compare
-from zsim.plan import plan
 from zsim.runs.backend import RunOptions
-from zsim.scenario import Scenario, parse
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import Scenario, parse
 from zsim.simulator import SimBackend
 
 FULL, SECOND = 'mode = "full"', 'mode = "full", every = 2'

@@ -10,7 +10,7 @@ from zreal.observer import observe
 from zsim.backends import find
 from zsim.compare import compare
 from zsim.runs.backend import RunOptions
-from zsim.scenario import Scenario, parse
+from zsim.scenario.scenario import Scenario, parse
 from zsim.simulator import SimBackend
 
 CASES = [

@@ -20,7 +20,7 @@ from zreal import torch_private
 from zreal.tracing import trace
 from zreal.untraceable import UntraceableError
 from zsim.autograd.traced_file import save
-from zsim.scenario import parse
+from zsim.scenario.scenario import parse
 
 WIDTH = 16
 UNITS = [f"layers.{place}" for place in range(4)]

@@ -24,8 +24,8 @@ from zreal.meters.measured_step import device_mesh
 from zreal.meters.memory import MemoryMeter
 from zreal.subjects.table import SUBJECTS
 from zsim.ir.ops import Alloc, Op
-from zsim.plan import plan
-from zsim.scenario import Scenario, parse
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import Scenario, parse
 
 QUICK_DRAWS = (7, 31)
 """Of the fifty draws, those that are compared in every run of the suite."""

@@ -17,9 +17,9 @@ from zsim.ir.ledger import replay
 from zsim.ir.ops import COLLECTIVES, Op
 from zsim.ir.program import PHASES, Program
 from zsim.ir.run import RankRun
-from zsim.plan import plan
 from zsim.runs.backend import RunOptions
-from zsim.scenario import Scenario, parse
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import Scenario, parse
 
 STRATEGIES = (
     '"ddp"',

@@ -12,9 +12,9 @@ from zreal.observer import observe
 from zsim.backends import find
 from zsim.compare import compare
 from zsim.ir.ops import COLLECTIVES
-from zsim.plan import plan
 from zsim.runs.backend import RunOptions
-from zsim.scenario import Scenario, parse
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import Scenario, parse
 from zsim.simulator import SimBackend
 
 SMALL = "num_layers = 4, hidden_size = 8, num_heads = 4, vocabulary = 13"

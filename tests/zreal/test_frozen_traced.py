@@ -22,10 +22,10 @@ from zsim.ir.run import RankRun
 from zsim.models.families import load_preset
 from zsim.models.training_options import Batch, Dtype
 from zsim.runs.backend import RunOptions
-from zsim.scenario import Scenario, parse
+from zsim.scenario.frozen import cut
+from zsim.scenario.scenario import Scenario, parse
 from zsim.simulator import SimBackend
 from zsim.strategies import STRATEGIES
-from zsim.training_part import cut
 
 FSDP2 = 'name = "fsdp2"'
 RESHARDING = f"{FSDP2}, reshard_after_forward = true"

@@ -12,8 +12,8 @@ from tests.support.sampling import one_in
 from zreal import batching, modules, torch_private
 from zreal.meters.measured_step import device_mesh
 from zreal.subjects.table import SUBJECTS
-from zsim.plan import plan
-from zsim.scenario import Scenario, parse
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import Scenario, parse
 
 PRECISIONS = (("fp32", "fp32"), ("bf16", "fp32"), ("bf16", "bf16"), ("fp32", "bf16"))
 ACCUMULATIONS = ((1, "every"), (2, "every"), (3, "last"))

@@ -14,7 +14,7 @@ from zreal import modules, torch_private
 from zreal.meters.measured_step import device_mesh
 from zreal.subjects.table import SUBJECTS
 from zsim.errors import ScenarioError
-from zsim.scenario import Scenario, parse
+from zsim.scenario.scenario import Scenario, parse
 
 MLP = 'family = "mlp", sizes = { dims = [9, 9, 9, 9], hidden = 11, num_classes = 5 }'
 GPT = 'family = "gpt", sizes = { num_layers = 3, hidden_size = 12, num_heads = 2, vocabulary = 13, attention = "sdpa", tied = true }'

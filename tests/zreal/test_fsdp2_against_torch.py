@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.support.agreement import differences
 from tests.support.random_scenarios import scenario_texts
 from tests.support.sampling import one_in
-from zsim.plan import plan
-from zsim.scenario import Scenario, parse
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import Scenario, parse
 
 PRECISIONS = (("fp32", "fp32"), ("bf16", "fp32"), ("bf16", "bf16"))
 ACCUMULATIONS = ((1, "every"), (2, "every"), (3, "last"))

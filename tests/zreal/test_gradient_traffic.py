@@ -20,8 +20,8 @@ from zreal.flat import FlatRank
 from zreal.replicated import ReplicatedRank
 from zsim.ir.ops import MOVE_GRADIENT, Op
 from zsim.models.spec import ROOT
-from zsim.plan import plan
-from zsim.scenario import parse
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import parse
 
 COPIES = ("copy_", "_to_copy", "_foreach_copy_", "clone", "mul", "div_")
 """Calls that read their source once and write their result once."""

@@ -16,7 +16,7 @@ from zreal import torch_private
 from zreal.tracing import trace
 from zsim.autograd.traced_file import dump, save
 from zsim.autograd.traced_file import parse as parse_model
-from zsim.scenario import parse
+from zsim.scenario.scenario import parse
 
 UNITS = tuple(f"blocks.{place}{inner}" for place in range(4) for inner in (".up", ""))
 

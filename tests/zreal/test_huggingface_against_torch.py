@@ -26,9 +26,9 @@ from zsim.ir.ops import COLLECTIVES, Alloc, Free
 from zsim.ir.program import PHASES
 from zsim.models.families import huggingface
 from zsim.models.training_options import DTYPE_NBYTES, Dtype
-from zsim.plan import plan
 from zsim.runs.backend import RunOptions
-from zsim.scenario import Scenario, parse
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import Scenario, parse
 
 transformers = pytest.importorskip("transformers", minversion="5")
 

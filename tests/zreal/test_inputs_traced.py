@@ -20,11 +20,11 @@ from tests.zreal.user_modules import Case
 from zreal import torch_private
 from zreal.tracing import trace
 from zreal.untraceable import UntraceableError
-from zsim.assembly import DTYPES
 from zsim.autograd.traced_file import save
 from zsim.errors import ZsimError
 from zsim.ir.program import PHASES
-from zsim.scenario import parse
+from zsim.scenario.assemble import DTYPES
+from zsim.scenario.scenario import parse
 
 WIDTH = 24
 UNITS = [f"layers.{place}" for place in range(4)]

@@ -26,7 +26,6 @@ from tests.zreal.traced_subject import Subject
 from tests.zreal.user_modules import CASES, FROZEN, SHARING
 from zreal import torch_private
 from zreal.tracing import trace
-from zsim.assembly import DTYPES
 from zsim.autograd.traced import FAMILY
 from zsim.autograd.traced_file import save
 from zsim.backends import find
@@ -35,9 +34,10 @@ from zsim.ir.mesh import Mesh
 from zsim.ir.ops import COLLECTIVES
 from zsim.ir.program import PHASES, RankProgram
 from zsim.ir.run import CollectiveRecord, PhaseRecord
-from zsim.plan import plan
 from zsim.runs.backend import RunOptions
-from zsim.scenario import Scenario, parse
+from zsim.scenario.assemble import DTYPES
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import Scenario, parse
 
 RECORD = MEASURED / "memory_matrix.json"
 USER_MODULES = {name: (CASES | FROZEN | SHARING)[name] for name in TRACED}

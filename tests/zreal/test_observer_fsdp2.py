@@ -15,8 +15,8 @@ from zsim.ir.ledger import replay
 from zsim.ir.ops import COLLECTIVES
 from zsim.ir.program import PHASES, RankProgram
 from zsim.ir.run import CollectiveRecord, RankRun
-from zsim.plan import plan
-from zsim.scenario import Scenario, parse
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import Scenario, parse
 
 
 def scenario(*, ranks: int, strategy: str, optimizer: str = 'name = "adamw"', accumulation: int = 1) -> Scenario:

@@ -28,7 +28,7 @@ from zsim.backends import find
 from zsim.cli import main
 from zsim.models.training_options import Precision
 from zsim.runs.backend import RunOptions
-from zsim.scenario import Scenario, parse
+from zsim.scenario.scenario import Scenario, parse
 
 pytestmark = pytest.mark.gloo
 

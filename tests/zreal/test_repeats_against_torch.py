@@ -8,7 +8,7 @@ from tests.zreal.test_event_order import of_program, of_torch
 from zsim.backends import find
 from zsim.compare import compare
 from zsim.runs.backend import RunOptions
-from zsim.scenario import Scenario, parse
+from zsim.scenario.scenario import Scenario, parse
 from zsim.simulator import SimBackend
 
 SIZES = "hidden_size = 12, num_heads = 2, vocabulary = 13"

@@ -9,9 +9,9 @@ from zsim.backends import find
 from zsim.errors import BackendUnavailableError
 from zsim.ir.ledger import replay
 from zsim.ir.program import PHASES
-from zsim.plan import plan
 from zsim.runs.backend import RunOptions
-from zsim.scenario import Scenario, parse
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import Scenario, parse
 
 
 def scenario(model: str) -> Scenario:

@@ -15,8 +15,8 @@ from zreal import torch_private
 from zreal.initial import DTYPES
 from zreal.observer import observe
 from zsim.ir.ops import ACCUMULATE, Alloc, Op
-from zsim.plan import plan
-from zsim.scenario import Scenario, parse
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import Scenario, parse
 
 Calls = Counter[tuple[str, int]]
 """How often what is called moves so many bytes."""

@@ -6,8 +6,8 @@ import pytest
 
 from tests.zreal.test_event_order import of_program, of_torch
 from tests.zreal.test_matrix import measured, wrong
-from zsim.plan import training
-from zsim.scenario import parse
+from zsim.scenario.plan import training
+from zsim.scenario.scenario import parse
 
 TEXT = """
 model = {{ preset = "{preset}", num_layers = 3 }}

@@ -16,8 +16,8 @@ from torch.cuda import _memory_viz
 
 from zsim.allocator import replay
 from zsim.ir.program import RankProgram
-from zsim.plan import plan
-from zsim.scenario import parse
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import parse
 from zsim.snapshot import write_snapshot
 
 SCENARIO = """

@@ -13,8 +13,8 @@ from zsim.ir.ledger import replay
 from zsim.ir.ops import COLLECTIVES
 from zsim.ir.program import PHASES
 from zsim.ir.run import RankRun
-from zsim.plan import plan
-from zsim.scenario import Scenario, parse
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import Scenario, parse
 from zsim.strategies.ddp import BUCKET_CAP_MB, FIRST_BUCKET_CAP_MB, MIB
 
 STRATEGIES = ('"ddp"', '"ddp", bucket_cap_mb = 0.02', '"ddp", gradient_as_bucket_view = true', '"zero_redundancy"')

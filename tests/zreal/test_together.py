@@ -9,7 +9,7 @@ from tests.zreal.test_event_order import of_program, of_torch
 from tests.zreal.test_frozen import differences
 from zsim.errors import ScenarioError
 from zsim.runs.backend import RunOptions
-from zsim.scenario import Scenario, parse
+from zsim.scenario.scenario import Scenario, parse
 
 SIZES = "num_layers = 3, hidden_size = 12, num_heads = 2, vocabulary = 13"
 MODELS = {

@@ -18,7 +18,7 @@ from zreal.tracing import trace
 from zsim.autograd.lowered import Accumulated, ParameterGradient
 from zsim.autograd.traced import TracedModel
 from zsim.autograd.traced_file import save
-from zsim.scenario import Scenario, parse
+from zsim.scenario.scenario import Scenario, parse
 
 UNITS = [f"layers.{place}" for place in range(NUM_UNITS)]
 STRATEGIES = {"ddp": 2, "ddp, views": 2, "fsdp2": 2, "hsdp": 4, "zero_redundancy": 2}

@@ -35,7 +35,7 @@ from zsim.changes import EVERY_BLOCK
 from zsim.errors import ZsimError
 from zsim.ir.mesh import Mesh
 from zsim.models.checkpointing import NO_CHECKPOINTING
-from zsim.scenario import parse
+from zsim.scenario.scenario import parse
 from zsim.strategies import ddp, fsdp1
 
 WIDTH = 24

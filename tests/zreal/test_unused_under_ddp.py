@@ -11,9 +11,9 @@ from tests.zreal.test_frozen import differences, scenario
 from zreal import torch_private
 from zreal.observer import observe
 from zsim.backends import find
-from zsim.plan import plan
 from zsim.runs.backend import RunOptions
-from zsim.scenario import Scenario
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import Scenario
 from zsim.strategies import ddp
 from zsim.strategies.replicated.buckets import USED
 

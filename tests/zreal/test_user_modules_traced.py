@@ -22,7 +22,6 @@ from tests.zreal.user_modules import Case
 from zreal import torch_private
 from zreal.storages import StorageLog
 from zreal.tracing import trace
-from zsim.assembly import DTYPES
 from zsim.autograd.traced import Otherwise, TracedModel, check
 from zsim.autograd.traced_file import save
 from zsim.errors import ZsimError
@@ -30,7 +29,8 @@ from zsim.ir.ops import Alloc, Free
 from zsim.ir.program import PHASES
 from zsim.models.checkpointing import Checkpointing
 from zsim.models.training_options import Dtype
-from zsim.scenario import parse
+from zsim.scenario.assemble import DTYPES
+from zsim.scenario.scenario import parse
 
 WIDTH = 16
 FSDP2 = 'name = "fsdp2"'

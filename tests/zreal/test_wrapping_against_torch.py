@@ -14,7 +14,7 @@ from zsim.backends import find
 from zsim.compare import compare
 from zsim.models.wrapping import SHARED
 from zsim.runs.backend import RunOptions
-from zsim.scenario import Scenario, parse
+from zsim.scenario.scenario import Scenario, parse
 from zsim.simulator import SimBackend
 
 MODELS = {

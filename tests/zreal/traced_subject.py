@@ -11,7 +11,7 @@ from zreal.meters.measured_step import device_mesh
 from zreal.meters.memory import MemoryMeter, as_record
 from zreal.subjects.table import SUBJECTS
 from zsim.ir.run import PhaseRecord
-from zsim.scenario import Scenario
+from zsim.scenario.scenario import Scenario
 
 
 class Subject:

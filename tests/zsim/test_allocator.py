@@ -15,7 +15,7 @@ from zsim.errors import ProgramError
 from zsim.ir import ledger as memory
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, Op, OpKind, Stream
 from zsim.ir.program import RankProgram
-from zsim.plan import plan
+from zsim.scenario.plan import plan
 from zsim.snapshot import snapshot
 
 MIB = 2**20

@@ -15,7 +15,7 @@ from zsim.fit import Candidate, fit, ways
 from zsim.io.units import format_bytes, format_time
 from zsim.ir.mesh import Mesh
 from zsim.memory_report import SURER
-from zsim.scenario import Scenario, parse
+from zsim.scenario.scenario import Scenario, parse
 
 PREFETCHED = 'name = "fsdp2", forward_prefetch = 2, backward_prefetch = 1, offload = true, reshard_after_forward = 4'
 

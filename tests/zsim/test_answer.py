@@ -13,7 +13,7 @@ from hypothesis import given
 
 from tests.support.folders import SCENARIOS
 from tests.support.random_scenarios import WHOLE, scenarios
-from zsim import allocator, closed_forms, plan
+from zsim import allocator, closed_forms
 from zsim import answer as answers
 from zsim.advice import advice
 from zsim.answer import Answer, Band, answer, live_at_peak, ridges
@@ -28,7 +28,8 @@ from zsim.ir.ops import Alloc, Free, Op
 from zsim.ir.program import Program, RankProgram
 from zsim.memory_report import finding
 from zsim.outside import total
-from zsim.scenario import Scenario, load, parse
+from zsim.scenario import plan
+from zsim.scenario.scenario import Scenario, load, parse
 from zsim.waterfall import formula_bytes, formula_text, waterfall
 
 LLAMA = str(SCENARIOS / "published/llama-3-8b-8-h100.toml")

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from zsim import plan
 from zsim.advice import Effect, advice
 from zsim.answer import answer
 from zsim.autograd.lower_model import lower
@@ -23,7 +22,8 @@ from zsim.errors import ScenarioError
 from zsim.fit import fit, ways
 from zsim.ir.ops import Free
 from zsim.memory_report import print_advice
-from zsim.scenario import Scenario, parse
+from zsim.scenario import plan
+from zsim.scenario.scenario import Scenario, parse
 from zsim.strategies import STRATEGIES
 from zsim.waterfall import formula_bytes, formula_text, num_trained, state_bytes, waterfall
 

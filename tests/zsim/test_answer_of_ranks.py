@@ -6,14 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from zsim import allocator, plan
+from zsim import allocator
 from zsim.answer import STEPS, _holdings, answer
 from zsim.cluster.cluster import load_cluster
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free, Op
 from zsim.ir.program import Program, RankProgram
 from zsim.outside import cublas_workspace, outside, total
-from zsim.scenario import Scenario, parse
+from zsim.scenario import plan
+from zsim.scenario.scenario import Scenario, parse
 
 MIB = 2**20
 

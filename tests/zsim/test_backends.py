@@ -5,12 +5,13 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from tests.support.folders import SCENARIOS
-from zsim import backends, metrics, scenario
+from zsim import backends, metrics
 from zsim.cluster.cluster import load_cluster
 from zsim.errors import BackendUnavailableError
 from zsim.ir.ops import MEMORY_KINDS
 from zsim.ir.program import PHASES
 from zsim.runs.backend import RunOptions
+from zsim.scenario import scenario
 from zsim.simulator import WorkError
 
 
@@ -119,7 +120,7 @@ def test_the_default_clusters_exist():
 
 
 def test_all_ranks_of_too_large_a_scenario_are_refused(monkeypatch):
-    monkeypatch.setattr("zsim.work.MAX_WORK", 19)
+    monkeypatch.setattr("zsim.scenario.work_limits.MAX_WORK", 19)
     with pytest.raises(WorkError, match="take fewer of one of them"):
         simulated("parity/fsdp2-gpt-4", all_ranks=True)
 

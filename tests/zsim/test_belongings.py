@@ -11,7 +11,7 @@ from tests.support.folders import PUBLISHED
 from zsim.advice import needs
 from zsim.autograd.traced import FAMILY, TracedModel
 from zsim.belongings import belongings
-from zsim.scenario import Scenario, parse
+from zsim.scenario.scenario import Scenario, parse
 from zsim.waterfall import waterfall
 
 TRACE = PUBLISHED / "torchtitan-micro-batch-2.json"

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.folders import PUBLISHED, SCENARIOS
 from tests.zsim.test_measurements import FOUNDRY, table
-from zsim import calibrate, calibrate_collectives, cli, cluster_file, cluster_reader, measurements, saved
+from zsim import calibrate, calibrate_collectives, cli, cluster_file, measurements, saved
 from zsim.calibrate import CalibrationError
 from zsim.cluster.cluster import load_cluster
 from zsim.cluster.collectives.nccl.curves import CURVES
@@ -26,7 +26,8 @@ from zsim.engine.overlap import simulate_step
 from zsim.measurements.nccl_rows import predict, question
 from zsim.model_groups import model_of
 from zsim.runs.backend import RunOptions
-from zsim.scenario import load, parse
+from zsim.scenario import cluster_file as cluster_reader
+from zsim.scenario.scenario import load, parse
 from zsim.simulator import SimBackend
 
 SMALL = {"n_layers": "2", "tokens_per_s_per_gpu": "", "global_batch_seqs": "", "grad_accum": "1"}

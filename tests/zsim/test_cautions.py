@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from zsim.cautions import cautions
-from zsim.scenario import parse
+from zsim.scenario.scenario import parse
 
 
 @pytest.mark.parametrize(

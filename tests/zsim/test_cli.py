@@ -17,7 +17,7 @@ from zsim.io.units import format_time
 from zsim.ir.run import Numerics, RankRun, Run
 from zsim.models.families import load_preset, presets
 from zsim.runs.backend import Capabilities, RunOptions
-from zsim.scenario import Scenario
+from zsim.scenario.scenario import Scenario
 
 FSDP2 = str(ROOT / "scenarios/parity/fsdp2-mlp-4.toml")
 ZERO3 = str(ROOT / "scenarios/parity/zero3-mlp-4.toml")

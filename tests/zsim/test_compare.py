@@ -12,7 +12,7 @@ from zsim.compare import Bounds, agrees, compare
 from zsim.ir.mesh import Mesh
 from zsim.ir.run import CollectiveRecord, MemoryRecord, Numerics, PhaseRecord, RankRun, Run, Span
 from zsim.runs.backend import RunOptions
-from zsim.scenario import load
+from zsim.scenario.scenario import load
 from zsim.simulator import SimBackend
 from zsim.verdict import Check
 

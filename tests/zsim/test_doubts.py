@@ -11,9 +11,10 @@ import pytest
 
 from tests.support.folders import PUBLISHED
 from tests.zsim.test_calibrate import ROWS, all_reduces, measured, nccl_text, on_a_curve, slower, table
-from zsim import cli, cluster_reader, doubts
+from zsim import cli, doubts
 from zsim.calibrate import Fitted, prepared
 from zsim.measurements import rows
+from zsim.scenario import cluster_file
 
 FORCED = {"notes": "NCCL_ALGO=Ring"}
 
@@ -29,7 +30,7 @@ def test_a_curve_that_misses_its_rows_is_doubted_everywhere_and_written(tmp_path
     assert doubt.endswith(doubts.CHECK_CURVE)
     assert f"warning: calibrate: {doubt}\n" in said.err
     assert f"# doubtful: {doubt}\n" in out.read_text()
-    (curve,) = cluster_reader.parse(out.read_bytes(), where="mine.toml").curves
+    (curve,) = cluster_file.parse(out.read_bytes(), where="mine.toml").curves
     assert curve.source.endswith(f"; doubtful: {doubt.removeprefix('ring all_reduce: ')}")
 
 
@@ -62,7 +63,7 @@ def test_steps_that_no_constants_meet_are_doubted(tmp_path: Path, capsys: pytest
     assert "# doubtful: the fit misses steps of " in out.read_text()
     written = tomllib.loads(out.read_text())["device"]["matmul_efficiency"]
     assert written["source"].startswith("slow.csv; doubtful: the fit misses steps of ")
-    assert cluster_reader.parse(out.read_bytes(), where="mine.toml").device.name == "A100 SXM 40 GB"
+    assert cluster_file.parse(out.read_bytes(), where="mine.toml").device.name == "A100 SXM 40 GB"
 
 
 def test_what_presets_and_published_tables_say_is_not_doubted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,12 +8,12 @@ import pytest
 
 from tests.support.folders import SCENARIOS
 from tests.zsim.test_why import Toy
-from zsim import scenario
 from zsim.engine.simulate import simulate
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Kernel, Op, OpKind
 from zsim.ir.program import Program, RankProgram
-from zsim.plan import plan
+from zsim.scenario import scenario
+from zsim.scenario.plan import plan
 from zsim.time_report import why
 from zsim.why import Why, explain, name
 

@@ -10,7 +10,7 @@ from tests.support.folders import PARITY
 from tests.support.sampling import one_in
 from zsim import cli
 from zsim.changes import moved
-from zsim.scenario import load
+from zsim.scenario.scenario import load
 from zsim.strategies import STRATEGIES
 
 FILES = [file.stem for file in sorted(PARITY.glob("*.toml"))]

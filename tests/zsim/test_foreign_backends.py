@@ -17,7 +17,7 @@ from zsim.backends import SimBackend
 from zsim.cli import main
 from zsim.ir.run import Run
 from zsim.runs.backend import Capabilities, RunOptions
-from zsim.scenario import Scenario, load
+from zsim.scenario.scenario import Scenario, load
 
 SCENARIO = str(PARITY / "fsdp2-mlp-2.toml")
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from zsim import measurements, scenario
+from zsim import measurements
 from zsim.measurements import MeasurementError, Skipped, Step
 from zsim.measurements.checks import RATES
 from zsim.measurements.table import OTHER_FIELDS
+from zsim.scenario import scenario
 
 FOUNDRY = {
     "model": "mpt-1b",

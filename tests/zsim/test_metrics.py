@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from tests.support.random_scenarios import WHOLE, scenarios
 from zsim import metrics, report
-from zsim.expect import FIGURES
 from zsim.ir.mesh import Mesh
 from zsim.ir.run import CollectiveRecord, MemoryRecord, PhaseRecord, RankRun, Run, Span
 from zsim.runs.backend import RunOptions
-from zsim.scenario import Scenario, parse
+from zsim.scenario.expect import FIGURES
+from zsim.scenario.scenario import Scenario, parse
 from zsim.simulator import SimBackend
 
 

@@ -15,7 +15,7 @@ from zsim.errors import ZsimError
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program
 from zsim.outside import GPUS, Outside, communicators, cublas_workspace, gpu, outside, room, total
-from zsim.plan import plan
+from zsim.scenario.plan import plan
 from zsim.strategies import ddp, fsdp2, hsdp
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30

@@ -22,9 +22,9 @@ from zsim.ir.run import MemoryRecord, PartRecord, Run
 from zsim.ir.validate import validate
 from zsim.metrics import figures
 from zsim.part_memory import EXACT, NAME, Measured, compare_parts
-from zsim.plan import plan
 from zsim.runs.backend import RunOptions
-from zsim.scenario import Scenario, load
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import Scenario, load
 from zsim.verdict import Check
 
 STEPS: tuple[PhaseName, ...] = ("first", "steady")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from zsim import allocator, plan
+from zsim import allocator
 from zsim.advice import advice, needs
 from zsim.allocator import AllocatorRecord
 from zsim.answer import Answer, Band, answer
@@ -24,7 +24,8 @@ from zsim.ir.program import Program, RankProgram
 from zsim.memory_report import print_advice, verdict_words
 from zsim.outside import cublas_workspace, gpu, outside, total
 from zsim.pressure import Pressure, Releases, pressure
-from zsim.scenario import Scenario, parse
+from zsim.scenario import plan
+from zsim.scenario.scenario import Scenario, parse
 
 MIB = 2**20
 LLAMA_8B = """

@@ -7,7 +7,7 @@ import pytest
 from tests.published.predictions import GIB, answers, besides, errors, rows, table
 from tests.support.folders import PUBLISHED
 from zsim.answer import live_at_peak
-from zsim.plan import plan
+from zsim.scenario.plan import plan
 
 ROWS = rows()
 README = PUBLISHED / "README.md"

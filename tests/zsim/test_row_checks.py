@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.zsim.test_measurements import FMS, FOUNDRY, MEGATRON, NANOTRON, ROWS, TITAN, found, reason, table
-from zsim import scenario
 from zsim.measurements import Step
 from zsim.measurements.gpus import part_of
 from zsim.measurements.table import RowError
 from zsim.measurements.table import column as named
-from zsim.scenario import Scenario
+from zsim.scenario import scenario
+from zsim.scenario.scenario import Scenario
 
 LLAMA_1B = 2048 * 131072 + 16 * (4 * 2048**2 + 3 * 2048 * 8192 + 2 * 2048) + 2048
 AXES = ["tp", "cp_size", "tensor_parallel", "pipeline-parallel-size", "Expert Parallel Degree", "num_pp", "ulysses"]

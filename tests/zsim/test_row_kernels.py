@@ -11,8 +11,8 @@ from tests.zsim.test_row_checks import read, step
 from tests.zsim.test_row_sources import published
 from zsim import accuracy
 from zsim.accuracy import Predicted
-from zsim.plan import plan
-from zsim.scenario import Scenario
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import Scenario
 
 H100 = {"gpu": "H100-80GB", "tokens_per_s_per_gpu": "9000", "mfu_frac": ""}
 ON_H100 = FMS | H100

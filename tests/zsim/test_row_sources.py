@@ -13,7 +13,7 @@ from tests.zsim.test_row_checks import read, step
 from zsim import measurements
 from zsim.measurements import Skipped, Step
 from zsim.measurements.headers import FILES, HEADERS
-from zsim.plan import plan
+from zsim.scenario.plan import plan
 
 ADDED = (
     *("zero_stage", "zero", "mp_mode", "d_model", "n_layers", "n_heads", "d_ff", "n_kv_heads", "vocab_size", "sharding", "local_batch"),

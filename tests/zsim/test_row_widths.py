@@ -10,12 +10,13 @@ import pytest
 
 from tests.zsim.test_measurements import FMS, FOUNDRY, MEGATRON, NANOTRON, TITAN, table
 from tests.zsim.test_row_checks import read, step
-from zsim import accuracy, nearly_full, scenario
+from zsim import accuracy, nearly_full
 from zsim.accuracy import Predicted
 from zsim.engine import error_bands
 from zsim.engine.costs import Costs
 from zsim.engine.overlap import simulate_step
-from zsim.plan import plan
+from zsim.scenario import scenario
+from zsim.scenario.plan import plan
 
 NODES = {"n_gpus": "64", "dp": "64"}
 OPEN: list[tuple[dict[str, str], dict[str, str], float]] = [

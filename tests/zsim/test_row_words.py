@@ -12,7 +12,7 @@ from tests.zsim.test_row_checks import read, step
 from tests.zsim.test_row_columns import without
 from zsim.measurements import Skipped, rows
 from zsim.measurements.products import Product
-from zsim.plan import plan
+from zsim.scenario.plan import plan
 
 FLOAT8 = {
     False: ("", "N/A", "nan", "-", "null", "None", "False", "no", "off", "0", "bf16", "BF16", "fp16", "fp32", "no float8", "False (bf16)"),

@@ -15,7 +15,7 @@ from zsim.errors import ProgramError
 from zsim.ir import ledger as memory
 from zsim.ir.ops import MEMORY_KINDS, Alloc, Free, Kernel, Op
 from zsim.ir.program import PHASES, RankProgram
-from zsim.plan import plan
+from zsim.scenario.plan import plan
 from zsim.snapshot import snapshot, write_snapshot
 
 MIB = 2**20

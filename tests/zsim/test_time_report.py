@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from zsim import scenario, time_report
+from zsim import time_report
 from zsim.cli import main
 from zsim.engine.costs import Costs
 from zsim.engine.overlap import simulate_step
 from zsim.io.units import format_time
 from zsim.ir.ops import COLLECTIVES
-from zsim.plan import plan
+from zsim.scenario import scenario
+from zsim.scenario.plan import plan
 from zsim.why import name
 
 TEXT = """

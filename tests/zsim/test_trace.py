@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from tests.support.folders import SCENARIOS
-from zsim import scenario, trace
+from zsim import trace
 from zsim.io.files import PlaceError
 from zsim.ir.ops import COLLECTIVES
 from zsim.ir.run import Run
 from zsim.runs.backend import RunOptions
+from zsim.scenario import scenario
 from zsim.simulator import SimBackend
 
 NAMES = [

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 
 from tests.support.folders import SCENARIOS
 from tests.support.random_scenarios import scenario_texts
-from zsim import scenario, time_report
+from zsim import time_report
 from zsim.engine.costs import Costs
 from zsim.engine.execution import EAGER, Execution
 from zsim.engine.interference import Lost
@@ -23,8 +23,9 @@ from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Kernel, Op, OpKind
 from zsim.ir.program import Program, RankProgram
 from zsim.metrics import figures
-from zsim.plan import plan
 from zsim.runs.backend import RunOptions
+from zsim.scenario import scenario
+from zsim.scenario.plan import plan
 from zsim.simulator import SimBackend
 from zsim.why import LONGER, SHARED, explain, name
 

@@ -13,7 +13,7 @@ from zreal.meters.collectives import CollectiveRecorder, GroupName
 from zreal.meters.memory import MemoryMeter
 from zsim.ir.program import PartName
 from zsim.ir.run import PhaseRecord
-from zsim.scenario import Scenario
+from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES
 
 

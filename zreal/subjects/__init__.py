@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from zreal.modules import Model
-from zsim.scenario import Scenario
+from zsim.scenario.scenario import Scenario
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

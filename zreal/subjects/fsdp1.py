@@ -17,7 +17,7 @@ from zreal.meters.held import state_tensors
 from zreal.modules import Model
 from zreal.optimizers import make_optimizer, trained
 from zreal.subjects import Subject
-from zsim.scenario import Scenario
+from zsim.scenario.scenario import Scenario
 
 PREFETCH = {"pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST, "none": None}
 

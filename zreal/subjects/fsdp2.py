@@ -16,7 +16,7 @@ from zreal.meters.held import state_tensors
 from zreal.modules import Model
 from zreal.optimizers import make_optimizer, trained
 from zreal.subjects import Subject
-from zsim.scenario import Scenario
+from zsim.scenario.scenario import Scenario
 
 
 def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:

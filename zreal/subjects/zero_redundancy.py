@@ -13,7 +13,7 @@ from zreal.modules import Model
 from zreal.optimizers import EPSILON, trained
 from zreal.subjects import Subject, ddp
 from zsim.models.training_options import Optimizer
-from zsim.scenario import Scenario
+from zsim.scenario.scenario import Scenario
 
 
 def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:

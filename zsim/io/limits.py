@@ -1,7 +1,7 @@
 """What a hostile scenario file may try, refused before it costs anything: size, depth, long numbers.
 
 The standard TOML parser takes time quadratic in the depth of a dotted key and recurses into nested brackets; both are
-bounded here by one linear scan of the text. It knows text and numbers only; zsim.work bounds what a simulation costs.
+bounded here by one linear scan of the text. It knows text and numbers only; zsim.scenario.work_limits bounds what a simulation costs.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from zsim.scenario import Scenario
+    from zsim.scenario.scenario import Scenario
 from zsim.ir.run import Run
 
 

@@ -20,9 +20,9 @@ from zsim.backends import find
 from zsim.ir.ledger import replay
 from zsim.ir.ops import Alloc
 from zsim.ir.program import RankProgram
-from zsim.plan import plan
 from zsim.runs.backend import RunOptions
-from zsim.scenario import Scenario, parse
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import Scenario, parse
 
 QUICK = [("mlp-tiny", "bf16", 'name = "fsdp2"', "foreach"), ("mlp-uneven", "fp32", 'name = "fsdp2"', "for-loop")]
 SLOW = [

@@ -10,7 +10,7 @@ from zsim.compare import compare
 from zsim.ir.run import MemoryRecord, PartRecord, PhaseRecord
 from zsim.part_memory import NAME
 from zsim.runs.backend import RunOptions
-from zsim.scenario import Scenario, parse
+from zsim.scenario.scenario import Scenario, parse
 from zsim.simulator import SimBackend
 
 STRATEGIES = {

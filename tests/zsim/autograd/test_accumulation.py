@@ -8,8 +8,8 @@ import pytest
 
 from zsim.engine.costs import Costs
 from zsim.ir.ops import ACCUMULATE, Kernel
-from zsim.plan import plan
-from zsim.scenario import Scenario, parse
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import Scenario, parse
 
 
 def scenario(strategy: str, *, sync: str, precision: str = 'parameters = "fp32"', execution: str = "") -> Scenario:

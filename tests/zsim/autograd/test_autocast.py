@@ -15,8 +15,8 @@ from zsim.models.families import gpt, mlp
 from zsim.models.families.gpt import GptSizes
 from zsim.models.families.mlp import MlpSizes
 from zsim.models.training_options import Batch
-from zsim.plan import plan
-from zsim.scenario import Scenario, parse
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import Scenario, parse
 
 BATCH = Batch(micro_batch=2, sequence_length=8)
 SMALL = GptSizes(num_layers=6, hidden_size=8, num_heads=2, vocabulary=11)

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from zsim.plan import plan
-from zsim.scenario import parse
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import parse
 
 SIZES = "num_layers = 2, hidden_size = 16, num_heads = 2, feed_forward = 32, vocabulary = 50"
 FSDP2 = 'name = "fsdp2"'

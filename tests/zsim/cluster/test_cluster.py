@@ -14,13 +14,13 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from zsim import scenario
 from zsim.cluster.cluster import ClusterSpec, Layout, Path, SlowRail, clusters, load_cluster
 from zsim.cluster.collectives import ALGORITHMS
 from zsim.cluster.devices import Figure
 from zsim.errors import ScenarioError
 from zsim.ir.mesh import Mesh
 from zsim.runs.backend import RunOptions
+from zsim.scenario import scenario
 from zsim.simulator import SimBackend
 
 NAMES = clusters()

@@ -16,13 +16,13 @@ from dataclasses import replace
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from zsim import scenario
 from zsim.cluster.cluster import ClusterSpec
 from zsim.engine.costs import Costs
 from zsim.engine.overlap import SETTLED, simulate_step
 from zsim.ir.ops import COLLECTIVES, Kernel
 from zsim.ir.program import Program
-from zsim.plan import plan
+from zsim.scenario import scenario
+from zsim.scenario.plan import plan
 
 PART = 0.25
 """Of the time that the bytes of all collectives take of the memory."""

@@ -12,8 +12,8 @@ from zsim.engine.costs import Costs
 from zsim.engine.execution import EAGER, Execution
 from zsim.errors import ScenarioError
 from zsim.ir.ops import ACCUMULATE, COLLECTIVES, Kernel
-from zsim.plan import plan
-from zsim.scenario import Scenario, parse
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import Scenario, parse
 
 H100 = load_device("h100-80")
 COMPOSITE = Execution(loss="composite")

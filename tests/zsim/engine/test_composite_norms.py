@@ -11,8 +11,8 @@ from zsim.engine import kernel_time
 from zsim.engine.costs import Costs
 from zsim.engine.execution import EAGER, Execution
 from zsim.ir.ops import NORM_STEP, Kernel
-from zsim.plan import plan
-from zsim.scenario import parse
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import parse
 
 H100 = load_device("h100-80")
 NORM = Kernel("rms_norm", 0, 2**30, "bfloat16")

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.sizes import collectives
-from zsim import scenario
 from zsim.cluster.cluster import load_cluster
 from zsim.cluster.devices import load_device
 from zsim.engine import kernel_time
@@ -18,6 +17,7 @@ from zsim.engine.costs import Costs
 from zsim.engine.execution import Execution
 from zsim.errors import ScenarioError
 from zsim.ir.ops import ACCUMULATE, MOVE_GRADIENT, Kernel, Op, OpKind
+from zsim.scenario import scenario
 
 H100 = Costs(load_cluster("dgx-h100", nodes=4))
 

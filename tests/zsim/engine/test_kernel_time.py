@@ -17,7 +17,7 @@ from zsim.engine.execution import Execution
 from zsim.engine.kernel_time import CAST_NBYTES, COMPILED_SHARE, alone, is_misaligned, kernel_ns, problems, product_s
 from zsim.errors import ScenarioError
 from zsim.ir.ops import ATTENTION_BACKWARD, Kernel, Op
-from zsim.scenario import parse
+from zsim.scenario.scenario import parse
 
 A100, H100 = load_device("a100-40"), load_device("h100-80")
 SIZES = st.integers(1, 20_000)

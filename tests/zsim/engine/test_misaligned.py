@@ -8,8 +8,8 @@ from zsim.cluster.devices import load_device
 from zsim.engine import error_bands, kernel_time
 from zsim.engine.costs import Costs
 from zsim.engine.overlap import simulate_step
-from zsim.plan import plan
-from zsim.scenario import parse
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import parse
 
 A100 = load_device("a100-80")
 

@@ -9,7 +9,6 @@ from fractions import Fraction
 import pytest
 
 from tests.support.folders import SCENARIOS
-from zsim import scenario
 from zsim.engine.costs import Costs
 from zsim.engine.execution import EAGER, Execution
 from zsim.engine.interference import Lost
@@ -18,7 +17,8 @@ from zsim.engine.simulate import Delays, simulate
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import COLLECTIVES, Kernel, Op, Place
 from zsim.ir.program import Program, RankProgram
-from zsim.plan import plan
+from zsim.scenario import scenario
+from zsim.scenario.plan import plan
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,12 +6,12 @@ import random
 import pytest
 
 from tests.support.folders import SCENARIOS
-from zsim import scenario
 from zsim.engine.rank_schedule import Course
 from zsim.ir.gc_pause import uncollected
 from zsim.ir.happens_before import happened
-from zsim.plan import plan
 from zsim.runs.backend import RunOptions
+from zsim.scenario import scenario
+from zsim.scenario.plan import plan
 from zsim.simulator import SimBackend
 
 NAMES = [

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from tests.support.folders import SCENARIOS
-from zsim import scenario
 from zsim.cluster.cluster import load_cluster
 from zsim.engine.costs import Costs
 from zsim.engine.simulate import simulate
@@ -14,8 +13,9 @@ from zsim.ir.graph import Node, graph, longest_path
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Kernel, Op
 from zsim.ir.program import Program, RankProgram
-from zsim.plan import plan
 from zsim.runs.backend import RunOptions
+from zsim.scenario import scenario
+from zsim.scenario.plan import plan
 from zsim.simulator import SimBackend
 
 GPU = [

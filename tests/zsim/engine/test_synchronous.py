@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from zsim import metrics, scenario, time_report
+from zsim import metrics, time_report
 from zsim.ir.ops import COLLECTIVES
-from zsim.plan import plan
 from zsim.runs.backend import RunOptions
-from zsim.scenario import Scenario
+from zsim.scenario import scenario
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import Scenario
 from zsim.simulator import SimBackend
 
 

@@ -15,7 +15,7 @@ from zsim.cli import main
 from zsim.compare import compare
 from zsim.ir.run import Numerics, RankRun, Run
 from zsim.runs.backend import RunOptions
-from zsim.scenario import load
+from zsim.scenario.scenario import load
 from zsim.simulator import SimBackend
 
 SCENARIO = PARITY / "zero3-mlp-2-lookahead-0.toml"

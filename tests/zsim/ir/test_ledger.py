@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from tests.support.folders import SCENARIOS
 from tests.support.random_scenarios import WHOLE, scenarios
-from zsim import scenario
 from zsim.errors import ProgramError
 from zsim.ir.ledger import Ledger, replay
 from zsim.ir.ops import MEMORY_KINDS, Alloc, Free, MemoryEvent, Op
 from zsim.ir.program import PHASES, Part, RankProgram
-from zsim.plan import plan
+from zsim.scenario import scenario
+from zsim.scenario.plan import plan
 
 
 def op(index: int, *memory: MemoryEvent, unit: str = "a") -> Op:

@@ -13,9 +13,9 @@ from tests.support.folders import GOLDEN
 from zsim.errors import ProgramError, ScenarioError
 from zsim.ir.program import parse
 from zsim.ir.text import parse_op
-from zsim.plan import plan
-from zsim.scenario import Scenario
-from zsim.scenario import parse as parse_scenario
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import Scenario
+from zsim.scenario.scenario import parse as parse_scenario
 
 CASES = {
     "ddp": 'name = "ddp"',

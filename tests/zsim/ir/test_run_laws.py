@@ -20,10 +20,10 @@ from zsim.ir.ops import COLLECTIVES, Alloc, Free, Op
 from zsim.ir.program import Program, RankProgram, parse
 from zsim.ir.run import Numerics, RankRun, Run
 from zsim.ir.validate import validate
-from zsim.plan import plan
 from zsim.runs.backend import RunOptions
-from zsim.scenario import Scenario
-from zsim.scenario import parse as parse_scenario
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import Scenario
+from zsim.scenario.scenario import parse as parse_scenario
 from zsim.simulator import SimBackend
 
 STRATEGIES = {

@@ -7,7 +7,7 @@ import pytest
 from zsim.errors import ScenarioError
 from zsim.models.checkpointing import Checkpointing
 from zsim.models.families import load_preset
-from zsim.scenario import parse
+from zsim.scenario.scenario import parse
 
 BLOCK = load_preset("llama-tiny", sequence_length=8).modules[1].operators
 

@@ -6,7 +6,7 @@ import pytest
 
 from zsim.errors import ScenarioError
 from zsim.fit import ways
-from zsim.scenario import Scenario, parse
+from zsim.scenario.scenario import Scenario, parse
 
 
 def scenario(more: str, *, model: str = 'preset = "gpt-tiny"', strategy: str = "fsdp2", rest: str = "") -> Scenario:

@@ -10,8 +10,8 @@ from zsim.autograd.lowered import ParameterGradient
 from zsim.errors import ScenarioError
 from zsim.ir.ops import Alloc
 from zsim.metrics import model_flops
-from zsim.plan import plan, training
-from zsim.scenario import Scenario, parse
+from zsim.scenario.plan import plan, training
+from zsim.scenario.scenario import Scenario, parse
 
 GPT = 'family = "gpt", sizes = { num_layers = 6, hidden_size = 12, num_heads = 2, vocabulary = 13 }'
 MLP = 'family = "mlp", sizes = { dims = [8, 5, 8], hidden = 6, num_classes = 3 }'

@@ -24,9 +24,9 @@ from zsim.models.families import gpt, llama, mlp
 from zsim.models.spec import ROOT, ModelSpec, Parameter, ParamGroup
 from zsim.models.training_options import Batch
 from zsim.models.wrapping import SHARED, Wrapping, problems, wrapped
-from zsim.plan import plan
 from zsim.runs.backend import RunOptions
-from zsim.scenario import Scenario, parse
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import Scenario, parse
 from zsim.simulator import SimBackend
 
 TRACED = PUBLISHED / "nanotron-micro-batch-1.json"

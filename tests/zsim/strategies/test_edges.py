@@ -10,8 +10,8 @@ import os
 import pytest
 
 from tests.support.folders import GOLDEN
-from zsim.plan import plan
-from zsim.scenario import Scenario, parse
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import Scenario, parse
 
 EDGES = GOLDEN / "edges"
 CLIP = 'optimizer = { name = "adamw", clip_norm = 1.0 }'

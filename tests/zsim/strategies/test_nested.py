@@ -10,8 +10,8 @@ from zsim.errors import ScenarioError
 from zsim.fit import ways
 from zsim.models.training_options import Device
 from zsim.models.wrapping import Wrapping, wrapped
-from zsim.plan import plan
-from zsim.scenario import Scenario, parse
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import Scenario, parse
 from zsim.strategies.building.parameters import named_parameters
 
 GPT = 'family = "gpt", sizes = { num_layers = 3, hidden_size = 8, num_heads = 2, vocabulary = 13 }'

@@ -11,9 +11,9 @@ from zsim.ir.ops import Alloc, Kernel
 from zsim.ir.program import Program
 from zsim.ir.program import parse as parse_program
 from zsim.models.training_options import DTYPE_NBYTES
-from zsim.plan import plan
 from zsim.runs.backend import RunOptions
-from zsim.scenario import Scenario, parse
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import Scenario, parse
 from zsim.simulator import SimBackend
 
 

@@ -14,8 +14,8 @@ from zsim.ir.ops import COLLECTIVES, Alloc
 from zsim.ir.program import PHASES, Program
 from zsim.models.families import load_preset
 from zsim.models.training_options import DTYPE_NBYTES, Batch, Dtype, Optimizer, Precision
-from zsim.plan import plan
-from zsim.scenario import parse
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import parse
 from zsim.strategies import ddp, zero1, zero2, zero3, zero_redundancy
 from zsim.strategies.building.parameters import used_parameters
 from zsim.strategies.building.training import Training

@@ -12,8 +12,8 @@ from zsim.ir.mesh import Mesh
 from zsim.ir.ops import COLLECTIVES, Alloc, Op
 from zsim.ir.program import Program, RankProgram
 from zsim.models.training_options import Device
-from zsim.plan import plan as plan_scenario
-from zsim.scenario import parse
+from zsim.scenario.plan import plan as plan_scenario
+from zsim.scenario.scenario import parse
 from zsim.strategies import fsdp1
 from zsim.strategies.building.training import Training
 from zsim.strategies.flat_parameter.flat_parameter import flat_parameters, stepped

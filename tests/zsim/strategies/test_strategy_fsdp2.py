@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.small_programs import small_model
-from zsim import plan as planning
 from zsim.autograd.lower_model import lower
 from zsim.errors import ScenarioError
 from zsim.ir.ledger import replay
@@ -18,7 +17,8 @@ from zsim.ir.ops import COLLECTIVES, Alloc, Free, Op
 from zsim.ir.program import PHASES, Program
 from zsim.models.spec import ModelSpec
 from zsim.models.training_options import Batch, Precision
-from zsim.scenario import parse
+from zsim.scenario import plan as planning
+from zsim.scenario.scenario import parse
 from zsim.strategies import hsdp
 from zsim.strategies.building.training import Training
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError, create_model
 
 from zsim.errors import shown
 from zsim.ir.mesh import AXES, RESERVED_AXES
-from zsim.schema import ScenarioTable, Table, strategy_table
+from zsim.scenario.schema import ScenarioTable, Table, strategy_table
 from zsim.strategies import STRATEGIES
 
 WORDS = (

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from tests.support.random_scenarios import FAMILIES, WHOLE, models
 from zsim.errors import ScenarioError
-from zsim.plan import plan
-from zsim.scenario import parse
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import parse
+from zsim.scenario.work_limits import MANY_TIMES, Work
 from zsim.strategies import STRATEGIES
-from zsim.work import MANY_TIMES, Work
 
 STEP = Work(num_ranks=1024, kinds=3, num_units=81, passes=1)
 

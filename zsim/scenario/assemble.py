@@ -11,21 +11,22 @@ from math import prod
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from zsim import combinations, training_part
 from zsim.cluster.cluster import ClusterSpec
-from zsim.cluster_table import made_cluster
 from zsim.engine.execution import Execution
 from zsim.errors import ScenarioError, ZsimError
-from zsim.expect import Expectation, expectation
 from zsim.io.units import parse_time
 from zsim.ir.mesh import AXES, Mesh
-from zsim.model_table import made_model
 from zsim.models import wrapping
 from zsim.models.checkpointing import Checkpointing
 from zsim.models.spec import ModelSpec
 from zsim.models.training_options import Batch, Dtype, Optimizer, Precision
 from zsim.models.wrapping import Wrapping
-from zsim.schema import (
+from zsim.scenario import cross_checks
+from zsim.scenario import frozen as training_part
+from zsim.scenario.cluster_table import made_cluster
+from zsim.scenario.expect import Expectation, expectation
+from zsim.scenario.model_table import made_model
+from zsim.scenario.schema import (
     BatchTable,
     CheckpointingTable,
     ExecutionTable,
@@ -86,16 +87,16 @@ def assembled(tables: Mapping[str, Any], strategy: Any, *, folder: Path | None, 
     options = attempt(_options, strategy)
     expect = [attempt(expectation, key, value) for key, value in (tables["expect"] or {}).items()]
 
-    attempt(combinations.check_strategy, strategy, options, mesh, optimizer)
-    attempt(combinations.check_checkpointing, model, again, batch, precision, strategy)
-    attempt(combinations.check_precision, precision)
-    attempt(combinations.check_execution, execution, cluster, model)
-    attempt(combinations.check_transformers, model, tables["model"], batch, precision, again, units)
-    attempt(combinations.check_traced, model, batch, precision, again, strategy)
-    attempt(combinations.check_model, model, options, batch, precision, strategy, again)
-    attempt(combinations.check_work, model, strategy, options, mesh, batch)
+    attempt(cross_checks.check_strategy, strategy, options, mesh, optimizer)
+    attempt(cross_checks.check_checkpointing, model, again, batch, precision, strategy)
+    attempt(cross_checks.check_precision, precision)
+    attempt(cross_checks.check_execution, execution, cluster, model)
+    attempt(cross_checks.check_transformers, model, tables["model"], batch, precision, again, units)
+    attempt(cross_checks.check_traced, model, batch, precision, again, strategy)
+    attempt(cross_checks.check_model, model, options, batch, precision, strategy, again)
+    attempt(cross_checks.check_work, model, strategy, options, mesh, batch)
     if not problems:
-        attempt(combinations.check_kernels, model, precision, cluster)
+        attempt(cross_checks.check_kernels, model, precision, cluster)
     if model is None or cluster is None or mesh is None or options is None or batch is None:
         return None
     if precision is None or optimizer is None or again is None or units is None or execution is None:
@@ -155,7 +156,7 @@ def _execution(table: ExecutionTable) -> Execution:
 
 
 def _wrapped(model: ModelSpec, asked: Wrapping, strategy: Any) -> ModelSpec:
-    combinations.refuse(wrapping.problems(asked, model))
+    cross_checks.refuse(wrapping.problems(asked, model))
     return wrapping.wrapped(model, asked) if strategy is None else wrapped(strategy.name, model, asked)
 
 

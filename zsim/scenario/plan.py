@@ -9,7 +9,7 @@ from zsim.ir.gc_pause import uncollected
 from zsim.ir.program import Program
 from zsim.models.repeats import with_forwards
 from zsim.models.training_options import Device
-from zsim.scenario import Scenario
+from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES
 from zsim.strategies.building.training import Training
 

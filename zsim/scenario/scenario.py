@@ -12,20 +12,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from zsim.assembly import assembled
 from zsim.cluster.cluster import ClusterSpec
 from zsim.engine.execution import Execution
 from zsim.errors import ScenarioError
-from zsim.expect import Expectation
 from zsim.io import limits
 from zsim.ir.mesh import Mesh
 from zsim.models.checkpointing import Checkpointing
 from zsim.models.spec import ModelSpec
 from zsim.models.training_options import Batch, Optimizer, Precision
 from zsim.models.wrapping import Wrapping
+from zsim.scenario.assemble import assembled
+from zsim.scenario.expect import Expectation
+from zsim.scenario.table_checks import each_key_once, parts, strategy_of
+from zsim.scenario.work_limits import Work, work
 from zsim.strategies import STRATEGIES
-from zsim.table_checks import each_key_once, parts, strategy_of
-from zsim.work import Work, work
 
 OUTSIDE_THE_TRAINING = ("description", "cluster", "allocator", "execution", "expect")
 

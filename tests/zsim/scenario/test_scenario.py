@@ -8,11 +8,11 @@ import tomllib
 import pytest
 
 from tests.support.folders import ROOT
-from zsim import scenario, schema
 from zsim.errors import ScenarioError, ZsimError, shown
 from zsim.ir.mesh import Mesh
 from zsim.models.training_options import Batch, Optimizer, Precision
-from zsim.plan import plan
+from zsim.scenario import scenario, schema
+from zsim.scenario.plan import plan
 
 FILES = sorted((ROOT / "scenarios").rglob("*.toml"))
 WHOLE = """\

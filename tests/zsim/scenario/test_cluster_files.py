@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from zsim import calibrate, cli, cluster_file, cluster_reader, scenario
+from zsim import calibrate, cli, cluster_file
 from zsim.calibrate import tuned
 from zsim.calibrate_collectives import FittedCurves
 from zsim.cluster.cluster import MeasuredCurve, load_cluster
@@ -20,7 +20,9 @@ from zsim.engine.error_bands import calibration
 from zsim.engine.execution import Execution
 from zsim.engine.overlap import simulate_step
 from zsim.errors import ScenarioError
-from zsim.plan import plan
+from zsim.scenario import cluster_file as cluster_reader
+from zsim.scenario import scenario
+from zsim.scenario.plan import plan
 
 SCENARIO = """
 model = { preset = "gpt-small", num_layers = 2 }

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from zsim import cluster_reader
 from zsim.cluster.cluster import ClusterSpec, SlowRail, clusters, load_cluster
 from zsim.errors import ScenarioError, ZsimError
 from zsim.io.units import format_rate, parse_rate
-from zsim.schema import ClusterTable
-from zsim.table_checks import did_you_mean
+from zsim.scenario import cluster_file
+from zsim.scenario.schema import ClusterTable
+from zsim.scenario.table_checks import did_you_mean
 
 SLOWEST = "1 Mbit/s"
 """Of a slow link, at least: a step over less takes days, so that it is another unit."""
@@ -19,7 +19,7 @@ SLOWEST = "1 Mbit/s"
 def made_cluster(table: ClusterTable, folder: Path | None) -> ClusterSpec:
     """The cluster that `table` names, relative to the scenario's `folder`; ScenarioError, with the key, where there is none."""
     if table.file is not None and table.preset is None:
-        found = cluster_reader.load(table.file, folder=folder, nodes=table.nodes, ranks=table.ranks)
+        found = cluster_file.load(table.file, folder=folder, nodes=table.nodes, ranks=table.ranks)
         return _with_network(found, table)
     if table.preset is None or table.file is not None:
         given = "neither" if table.preset is None else "both"

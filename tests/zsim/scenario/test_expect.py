@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.errors import ScenarioError
-from zsim.expect import FIGURES, Expectation, Verdict, check, expectation
+from zsim.scenario.expect import FIGURES, Expectation, Verdict, check, expectation
 
 
 @pytest.mark.parametrize(

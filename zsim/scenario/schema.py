@@ -13,10 +13,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model,
 
 from zsim.cluster.cluster import clusters
 from zsim.engine.execution import Accumulation, AttentionKernels, Casts, Loss, Norms, Products, Softmax
-from zsim.expect import FIGURES
 from zsim.io.units import UnitError, parse_bytes, parse_time
 from zsim.models.families import FAMILIES, presets
 from zsim.models.operators import AttentionKind
+from zsim.scenario.expect import FIGURES
 from zsim.strategies import STRATEGIES
 from zsim.strategies.flat_buffer.groups import Granularity
 

@@ -15,7 +15,7 @@ from zsim.cluster.collectives import ALGORITHMS
 from zsim.ir import program_laws, run_laws
 from zsim.models import families, operators
 from zsim.models.families import FAMILIES
-from zsim.schema import strategy_table
+from zsim.scenario.schema import strategy_table
 from zsim.strategies import STRATEGIES
 
 

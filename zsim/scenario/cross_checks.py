@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from zsim import transformers_problems
 from zsim.autograd.aten.sdpa import kernel_problem
 from zsim.autograd.traced import FAMILY, TracedModel
 from zsim.cluster.cluster import ClusterSpec
@@ -21,9 +20,10 @@ from zsim.models.checkpointing import Checkpointing
 from zsim.models.spec import ModelSpec
 from zsim.models.training_options import Batch, Dtype, Optimizer, Precision
 from zsim.models.wrapping import Wrapping
-from zsim.schema import ModelTable
+from zsim.scenario import huggingface_checks
+from zsim.scenario.schema import ModelTable
+from zsim.scenario.work_limits import work
 from zsim.strategies import STRATEGIES, model_problems, recomputed_problems
-from zsim.work import work
 
 WORDS: dict[Dtype | Literal["none"], str] = {"none": "none", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 """Dtypes in the words of scenario files."""
@@ -79,7 +79,7 @@ def check_transformers(
 ) -> None:
     """What is not known of a Hugging Face model."""
     refuse(
-        transformers_problems.problems(
+        huggingface_checks.problems(
             model, batch=batch, autocast=WORDS[precision.autocast], checkpointing=again, wrapping=units, unused=table.unused
         )
     )
