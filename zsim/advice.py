@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from zsim.answer import Answer, Verdict, answer
-from zsim.belongings import belongings
 from zsim.changes import changes, dropped, refusals
 from zsim.errors import ScenarioError
 from zsim.io.units import format_bytes
 from zsim.ir.run import band_of
+from zsim.memory.fits import Answer, Verdict, answer
+from zsim.memory.inputs_and_buffers import belongings
 from zsim.metrics import band_ns
 from zsim.runs.backend import RunOptions
 from zsim.scenario import plan

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from zsim.advice import REMEDY, Way, needs, step_time, together
-from zsim.answer import Answer
 from zsim.autograd.traced import TracedModel
 from zsim.changes import can_checkpoint, dropped, moved, refusals
 from zsim.errors import ScenarioError
 from zsim.io.units import format_bytes, format_time
 from zsim.ir.mesh import Mesh
+from zsim.memory.fits import Answer
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.scenario.scenario import Scenario
 

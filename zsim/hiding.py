@@ -22,8 +22,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from zsim.answer import Verdict, answer
-from zsim.belongings import belongings
 from zsim.candidates import APART, BATCH, BATCHES, ENDS, KINDS, UNITS, batch_sizes, with_batch
 from zsim.changes import refusals
 from zsim.engine.costs import Costs
@@ -31,6 +29,8 @@ from zsim.engine.overlap import simulate_step
 from zsim.errors import ScenarioError
 from zsim.io.units import format_bytes
 from zsim.ir.program import Program
+from zsim.memory.fits import Verdict, answer
+from zsim.memory.inputs_and_buffers import belongings
 from zsim.models import wrapping
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario

@@ -1,6 +1,6 @@
 """What memory is for, for people and for programs: the verdict, the waterfall, what lives at the peak, what would help, what fits.
 
-It shows what zsim.answer, zsim.waterfall, zsim.advice and zsim.fit have found, and decides nothing.
+It shows what zsim.memory.fits, zsim.memory.waterfall, zsim.advice and zsim.fit have found, and decides nothing.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from dataclasses import asdict
 from typing import Any
 
 from zsim.advice import Effect
-from zsim.answer import Answer, Band
 from zsim.fit import Candidate, Fit
 from zsim.io.units import format_bytes, format_time
 from zsim.ir.run import SCHEMA_VERSION
+from zsim.memory.fits import Answer, Band
+from zsim.memory.waterfall import Stage
 from zsim.report import bar, say, table, write_json
-from zsim.waterfall import Stage
 
 MOST_HOLDINGS = 12
 MOST_POINTS = 48

@@ -7,24 +7,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from zsim import (
-    advice,
-    allocator,
-    answer,
-    backends,
-    fit,
-    memory_report,
-    outside,
-    report,
-    snapshot,
-    time_report,
-    waterfall,
-)
-from zsim.belongings import belongings
+from zsim import advice, backends, fit, memory_report, report, time_report
 from zsim.errors import ScenarioError
 from zsim.given import UsageError, read, warned
 from zsim.io import files
 from zsim.ir.run import SCHEMA_VERSION
+from zsim.memory import fits, non_torch, reserved, snapshot, waterfall
+from zsim.memory.inputs_and_buffers import belongings
 from zsim.scenario import plan
 from zsim.scenario.scenario import Scenario, load
 from zsim.scenario.work_limits import MANY_TIMES
@@ -36,9 +25,9 @@ def show(options: argparse.Namespace) -> int:
     program = plan.plan(scenario, device=scenario.cluster.kind)
     head = report.show_head(scenario, program)
     warnings = warned(scenario)
-    found = answer.answer(program, scenario.cluster, expandable_segments=scenario.expandable_segments, besides=belongings(scenario))
+    found = fits.answer(program, scenario.cluster, expandable_segments=scenario.expandable_segments, besides=belongings(scenario))
     stages = waterfall.waterfall(scenario, found)
-    ridge = answer.ridges(program.of_rank(found.rank), found.phase) if options.memory else ()
+    ridge = fits.ridges(program.of_rank(found.rank), found.phase) if options.memory else ()
     helps = _advice(scenario) if options.memory else None
     nothing_fits = "" if helps is None else advice.none_fits(found, helps)
     if options.snapshot:
@@ -46,7 +35,7 @@ def show(options: argparse.Namespace) -> int:
         files.require(Path(options.snapshot), option="--snapshot", apart_from=taken, kind="a snapshot")
         rank = program.of_rank(found.rank)
         snapshot.write_snapshot(
-            rank if found.built_on_device else allocator.built_elsewhere(rank),
+            rank if found.built_on_device else reserved.built_elsewhere(rank),
             Path(options.snapshot),
             expandable_segments=scenario.expandable_segments,
             workspace_bytes=_workspace(scenario),
@@ -91,7 +80,7 @@ def _with_allocator(scenario: Scenario, options: argparse.Namespace) -> Scenario
 
 
 def _workspace(scenario: Scenario) -> int:
-    return outside.cublas_workspace(scenario.cluster.device) if scenario.cluster.kind == "cuda" else 0
+    return non_torch.cublas_workspace(scenario.cluster.device) if scenario.cluster.kind == "cuda" else 0
 
 
 def least(options: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from tests.published.traces import whole
-from zsim.answer import Answer, answer
+from zsim.memory.fits import Answer, answer
 from zsim.models.checkpointing import NO_CHECKPOINTING
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse

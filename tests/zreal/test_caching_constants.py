@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from zsim import caching
+from zsim.memory import caching_allocator
 
 HEADER = Path(torch.__file__).parent / "include" / "c10" / "core" / "AllocatorConfig.h"
 
@@ -26,11 +26,11 @@ def header() -> str:
 @pytest.mark.parametrize(
     ("constant", "value"),
     [
-        ("kMinBlockSize", caching.MIN_BLOCK),
-        ("kSmallSize", caching.SMALL_SIZE),
-        ("kSmallBuffer", caching.SMALL_SEGMENT),
-        ("kMinLargeAlloc", caching.MIN_LARGE),
-        ("kRoundLarge", caching.ROUND_LARGE),
+        ("kMinBlockSize", caching_allocator.MIN_BLOCK),
+        ("kSmallSize", caching_allocator.SMALL_SIZE),
+        ("kSmallBuffer", caching_allocator.SMALL_SEGMENT),
+        ("kMinLargeAlloc", caching_allocator.MIN_LARGE),
+        ("kRoundLarge", caching_allocator.ROUND_LARGE),
     ],
 )
 def test_a_constant_is_that_of_torch(header, constant, value):
@@ -38,5 +38,5 @@ def test_a_constant_is_that_of_torch(header, constant, value):
 
 
 def test_a_large_segment_is_as_large_as_torch_makes_it_and_blocks_of_any_size_may_be_split(header):
-    assert re.findall(r"large_segment_size_\{(\d+)\}", header) == [str(caching.LARGE_SEGMENT)]
+    assert re.findall(r"large_segment_size_\{(\d+)\}", header) == [str(caching_allocator.LARGE_SEGMENT)]
     assert "max_split_size_{std::numeric_limits<size_t>::max()}" in header

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from torch.cuda import _memory_viz
 
-from zsim.allocator import replay
 from zsim.ir.program import RankProgram
+from zsim.memory.reserved import replay
+from zsim.memory.snapshot import write_snapshot
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import parse
-from zsim.snapshot import write_snapshot
 
 SCENARIO = """
 description = "two blocks on two ranks"

@@ -9,12 +9,12 @@ import pytest
 
 from tests.support.folders import SCENARIOS
 from zsim import time_report
-from zsim.answer import answer
 from zsim.candidates import FACTORS
 from zsim.cluster.cluster import ClusterSpec, Link, MeasuredCurve, SlowRail, load_cluster
 from zsim.engine.costs import Costs
 from zsim.engine.overlap import simulate_step
 from zsim.hiding import Aim, Change, Hiding, Tried, as_good_as_any, hiding
+from zsim.memory.fits import answer
 from zsim.scenario import scenario
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario

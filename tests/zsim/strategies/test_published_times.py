@@ -20,7 +20,12 @@ from tests.support.small_programs import (
     small_training,
     steady,
 )
-from zsim.closed_forms import (
+from zsim.cluster.cluster import load_cluster
+from zsim.cluster.collectives import ring
+from zsim.io.units import parse_rate
+from zsim.ir.mesh import Mesh
+from zsim.ir.ops import ACCUMULATE, COLLECTIVES, Op
+from zsim.memory.formulas import (
     MIXED_ADAM,
     bytes_sent_per_step,
     model_state_bytes,
@@ -29,11 +34,6 @@ from zsim.closed_forms import (
     training_flops,
     zero3_communication_ns,
 )
-from zsim.cluster.cluster import load_cluster
-from zsim.cluster.collectives import ring
-from zsim.io.units import parse_rate
-from zsim.ir.mesh import Mesh
-from zsim.ir.ops import ACCUMULATE, COLLECTIVES, Op
 from zsim.models.checkpointing import Checkpointing
 from zsim.models.families import mlp
 from zsim.strategies import fsdp2, zero1, zero3

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.caching import (
+from zsim.memory.caching_allocator import (
     LARGE_SEGMENT,
     SMALL_SEGMENT,
     SMALL_SIZE,

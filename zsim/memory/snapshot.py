@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from zsim.allocator import Heap
-from zsim.caching import Block, CachingAllocator, Pool
 from zsim.io import files
 from zsim.ir.ledger import label
 from zsim.ir.ops import STREAMS, Alloc, Op
 from zsim.ir.program import PHASES, SECOND, PhaseName, RankProgram
+from zsim.memory.caching_allocator import Block, CachingAllocator, Pool
+from zsim.memory.reserved import Heap
 
 PICKLE_PROTOCOL = 4
 """The visualiser reads protocols 2 to 4."""

@@ -12,8 +12,8 @@ from zsim.cluster.cluster import load_cluster
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Op
 from zsim.ir.program import Program, RankProgram
-from zsim.outside import outside, total
-from zsim.stand_ins import stand_ins
+from zsim.memory.non_torch import outside, total
+from zsim.memory.rank_classes import stand_ins
 from zsim.strategies import ddp, fsdp2, hsdp
 
 

@@ -13,11 +13,7 @@ from hypothesis import given
 
 from tests.support.folders import SCENARIOS
 from tests.support.random_scenarios import WHOLE, scenarios
-from zsim import allocator, closed_forms
-from zsim import answer as answers
 from zsim.advice import advice
-from zsim.answer import Answer, Band, answer, live_at_peak, ridges
-from zsim.belongings import belongings
 from zsim.changes import changes
 from zsim.cli import main
 from zsim.cluster.cluster import load_cluster
@@ -26,11 +22,16 @@ from zsim.ir.ledger import replay
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free, Op
 from zsim.ir.program import Program, RankProgram
+from zsim.memory import fits as answers
+from zsim.memory import formulas
+from zsim.memory import reserved as allocator
+from zsim.memory.fits import Answer, Band, answer, live_at_peak, ridges
+from zsim.memory.inputs_and_buffers import belongings
+from zsim.memory.non_torch import total
+from zsim.memory.waterfall import formula_bytes, formula_text, waterfall
 from zsim.memory_report import finding
-from zsim.outside import total
 from zsim.scenario import plan
 from zsim.scenario.scenario import Scenario, load, parse
-from zsim.waterfall import formula_bytes, formula_text, waterfall
 
 LLAMA = str(SCENARIOS / "published/llama-3-8b-8-h100.toml")
 
@@ -246,7 +247,7 @@ def test_the_formula_is_the_literatures(strategy: str, precision: str, text: str
 def test_the_states_of_a_steady_step_are_the_formulas_but_for_counters_and_padding() -> None:
     case = scenario('name = "zero1"')
     held = replay(plan.plan(case, device="cuda").ranks[0])["steady"].held
-    expected = closed_forms.model_state_bytes(case.model.num_parameters, stage="zero1", num_ranks=8, state=closed_forms.MIXED_ADAM)
+    expected = formulas.model_state_bytes(case.model.num_parameters, stage="zero1", num_ranks=8, state=formulas.MIXED_ADAM)
     assert 0 <= sum(held.values()) - expected < 10_000
 
 

@@ -1,6 +1,6 @@
 """Which ranks stand for all others: of those with the same Program, one for each way in which NCCL lays out their communicators.
 
-What a rank holds outside torch's reserved bytes depends on its Program and on its places in its nodes (zsim.outside). Nodes that
+What a rank holds outside torch's reserved bytes depends on its Program and on its places in its nodes (zsim.memory.non_torch). Nodes that
 lie alike in the mesh are looked at once, so that 100,000 ranks take no longer than the few that differ.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from zsim.cluster.cluster import ClusterSpec
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program
-from zsim.outside import communicators, ring
+from zsim.memory.non_torch import communicators, ring
 
 
 def stand_ins(program: Program, cluster: ClusterSpec) -> tuple[tuple[int, ...], ...]:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.published.predictions import GIB, answers, besides, errors, rows, table
 from tests.support.folders import PUBLISHED
-from zsim.answer import live_at_peak
+from zsim.memory.fits import live_at_peak
 from zsim.scenario.plan import plan
 
 ROWS = rows()

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.random_scenarios import WHOLE, scenarios
-from zsim.allocator import replay
 from zsim.errors import ProgramError
 from zsim.ir import ledger as memory
 from zsim.ir.ops import MEMORY_KINDS, Alloc, Free, Kernel, Op
 from zsim.ir.program import PHASES, RankProgram
+from zsim.memory.reserved import replay
+from zsim.memory.snapshot import snapshot, write_snapshot
 from zsim.scenario.plan import plan
-from zsim.snapshot import snapshot, write_snapshot
 
 MIB = 2**20
 BASE = 0x5000_0000_0000

@@ -1,6 +1,6 @@
 """A device that has less than a step reserves: whether torch's allocator gets by when it gives back what it has cached.
 
-The allocator is replayed with the room that there is (zsim.allocator). Reserved bytes are what it takes where nothing is short;
+The allocator is replayed with the room that there is (zsim.memory.reserved). Reserved bytes are what it takes where nothing is short;
 where something is, it gives back all that it has cached and asks again, and it fails only when that is not enough.
 """
 
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from zsim import allocator
-from zsim.caching import DeviceFullError
 from zsim.ir.program import RankProgram
+from zsim.memory import reserved
+from zsim.memory.caching_allocator import DeviceFullError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ def pressure(program: RankProgram, *, room: int, most: int, workspace_bytes: int
         """Or where the device is full."""
 
         def replay(part: RankProgram) -> Releases:
-            records = allocator.replay(
+            records = reserved.replay(
                 part,
                 capacity=capacity,
                 workspace_bytes=workspace_bytes,
@@ -68,7 +68,7 @@ def pressure(program: RankProgram, *, room: int, most: int, workspace_bytes: int
         try:
             replay(replace(program, first=(), steady=()))
         except DeviceFullError:  # only its building is too large: then it is built elsewhere
-            here = allocator.built_elsewhere(program)
+            here = reserved.built_elsewhere(program)
         try:
             return replay(here)
         except DeviceFullError as error:

@@ -10,9 +10,9 @@ import pytest
 from tests.support.folders import PUBLISHED
 from zsim.advice import needs
 from zsim.autograd.traced import FAMILY, TracedModel
-from zsim.belongings import belongings
+from zsim.memory.inputs_and_buffers import belongings
+from zsim.memory.waterfall import waterfall
 from zsim.scenario.scenario import Scenario, parse
-from zsim.waterfall import waterfall
 
 TRACE = PUBLISHED / "torchtitan-micro-batch-2.json"
 

@@ -6,8 +6,8 @@ No strategy makes, shards or frees them, and real runs are measured without them
 from __future__ import annotations
 
 from zsim.autograd.traced import TracedModel
+from zsim.memory.non_torch import Outside
 from zsim.models.training_options import DTYPE_NBYTES
-from zsim.outside import Outside
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES
 

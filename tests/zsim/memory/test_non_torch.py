@@ -14,7 +14,7 @@ from zsim.cluster.collectives.nccl.buffers import LL, LL128, NETWORK, READS, SIM
 from zsim.errors import ZsimError
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program
-from zsim.outside import GPUS, Outside, communicators, cublas_workspace, gpu, outside, room, total
+from zsim.memory.non_torch import GPUS, Outside, communicators, cublas_workspace, gpu, outside, room, total
 from zsim.scenario.plan import plan
 from zsim.strategies import ddp, fsdp2, hsdp
 
@@ -173,7 +173,7 @@ def test_no_gpu_is_listed_that_no_preset_has():
 def test_a_gpu_without_figures_is_refused_and_said_how_to_add():
     device = load_cluster("cpu-gloo").device
     with pytest.raises(
-        ZsimError, match=r'device "CPU core": expected one of A100 SXM 40 GB, .* add it to zsim.outside.GPUS'
+        ZsimError, match=r'device "CPU core": expected one of A100 SXM 40 GB, .* add it to zsim.memory.non_torch.GPUS'
     ):
         gpu(device)
 

@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from zsim import allocator
 from zsim.cluster.cluster import ClusterSpec
 from zsim.ir.ledger import Ledger, label, replay
 from zsim.ir.ops import Alloc, MemoryKind
 from zsim.ir.program import PhaseName, Program, RankProgram
 from zsim.ir.run import MemoryRecord
-from zsim.outside import Outside, cublas_workspace, gpu, outside, total
-from zsim.pressure import Pressure, pressure
-from zsim.stand_ins import stand_ins
+from zsim.memory import reserved as allocator
+from zsim.memory.non_torch import Outside, cublas_workspace, gpu, outside, total
+from zsim.memory.out_of_memory import Pressure, pressure
+from zsim.memory.rank_classes import stand_ins
 
 Verdict = Literal["FITS", "TIGHT", "OOM"]
 STEPS: tuple[PhaseName, ...] = ("first", "steady")
@@ -117,7 +117,7 @@ def answer(
     """The answer for the rank of `program` that may need most of `cluster`'s device: with its Program's peak, and, in its place in its
     node, NCCL's buffers.
 
-    `besides`: what lies there that the Program knows nothing of (`zsim.belongings`).
+    `besides`: what lies there that the Program knows nothing of (`zsim.memory.inputs_and_buffers`).
     """
     capacity = _capacity(cluster)
     ranks = _standing(program, cluster)

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.random_scenarios import WHOLE, scenarios
-from zsim.allocator import AllocatorRecord, built_elsewhere, replay
-from zsim.caching import DeviceFullError
 from zsim.errors import ProgramError
 from zsim.ir import ledger as memory
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, Op, OpKind, Stream
 from zsim.ir.program import RankProgram
+from zsim.memory.caching_allocator import DeviceFullError
+from zsim.memory.reserved import AllocatorRecord, built_elsewhere, replay
+from zsim.memory.snapshot import snapshot
 from zsim.scenario.plan import plan
-from zsim.snapshot import snapshot
 
 MIB = 2**20
 

@@ -141,7 +141,7 @@ def gpu(device: Device) -> Gpu:
             where=f'device "{device.name[:60]}"',
             expected=f"one of {', '.join(GPUS)}",
             found="a GPU whose context and channels are not known",
-            remedy="add it to zsim.outside.GPUS with the sources of its figures",
+            remedy="add it to zsim.memory.non_torch.GPUS with the sources of its figures",
         )
     return GPUS[device.name]
 

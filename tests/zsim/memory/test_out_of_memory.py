@@ -8,11 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from zsim import allocator
 from zsim.advice import advice, needs
-from zsim.allocator import AllocatorRecord
-from zsim.answer import Answer, Band, answer
-from zsim.caching import DeviceFullError
 from zsim.changes import moved
 from zsim.cli import main
 from zsim.cluster.cluster import load_cluster
@@ -21,9 +17,13 @@ from zsim.hiding import Change, hiding
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free, Op
 from zsim.ir.program import Program, RankProgram
+from zsim.memory import reserved
+from zsim.memory.caching_allocator import DeviceFullError
+from zsim.memory.fits import Answer, Band, answer
+from zsim.memory.non_torch import cublas_workspace, gpu, outside, total
+from zsim.memory.out_of_memory import Pressure, Releases, pressure
+from zsim.memory.reserved import AllocatorRecord
 from zsim.memory_report import print_advice, verdict_words
-from zsim.outside import cublas_workspace, gpu, outside, total
-from zsim.pressure import Pressure, Releases, pressure
 from zsim.scenario import plan
 from zsim.scenario.scenario import Scenario, parse
 
@@ -53,7 +53,7 @@ def scenario(text: str) -> Scenario:
 def replayed(case: Scenario, found: Answer, capacity: int) -> dict[str, AllocatorRecord]:
     one = plan.plan(case, device="cuda").of_rank(found.rank)
     workspace = cublas_workspace(case.cluster.device)
-    return dict(allocator.replay(one, capacity=capacity, workspace_bytes=workspace, empty_cache=True))
+    return dict(reserved.replay(one, capacity=capacity, workspace_bytes=workspace, empty_cache=True))
 
 
 def rooms(found: Answer) -> tuple[int, int]:

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from zsim import allocator
-from zsim.answer import STEPS, _holdings, answer
 from zsim.cluster.cluster import load_cluster
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free, Op
 from zsim.ir.program import Program, RankProgram
-from zsim.outside import cublas_workspace, outside, total
+from zsim.memory import reserved
+from zsim.memory.fits import STEPS, _holdings, answer
+from zsim.memory.non_torch import cublas_workspace, outside, total
 from zsim.scenario import plan
 from zsim.scenario.scenario import Scenario, parse
 
@@ -33,7 +33,7 @@ precision = {{ parameters = "bf16", reduce = "fp32" }}
 def most_needed(program: Program, case: Scenario, rank: int) -> int:
     """The most that `rank` may need: what the allocator reserves for its Program, and what lies outside at its place."""
     one = program.of_rank(rank)
-    records = allocator.replay(one, workspace_bytes=cublas_workspace(case.cluster.device), empty_cache=True)
+    records = reserved.replay(one, workspace_bytes=cublas_workspace(case.cluster.device), empty_cache=True)
     return max(records[phase].peak_reserved_bytes for phase in STEPS) + total(outside(program, case.cluster, rank=rank)).high
 
 

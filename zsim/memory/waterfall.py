@@ -1,6 +1,6 @@
 """From the formula that everybody quotes (16Ψ/N and its kin) to the bytes that are needed: one step per reason.
 
-The formula is zsim.closed_forms', the bytes are zsim.answer's; each step says what the formula leaves out.
+The formula is zsim.memory.formulas', the bytes are zsim.memory.fits's; each step says what the formula leaves out.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from zsim.answer import Answer
-from zsim.closed_forms import StateBytes, model_state_bytes
+from zsim.memory.fits import Answer
+from zsim.memory.formulas import StateBytes, model_state_bytes
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES

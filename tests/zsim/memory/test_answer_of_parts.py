@@ -12,20 +12,20 @@ from typing import Any
 import pytest
 
 from zsim.advice import Effect, advice
-from zsim.answer import answer
 from zsim.autograd.lower_model import lower
 from zsim.autograd.traced import TracedModel
-from zsim.belongings import belongings
 from zsim.changes import changes, refusals
 from zsim.cli import main
 from zsim.errors import ScenarioError
 from zsim.fit import fit, ways
 from zsim.ir.ops import Free
+from zsim.memory.fits import answer
+from zsim.memory.inputs_and_buffers import belongings
+from zsim.memory.waterfall import formula_bytes, formula_text, num_trained, state_bytes, waterfall
 from zsim.memory_report import print_advice
 from zsim.scenario import plan
 from zsim.scenario.scenario import Scenario, parse
 from zsim.strategies import STRATEGIES
-from zsim.waterfall import formula_bytes, formula_text, num_trained, state_bytes, waterfall
 
 GPT = 'family = "gpt", sizes = { num_layers = 4, hidden_size = 16, num_heads = 4, vocabulary = 29, tied = false }'
 STRATEGY = (

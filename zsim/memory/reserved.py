@@ -3,7 +3,7 @@
 The allocator acts when the host issues, so reserved bytes are a function of the Program alone, as allocated bytes are. A free
 returns its block at once, as where the subject keeps references instead of record_stream (FSDP2, DDP, our executor). Where it does
 not (FSDP1), blocks come back once the device has come so far, and what is reserved here is the least that can be. It knows
-no strategy and no time; the rules of the allocator are in zsim.caching.
+no strategy and no time; the rules of the allocator are in zsim.memory.caching_allocator.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from zsim.caching import Block, CachingAllocator, DeviceFullError
 from zsim.errors import ProgramError
 from zsim.ir.ledger import label
 from zsim.ir.ops import Alloc, Op, Stream
 from zsim.ir.program import PHASES, SECOND, PhaseName, RankProgram
+from zsim.memory.caching_allocator import Block, CachingAllocator, DeviceFullError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +115,7 @@ def replay(
 ) -> Mapping[PhaseName, AllocatorRecord]:
     """Reserved and active bytes of each phase.
 
-    `workspace_bytes` is what cuBLAS takes per handle and `capacity` what the device has for the allocator; zsim.outside
+    `workspace_bytes` is what cuBLAS takes per handle and `capacity` what the device has for the allocator; zsim.memory.non_torch
     knows both. Without a capacity nothing is released within a phase. `empty_cache`: torch.cuda.empty_cache is called
     after construction. ProgramError where a buffer is allocated twice or freed without being live; DeviceFullError
     where `capacity` does not suffice.

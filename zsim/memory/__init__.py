@@ -1,0 +1,1 @@
+"""Device memory: what torch reserves and what lies outside it."""
