@@ -14,9 +14,9 @@ from typing import Any
 from zsim.errors import BackendUnavailableError
 from zsim.ir.run import IncompleteRunError, RankRun, Run, observed_ranks
 from zsim.models.families.transformers import TransformersModel
-from zsim.part_memory import EXACT
 from zsim.runs.backend import Capabilities, RunOptions
-from zsim.saved import from_table
+from zsim.runs.compare.memory_by_part import EXACT
+from zsim.runs.saved import from_table
 from zsim.scenario.scenario import Scenario
 
 MAX_PROCESSES = 64

@@ -27,11 +27,11 @@ from zreal.optimizers import largest_difference
 from zreal.ranks import REFERENCE
 from zreal.subjects import Subject
 from zreal.subjects.table import SUBJECTS
-from zsim import saved
 from zsim.errors import BackendUnavailableError, ZsimError
 from zsim.io import files
 from zsim.ir.run import Numerics, RankRun, Run
 from zsim.models.training_options import Device
+from zsim.runs import saved
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, load, parse
 

@@ -16,11 +16,11 @@ from zsim.io.units import format_bytes
 from zsim.ir.run import band_of
 from zsim.memory.fits import Answer, Verdict, answer
 from zsim.memory.inputs_and_buffers import belongings
-from zsim.metrics import band_ns
 from zsim.runs.backend import RunOptions
+from zsim.runs.metrics import band_ns
+from zsim.runs.simulator import SimBackend
 from zsim.scenario import plan
 from zsim.scenario.scenario import Scenario
-from zsim.simulator import SimBackend
 
 MOST_TOGETHER = 4
 """The most changes that are tried together."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from zsim import measurements, saved
+from zsim import measurements
 from zsim.calibrate import CalibrationError, Case
 from zsim.cluster.cluster import clusters
 from zsim.cluster.devices import is_called
@@ -18,6 +18,7 @@ from zsim.errors import ZsimError
 from zsim.ir.run import Run
 from zsim.measurements import NcclRow, Product, Skipped, Step
 from zsim.measurements.table import content
+from zsim.runs import saved
 from zsim.scenario import scenario
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario

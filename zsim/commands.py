@@ -11,13 +11,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from zsim import backends, compare, report, saved, trace
+from zsim import report
 from zsim.errors import ZsimError
 from zsim.given import UsageError, load_all, read, warned
 from zsim.io import files
 from zsim.ir import run_laws
 from zsim.ir.run import IncompleteRunError, Run
+from zsim.runs import chrome_trace, registry, saved
 from zsim.runs.backend import Backend, Capabilities, RunOptions
+from zsim.runs.compare import compare
 from zsim.scenario.scenario import Scenario
 
 
@@ -34,13 +36,13 @@ def run(options: argparse.Namespace) -> int:
     scenarios = load_all(options.scenarios)
     if options.save or options.trace:
         _require_distinct(scenarios)
-    backend = backends.find(options.backend)
+    backend = registry.find(options.backend)
     how, several = _how(options), len(scenarios) > 1 or len(options.scenarios) > 1
-    capabilities = backends.capabilities(backend)
+    capabilities = registry.capabilities(backend)
     if options.trace and not capabilities.time:
         expected = "a backend that sees time, as sim does"
         raise UsageError(where="--trace", expected=expected, found=f"{backend.name}, whose trace would be empty")
-    if backend.name == backends.SimBackend.name and options.interpreter:
+    if backend.name == registry.SimBackend.name and options.interpreter:
         raise UsageError(where="--interpreter", expected="a real backend", found=backend.name)
     reports: list[report.RunReport] = []
     failures: list[tuple[str, ZsimError]] = []
@@ -78,7 +80,7 @@ def _run(
     if place:
         saved.save(found, place)
     if traced_to:
-        trace.write(found, traced_to)
+        chrome_trace.write(found, traced_to)
     return report.of_run(found, scenario, warnings=warnings)
 
 
@@ -87,10 +89,10 @@ def validate(options: argparse.Namespace) -> int:
     scenarios, how = load_all(options.scenarios), _how(options)
     if options.save:
         _require_distinct(scenarios)
-    backend = backends.find(options.against)
-    if backend.name == backends.SimBackend.name:
+    backend = registry.find(options.against)
+    if backend.name == registry.SimBackend.name:
         raise UsageError(where="--against", expected="a backend that runs for real", found=backend.name)
-    capabilities, several = backends.capabilities(backend), len(scenarios) > 1 or len(options.scenarios) > 1
+    capabilities, several = registry.capabilities(backend), len(scenarios) > 1 or len(options.scenarios) > 1
     reports: list[report.CheckReport] = []
     failures: list[tuple[str, ZsimError]] = []
     for scenario in scenarios:
@@ -120,7 +122,7 @@ def _validated(
         measured = observed(backend, capabilities, scenario, how)
     if measured.interpreter == "simulator":
         found = "one of the simulator, which would be compared with itself"
-        raise backends.BackendError(where=f"backend {backend.name}", expected="a Run that was measured", found=found)
+        raise registry.BackendError(where=f"backend {backend.name}", expected="a Run that was measured", found=found)
     predicted = prediction(scenario, measured, capabilities)
     checks = compare.compare(predicted, measured)
     for run, place in zip((predicted, measured), kept, strict=False):
@@ -157,7 +159,7 @@ def observed(backend: Backend, capabilities: Capabilities, scenario: Scenario, h
     if outside:
         expected = f"ranks 0 to {scenario.world_size - 1} of {scenario.name}"
         raise UsageError(where="--ranks", expected=expected, found=str(outside[0]))
-    found = backends.ask(backend, scenario, options=how)
+    found = registry.ask(backend, scenario, options=how)
     senses = (("memory", capabilities.memory), ("numerics", capabilities.numerics), ("time", capabilities.time))
     sees = " ".join(name for name, there in senses if there)
     run_laws.require_lawful(found, where=scenario.name)
@@ -166,7 +168,7 @@ def observed(backend: Backend, capabilities: Capabilities, scenario: Scenario, h
 
 def prediction(scenario: Scenario, measured: Run, capabilities: Capabilities) -> Run:
     """The same scenario simulated for the device of the real backend, unfolded for the ranks that were observed."""
-    simulator = backends.SimBackend(device=capabilities.device)
+    simulator = registry.SimBackend(device=capabilities.device)
     ranks = tuple(rank.rank for rank in measured.ranks)
     return observed(simulator, simulator.capabilities(), scenario, RunOptions(ranks=ranks))
 

@@ -12,16 +12,16 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from zsim import metrics
-from zsim.compare import agrees
 from zsim.errors import ZsimError, visible
 from zsim.io.units import format_bytes, format_time
 from zsim.ir.ops import COLLECTIVES
 from zsim.ir.program import Program
 from zsim.ir.run import SCHEMA_VERSION, Run, sees
+from zsim.runs import metrics
+from zsim.runs.compare.check import Check
+from zsim.runs.compare.compare import agrees
 from zsim.scenario import expect, schema
 from zsim.scenario.scenario import Scenario
-from zsim.verdict import Check
 
 WORDS = {True: "ok", False: "FAILED", None: "-"}
 

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from zsim import advice, backends, fit, memory_report, report, time_report
+from zsim import advice, fit, memory_report, report, time_report
 from zsim.errors import ScenarioError
 from zsim.given import UsageError, read, warned
 from zsim.io import files
 from zsim.ir.run import SCHEMA_VERSION
 from zsim.memory import fits, non_torch, reserved, snapshot, waterfall
 from zsim.memory.inputs_and_buffers import belongings
+from zsim.runs import registry
 from zsim.scenario import plan
 from zsim.scenario.scenario import Scenario, load
 from zsim.scenario.work_limits import MANY_TIMES
@@ -140,7 +141,7 @@ def _strategies() -> Iterator[Row]:
 
 
 def _backends() -> Iterator[Row]:
-    yield from backends.names().items()
+    yield from registry.names().items()
 
 
 def _schema() -> Iterator[Row]:

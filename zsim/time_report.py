@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from zsim import metrics, report
+from zsim import report
 from zsim.engine import error_bands
 from zsim.engine.costs import Costs
 from zsim.engine.overlap import simulate_step
@@ -17,6 +17,7 @@ from zsim.hiding import HIDDEN, Change, Hiding, hiding
 from zsim.io.units import format_time
 from zsim.ir.ops import COLLECTIVES, Op
 from zsim.ir.program import Program
+from zsim.runs import metrics
 from zsim.scenario.scenario import Scenario
 from zsim.why import LONGER, Exposed, Link, Why, explain, name
 

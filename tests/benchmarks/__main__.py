@@ -22,9 +22,9 @@ from statistics import median
 
 from zsim.ir import ledger
 from zsim.runs.backend import RunOptions
+from zsim.runs.simulator import SimBackend
 from zsim.scenario import scenario
 from zsim.scenario.plan import plan
-from zsim.simulator import SimBackend
 
 HERE = Path(__file__).parent
 OTHER = HERE.parents[1] / "scenarios" / "scale" / "fsdp2-gpt-8.toml"

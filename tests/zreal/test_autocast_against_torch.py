@@ -9,12 +9,12 @@ from tests.support.sampling import one_in
 from zreal import batching, numerics, torch_private
 from zreal.executor import execute
 from zreal.observer import observe
-from zsim.backends import find
-from zsim.compare import compare
 from zsim.runs.backend import RunOptions
+from zsim.runs.compare.compare import compare
+from zsim.runs.registry import find
+from zsim.runs.simulator import SimBackend
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse
-from zsim.simulator import SimBackend
 
 FULL = 'activation_checkpointing = { mode = "full" }'
 SAVE = 'activation_checkpointing = { mode = "selective", save = ["linear", "attention"] }'

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.support.sampling import one_in
-from zsim.backends import find
-from zsim.compare import compare
 from zsim.runs.backend import RunOptions
+from zsim.runs.compare.compare import compare
+from zsim.runs.registry import find
+from zsim.runs.simulator import SimBackend
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse
-from zsim.simulator import SimBackend
 
 FULL, SECOND = 'mode = "full"', 'mode = "full", every = 2'
 SAVE = 'mode = "selective", save = ["linear"]'

@@ -7,11 +7,11 @@ import pytest
 from tests.support.sampling import one_in
 from zreal import torch_private
 from zreal.observer import observe
-from zsim.backends import find
-from zsim.compare import compare
 from zsim.runs.backend import RunOptions
+from zsim.runs.compare.compare import compare
+from zsim.runs.registry import find
+from zsim.runs.simulator import SimBackend
 from zsim.scenario.scenario import Scenario, parse
-from zsim.simulator import SimBackend
 
 CASES = [
     ('name = "fsdp2"', 2),

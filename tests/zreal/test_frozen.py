@@ -9,13 +9,13 @@ from tests.zreal.test_event_order import of_program, of_torch
 from zreal import modules, torch_private
 from zreal.numerics import largest, reference, relative_differences
 from zreal.observer import observe
-from zsim.backends import find
-from zsim.compare import compare
 from zsim.ir.ops import COLLECTIVES
 from zsim.runs.backend import RunOptions
+from zsim.runs.compare.compare import compare
+from zsim.runs.registry import find
+from zsim.runs.simulator import SimBackend
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse
-from zsim.simulator import SimBackend
 
 SMALL = "num_layers = 4, hidden_size = 8, num_heads = 4, vocabulary = 13"
 MODELS = {

@@ -17,14 +17,14 @@ from zreal import batching, modules, torch_private
 from zreal.tracing import trace
 from zsim.autograd.traced_file import dump
 from zsim.autograd.traced_file import parse as read
-from zsim.compare import compare
 from zsim.ir.run import RankRun
 from zsim.models.families import load_preset
 from zsim.models.training_options import Batch, Dtype
 from zsim.runs.backend import RunOptions
+from zsim.runs.compare.compare import compare
+from zsim.runs.simulator import SimBackend
 from zsim.scenario.frozen import cut
 from zsim.scenario.scenario import Scenario, parse
-from zsim.simulator import SimBackend
 from zsim.strategies import STRATEGIES
 
 FSDP2 = 'name = "fsdp2"'

@@ -28,13 +28,13 @@ from zreal import torch_private
 from zreal.tracing import trace
 from zsim.autograd.traced import FAMILY
 from zsim.autograd.traced_file import save
-from zsim.backends import find
 from zsim.ir.ledger import replay
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import COLLECTIVES
 from zsim.ir.program import PHASES, RankProgram
 from zsim.ir.run import CollectiveRecord, PhaseRecord
 from zsim.runs.backend import RunOptions
+from zsim.runs.registry import find
 from zsim.scenario.assemble import DTYPES
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse

@@ -24,10 +24,10 @@ from zreal.numerics import (
     relative_differences,
 )
 from zreal.subjects.table import SUBJECTS
-from zsim.backends import find
 from zsim.cli import main
 from zsim.models.training_options import Precision
 from zsim.runs.backend import RunOptions
+from zsim.runs.registry import find
 from zsim.scenario.scenario import Scenario, parse
 
 pytestmark = pytest.mark.gloo

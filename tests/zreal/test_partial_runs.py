@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.folders import PARITY
 from zreal import launch
-from zsim import saved
 from zsim.cli import main
+from zsim.runs import saved
 
 pytestmark = pytest.mark.gloo
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.support.sampling import one_in
-from zsim.backends import find
-from zsim.compare import compare
 from zsim.ir.ops import COLLECTIVES
 from zsim.runs.backend import RunOptions
+from zsim.runs.compare.compare import compare
+from zsim.runs.registry import find
+from zsim.runs.simulator import SimBackend
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse
-from zsim.simulator import SimBackend
 
 
 def scenario(options: str, *, ranks: int = 4, model: str = "gpt-tiny", more: str = "") -> Scenario:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.zreal.test_event_order import of_program, of_torch
-from zsim.backends import find
-from zsim.compare import compare
 from zsim.runs.backend import RunOptions
+from zsim.runs.compare.compare import compare
+from zsim.runs.registry import find
+from zsim.runs.simulator import SimBackend
 from zsim.scenario.scenario import Scenario, parse
-from zsim.simulator import SimBackend
 
 SIZES = "hidden_size = 12, num_heads = 2, vocabulary = 13"
 

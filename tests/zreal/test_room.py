@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from zreal import room
-from zsim.backends import find
 from zsim.errors import BackendUnavailableError
 from zsim.ir.ledger import replay
 from zsim.ir.program import PHASES
 from zsim.runs.backend import RunOptions
+from zsim.runs.registry import find
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse
 

@@ -12,9 +12,9 @@ import pytest
 from tests.support.folders import ROOT
 from zreal.worker import LauncherError
 from zreal.worker import main as main_of_worker
-from zsim import saved
 from zsim.cli import main
 from zsim.errors import ZsimError
+from zsim.runs import saved
 
 pytestmark = pytest.mark.gloo
 

@@ -10,8 +10,8 @@ from tests.zreal.test_event_order import of_program, of_torch
 from tests.zreal.test_frozen import differences, scenario
 from zreal import torch_private
 from zreal.observer import observe
-from zsim.backends import find
 from zsim.runs.backend import RunOptions
+from zsim.runs.registry import find
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import ddp

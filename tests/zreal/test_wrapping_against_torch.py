@@ -10,12 +10,12 @@ from torch.distributed.fsdp import fully_shard
 
 from tests.zreal.test_event_order import of_program, of_torch
 from zreal import modules, torch_private
-from zsim.backends import find
-from zsim.compare import compare
 from zsim.models.wrapping import SHARED
 from zsim.runs.backend import RunOptions
+from zsim.runs.compare.compare import compare
+from zsim.runs.registry import find
+from zsim.runs.simulator import SimBackend
 from zsim.scenario.scenario import Scenario, parse
-from zsim.simulator import SimBackend
 
 MODELS = {
     "mlp": "dims = [5, 9, 14, 7, 21, 3, 12], hidden = 17, num_classes = 5",

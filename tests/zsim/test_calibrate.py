@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.folders import PUBLISHED, SCENARIOS
 from tests.zsim.test_measurements import FOUNDRY, table
-from zsim import calibrate, calibrate_collectives, cli, cluster_file, measurements, saved
+from zsim import calibrate, calibrate_collectives, cli, cluster_file, measurements
 from zsim.calibrate import CalibrationError
 from zsim.cluster.cluster import load_cluster
 from zsim.cluster.collectives.nccl.curves import CURVES
@@ -25,10 +25,11 @@ from zsim.engine.costs import Costs
 from zsim.engine.overlap import simulate_step
 from zsim.measurements.nccl_rows import predict, question
 from zsim.model_groups import model_of
+from zsim.runs import saved
 from zsim.runs.backend import RunOptions
+from zsim.runs.simulator import SimBackend
 from zsim.scenario import cluster_file as cluster_reader
 from zsim.scenario.scenario import load, parse
-from zsim.simulator import SimBackend
 
 SMALL = {"n_layers": "2", "tokens_per_s_per_gpu": "", "global_batch_seqs": "", "grad_accum": "1"}
 ROWS = [

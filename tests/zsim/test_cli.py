@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.folders import ROOT
-from zsim import backends, saved
 from zsim.cli import main
 from zsim.io.units import format_time
 from zsim.ir.run import Numerics, RankRun, Run
 from zsim.models.families import load_preset, presets
+from zsim.runs import registry, saved
 from zsim.runs.backend import Capabilities, RunOptions
 from zsim.scenario.scenario import Scenario
 
@@ -53,7 +53,7 @@ class Echo:
         return Capabilities(memory=True, numerics=True, time=False, device="cpu")
 
     def run(self, scenario: Scenario, *, options: RunOptions) -> Run:
-        run = backends.SimBackend("cpu").run(scenario, options=replace(options, all_ranks=options.ranks is None))
+        run = registry.SimBackend("cpu").run(scenario, options=replace(options, all_ranks=options.ranks is None))
         ranks = tuple(self.measured(rank, scenario) for rank in run.ranks)
         return replace(run, backend=self.name, interpreter="observer", stand_ins=(), ranks=ranks)
 
@@ -109,8 +109,8 @@ def offered(monkeypatch):
     """The backends of this file, and one whose package is missing."""
     values = {name.lower(): f"{__name__}:{name}" for name in ("Echo", "Fat", "Thin", "Broken", "Talkative")}
     values["gone"] = "a_package_that_is_not_there:Backend"
-    entries = [EntryPoint(name=name, value=value, group=backends.GROUP) for name, value in values.items()]
-    monkeypatch.setattr(backends, "entry_points", lambda group: entries)
+    entries = [EntryPoint(name=name, value=value, group=registry.GROUP) for name, value in values.items()]
+    monkeypatch.setattr(registry, "entry_points", lambda group: entries)
     monkeypatch.setitem(sys.modules, __name__, sys.modules[Echo.__module__])
 
 

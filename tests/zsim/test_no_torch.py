@@ -21,7 +21,7 @@ def loaded(code: str) -> list[str]:
     "code",
     [
         "import zsim",
-        "import zsim.cli, zsim.commands, zsim.backends, zsim.simulator, zsim.report",
+        "import zsim.cli, zsim.commands, zsim.runs.registry, zsim.runs.simulator, zsim.report",
         "from zsim.cli import main; main(['--help'])",
         "from zsim.cli import main; main(['list', 'backends'])",
         "from zsim.cli import main; main(['list', 'models'])",

@@ -22,11 +22,11 @@ from zsim.engine.timeline import Delays
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Kernel, Op, OpKind
 from zsim.ir.program import Program, RankProgram
-from zsim.metrics import figures
 from zsim.runs.backend import RunOptions
+from zsim.runs.metrics import figures
+from zsim.runs.simulator import SimBackend
 from zsim.scenario import scenario
 from zsim.scenario.plan import plan
-from zsim.simulator import SimBackend
 from zsim.why import LONGER, SHARED, explain, name
 
 

@@ -16,11 +16,11 @@ import pytest
 from zreal import batching, modules, torch_private
 from zreal.meters.measured_step import device_mesh
 from zreal.subjects.table import SUBJECTS
-from zsim.backends import find
 from zsim.ir.ledger import replay
 from zsim.ir.ops import Alloc
 from zsim.ir.program import RankProgram
 from zsim.runs.backend import RunOptions
+from zsim.runs.registry import find
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse
 

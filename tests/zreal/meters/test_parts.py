@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from zreal.meters.measured_step import lower
-from zsim.backends import find
-from zsim.compare import compare
 from zsim.ir.run import MemoryRecord, PartRecord, PhaseRecord
-from zsim.part_memory import NAME
 from zsim.runs.backend import RunOptions
+from zsim.runs.compare.compare import compare
+from zsim.runs.compare.memory_by_part import NAME
+from zsim.runs.registry import find
+from zsim.runs.simulator import SimBackend
 from zsim.scenario.scenario import Scenario, parse
-from zsim.simulator import SimBackend
 
 STRATEGIES = {
     "ddp": 'name = "ddp"',

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim import metrics
 from zsim.autograd import traced_file
 from zsim.autograd.lower_model import loss_buffers, lower
 from zsim.autograd.lowered import Autograd, LoweredModule
@@ -30,10 +29,11 @@ from zsim.ir.program import PHASES
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.families import load_preset
 from zsim.models.training_options import Batch, Precision
+from zsim.runs import metrics
 from zsim.runs.backend import RunOptions
+from zsim.runs.simulator import SimBackend
 from zsim.scenario import scenario
 from zsim.scenario.plan import plan
-from zsim.simulator import SimBackend
 from zsim.strategies import STRATEGIES, ddp, fsdp1, model_problems
 from zsim.strategies.building.training import Training
 

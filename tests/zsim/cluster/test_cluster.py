@@ -20,8 +20,8 @@ from zsim.cluster.devices import Figure
 from zsim.errors import ScenarioError
 from zsim.ir.mesh import Mesh
 from zsim.runs.backend import RunOptions
+from zsim.runs.simulator import SimBackend
 from zsim.scenario import scenario
-from zsim.simulator import SimBackend
 
 NAMES = clusters()
 

@@ -10,7 +10,6 @@ import pytest
 
 from tests.published import errors
 from tests.support.sampling import one_in
-from zsim import metrics
 from zsim.cluster.cluster import ClusterSpec, load_cluster
 from zsim.cluster.devices import Figure, Provenance
 from zsim.engine import error_bands
@@ -22,10 +21,11 @@ from zsim.engine.simulate import simulate
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Kernel, Op, OpKind
 from zsim.ir.program import Program, RankProgram
+from zsim.runs import metrics
 from zsim.runs.backend import RunOptions
+from zsim.runs.simulator import SimBackend
 from zsim.scenario import scenario
 from zsim.scenario.plan import plan
-from zsim.simulator import SimBackend
 
 TEXT = """
 model = { preset = "gpt-small", num_layers = 4 }

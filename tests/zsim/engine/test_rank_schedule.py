@@ -10,9 +10,9 @@ from zsim.engine.rank_schedule import Course
 from zsim.ir.gc_pause import uncollected
 from zsim.ir.happens_before import happened
 from zsim.runs.backend import RunOptions
+from zsim.runs.simulator import SimBackend
 from zsim.scenario import scenario
 from zsim.scenario.plan import plan
-from zsim.simulator import SimBackend
 
 NAMES = [
     "parity/ddp-gpt-4-accumulate-every",

@@ -14,9 +14,9 @@ from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Kernel, Op
 from zsim.ir.program import Program, RankProgram
 from zsim.runs.backend import RunOptions
+from zsim.runs.simulator import SimBackend
 from zsim.scenario import scenario
 from zsim.scenario.plan import plan
-from zsim.simulator import SimBackend
 
 GPU = [
     "published/llama-3-8b-8-h100",

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from zsim import metrics, time_report
+from zsim import time_report
 from zsim.ir.ops import COLLECTIVES
+from zsim.runs import metrics
 from zsim.runs.backend import RunOptions
+from zsim.runs.simulator import SimBackend
 from zsim.scenario import scenario
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario
-from zsim.simulator import SimBackend
 
 
 def parsed(strategy: str, cluster: str = 'preset = "cpu-gloo", ranks = 4') -> Scenario:

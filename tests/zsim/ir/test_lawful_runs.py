@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from tests.support.folders import PARITY
-from zsim import saved
 from zsim.cli import main
-from zsim.compare import compare
 from zsim.ir.run import Numerics, RankRun, Run
+from zsim.runs import saved
 from zsim.runs.backend import RunOptions
+from zsim.runs.compare.compare import compare
+from zsim.runs.simulator import SimBackend
 from zsim.scenario.scenario import load
-from zsim.simulator import SimBackend
 
 SCENARIO = PARITY / "zero3-mlp-2-lookahead-0.toml"
 NUMERICS = Numerics(

@@ -21,10 +21,10 @@ from zsim.ir.program import Program, RankProgram, parse
 from zsim.ir.run import Numerics, RankRun, Run
 from zsim.ir.validate import validate
 from zsim.runs.backend import RunOptions
+from zsim.runs.simulator import SimBackend
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario
 from zsim.scenario.scenario import parse as parse_scenario
-from zsim.simulator import SimBackend
 
 STRATEGIES = {
     "ddp": 'name = "ddp", bucket_cap_mb = 0.001',

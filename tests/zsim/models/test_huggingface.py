@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim import metrics
 from zsim.errors import ScenarioError
 from zsim.models.families import huggingface
+from zsim.runs import metrics
 from zsim.scenario import scenario
 
 TEXT = """

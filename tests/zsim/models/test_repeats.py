@@ -9,7 +9,7 @@ import pytest
 from zsim.autograd.lowered import ParameterGradient
 from zsim.errors import ScenarioError
 from zsim.ir.ops import Alloc
-from zsim.metrics import model_flops
+from zsim.runs.metrics import model_flops
 from zsim.scenario.plan import plan, training
 from zsim.scenario.scenario import Scenario, parse
 

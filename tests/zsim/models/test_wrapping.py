@@ -19,15 +19,15 @@ from zsim.cautions import cautions
 from zsim.changes import changes
 from zsim.errors import ScenarioError
 from zsim.ir.ops import COLLECTIVES
-from zsim.metrics import figures
 from zsim.models.families import gpt, llama, mlp
 from zsim.models.spec import ROOT, ModelSpec, Parameter, ParamGroup
 from zsim.models.training_options import Batch
 from zsim.models.wrapping import SHARED, Wrapping, problems, wrapped
 from zsim.runs.backend import RunOptions
+from zsim.runs.metrics import figures
+from zsim.runs.simulator import SimBackend
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse
-from zsim.simulator import SimBackend
 
 TRACED = PUBLISHED / "nanotron-micro-batch-1.json"
 

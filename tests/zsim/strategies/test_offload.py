@@ -12,9 +12,9 @@ from zsim.ir.program import Program
 from zsim.ir.program import parse as parse_program
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.runs.backend import RunOptions
+from zsim.runs.simulator import SimBackend
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse
-from zsim.simulator import SimBackend
 
 
 def scenario(*, offload: str = "true", accumulation: int = 1, name: str = '"fsdp2"', precision: str = "bf16", more: str = "") -> Scenario:

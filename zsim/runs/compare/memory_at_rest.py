@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from zsim.ir.run import MemoryRecord
-from zsim.verdict import Check
+from zsim.runs.compare.check import Check
 
 NAME = "memory at rest"
 

@@ -10,9 +10,6 @@ from hypothesis import given
 
 from tests.support.folders import ROOT
 from tests.support.random_scenarios import WHOLE, scenarios
-from zsim import saved
-from zsim.backends import SimBackend
-from zsim.compare import compare
 from zsim.errors import ProgramError
 from zsim.ir import run_laws
 from zsim.ir.ledger import Ledger, replay
@@ -20,12 +17,15 @@ from zsim.ir.ops import Alloc
 from zsim.ir.program import PARTS, Part, PhaseName, RankProgram, parse
 from zsim.ir.run import MemoryRecord, PartRecord, Run
 from zsim.ir.validate import validate
-from zsim.metrics import figures
-from zsim.part_memory import EXACT, NAME, Measured, compare_parts
+from zsim.runs import saved
 from zsim.runs.backend import RunOptions
+from zsim.runs.compare.check import Check
+from zsim.runs.compare.compare import compare
+from zsim.runs.compare.memory_by_part import EXACT, NAME, Measured, compare_parts
+from zsim.runs.metrics import figures
+from zsim.runs.registry import SimBackend
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, load
-from zsim.verdict import Check
 
 STEPS: tuple[PhaseName, ...] = ("first", "steady")
 

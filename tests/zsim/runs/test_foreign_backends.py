@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from tests.support.folders import PARITY
-from zsim import backends
-from zsim.backends import SimBackend
 from zsim.cli import main
 from zsim.ir.run import Run
+from zsim.runs import registry
 from zsim.runs.backend import Capabilities, RunOptions
+from zsim.runs.registry import SimBackend
 from zsim.scenario.scenario import Scenario, load
 
 SCENARIO = str(PARITY / "fsdp2-mlp-2.toml")
@@ -70,7 +70,7 @@ def without_phases() -> Run:
 def test_a_backend_that_breaks_down_is_a_sentence(
     command: list[str], backend: Theirs, words: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(backends, "find", lambda name: backend)
+    monkeypatch.setattr(registry, "find", lambda name: backend)
     assert main([*command, "theirs", "--json"]) == 1
     said = json.loads(capfd.readouterr().out)
     assert said["exit_code"] == 1
@@ -80,7 +80,7 @@ def test_a_backend_that_breaks_down_is_a_sentence(
 def test_a_simulation_is_no_measurement_to_validate_against(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(backends, "find", lambda name: Theirs())
+    monkeypatch.setattr(registry, "find", lambda name: Theirs())
     assert main(["validate", SCENARIO, "--against", "theirs"]) == 1
     assert "backend theirs: expected a Run that was measured, found one of the simulator" in capfd.readouterr().err
 
@@ -88,7 +88,7 @@ def test_a_simulation_is_no_measurement_to_validate_against(
 def test_what_a_backend_prints_leaves_standard_output_to_the_report(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(backends, "find", lambda name: Theirs())
+    monkeypatch.setattr(registry, "find", lambda name: Theirs())
     assert main(["run", SCENARIO, "--backend", "theirs", "--json"]) == 0
     said = capfd.readouterr()
     assert json.loads(said.out)["ok"] is True

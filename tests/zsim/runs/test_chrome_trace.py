@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from tests.support.folders import SCENARIOS
-from zsim import trace
 from zsim.io.files import PlaceError
 from zsim.ir.ops import COLLECTIVES
 from zsim.ir.run import Run
+from zsim.runs import chrome_trace
 from zsim.runs.backend import RunOptions
+from zsim.runs.simulator import SimBackend
 from zsim.scenario import scenario
-from zsim.simulator import SimBackend
 
 NAMES = [
     "published/hsdp-llama-3-8b-4x8-h100",
@@ -50,7 +50,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 def by_kind(run: Run) -> dict[str, list[dict[str, Any]]]:
     """The events as a viewer reads them: through JSON."""
     found: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for event in json.loads(json.dumps(trace.trace(run)))["traceEvents"]:
+    for event in json.loads(json.dumps(chrome_trace.trace(run)))["traceEvents"]:
         found[event["ph"]].append(event)
     return found
 
@@ -144,16 +144,16 @@ def test_a_run_without_spans_has_names_alone():
 
 def test_a_written_trace_reads_back_compressed_or_not(tmp_path):
     run = simulated("parity/fsdp2-mlp-4")
-    trace.write(run, tmp_path / "t.json")
-    trace.write(run, tmp_path / "deep" / "t.json.gz")
+    chrome_trace.write(run, tmp_path / "t.json")
+    chrome_trace.write(run, tmp_path / "deep" / "t.json.gz")
     plain = json.loads((tmp_path / "t.json").read_text())
-    assert plain == json.loads(gzip.decompress((tmp_path / "deep" / "t.json.gz").read_bytes())) == trace.trace(run)
+    assert plain == json.loads(gzip.decompress((tmp_path / "deep" / "t.json.gz").read_bytes())) == chrome_trace.trace(run)
     assert plain["otherData"]["scenario"] == "fsdp2-mlp-4"
 
 
 def test_a_trace_that_cannot_be_written_says_where(tmp_path):
     with pytest.raises(PlaceError, match=r"expected a file that can be written"):
-        trace.write(simulated("parity/fsdp2-mlp-4"), tmp_path)
+        chrome_trace.write(simulated("parity/fsdp2-mlp-4"), tmp_path)
 
 
 def test_an_arrow_starts_at_the_rank_that_began_first():

@@ -9,7 +9,7 @@ from __future__ import annotations
 from zsim.cluster.devices import is_called
 from zsim.io.units import format_time
 from zsim.ir.run import Run, band_of, sees
-from zsim.verdict import Check
+from zsim.runs.compare.check import Check
 
 NAME = "step time"
 

@@ -5,14 +5,14 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from tests.support.folders import SCENARIOS
-from zsim import backends, metrics
 from zsim.cluster.cluster import load_cluster
 from zsim.errors import BackendUnavailableError
 from zsim.ir.ops import MEMORY_KINDS
 from zsim.ir.program import PHASES
+from zsim.runs import metrics, registry
 from zsim.runs.backend import RunOptions
+from zsim.runs.simulator import WorkError
 from zsim.scenario import scenario
-from zsim.simulator import WorkError
 
 
 def load(name: str) -> scenario.Scenario:
@@ -20,30 +20,30 @@ def load(name: str) -> scenario.Scenario:
 
 
 def simulated(name: str, *, device: str | None = None, **options):
-    return backends.SimBackend(device).run(load(name), options=RunOptions(**options))
+    return registry.SimBackend(device).run(load(name), options=RunOptions(**options))
 
 
 def offer(monkeypatch, **named: str):
-    entries = [EntryPoint(name=name, value=value, group=backends.GROUP) for name, value in named.items()]
-    monkeypatch.setattr(backends, "entry_points", lambda group: entries)
+    entries = [EntryPoint(name=name, value=value, group=registry.GROUP) for name, value in named.items()]
+    monkeypatch.setattr(registry, "entry_points", lambda group: entries)
 
 
 def test_the_simulator_is_found_even_where_nothing_is_installed(monkeypatch):
     offer(monkeypatch)
-    assert backends.names() == {"sim": "zsim.backends:SimBackend"}
-    assert backends.find("sim").name == "sim"
+    assert registry.names() == {"sim": "zsim.runs.registry:SimBackend"}
+    assert registry.find("sim").name == "sim"
 
 
 def test_anybodys_package_can_add_a_backend(monkeypatch):
-    offer(monkeypatch, mine="zsim.backends:SimBackend")
-    assert list(backends.names()) == ["mine", "sim"]
-    assert isinstance(backends.find("mine"), backends.SimBackend)
+    offer(monkeypatch, mine="zsim.runs.registry:SimBackend")
+    assert list(registry.names()) == ["mine", "sim"]
+    assert isinstance(registry.find("mine"), registry.SimBackend)
 
 
 def test_a_backend_that_does_not_import_says_how_to_install_it(monkeypatch):
     offer(monkeypatch, gloo="a_package_that_is_not_there.backends:GlooBackend")
     with pytest.raises(BackendUnavailableError) as caught:
-        backends.find("gloo")
+        registry.find("gloo")
     assert caught.value.exit_code == 3
     assert str(caught.value) == (
         "backend gloo (a_package_that_is_not_there.backends:GlooBackend): expected a class that can be imported and made "
@@ -53,13 +53,13 @@ def test_a_backend_that_does_not_import_says_how_to_install_it(monkeypatch):
 
 def test_listing_imports_no_backend(monkeypatch):
     offer(monkeypatch, broken="a_package_that_is_not_there:Backend")
-    assert backends.names()["broken"] == "a_package_that_is_not_there:Backend"
+    assert registry.names()["broken"] == "a_package_that_is_not_there:Backend"
 
 
 def test_an_unknown_backend_is_bad_usage_with_a_suggestion(monkeypatch):
     offer(monkeypatch, gloo="x:y")
-    with pytest.raises(backends.UnknownBackendError, match="expected one of gloo, sim, found glo; did you mean gloo"):
-        backends.find("glo")
+    with pytest.raises(registry.UnknownBackendError, match="expected one of gloo, sim, found glo; did you mean gloo"):
+        registry.find("glo")
 
 
 def test_a_simulated_run_has_every_phase_with_memory_and_collectives():
@@ -96,7 +96,7 @@ def test_a_folded_run_sends_what_the_busiest_of_its_ranks_does_in_a_steady_step(
     rest = bucket - 2 * chunk
     assert rest < chunk
     sent = [2 * (2 * bucket - own - following) for own, following in ((chunk, chunk), (chunk, rest), (rest, chunk))]
-    folded, whole = (backends.SimBackend().run(asked, options=RunOptions(all_ranks=every)) for every in (False, True))
+    folded, whole = (registry.SimBackend().run(asked, options=RunOptions(all_ranks=every)) for every in (False, True))
     assert [rank.bytes_sent for rank in whole.ranks] == sent
     assert [(rank.stands_for, rank.bytes_sent) for rank in folded.ranks] == [(3, max(sent))]
 
@@ -171,5 +171,5 @@ class Demanding(NotABackend):
 def test_a_package_that_offers_no_backend_is_named_and_not_a_traceback(monkeypatch, value, found):
     offer(monkeypatch, theirs=value)
     with pytest.raises(BackendUnavailableError, match=found) as caught:
-        backends.find("theirs")
+        registry.find("theirs")
     assert caught.value.where == f"backend theirs ({value})"

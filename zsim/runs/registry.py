@@ -14,20 +14,20 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from importlib.metadata import EntryPoint, entry_points
 from typing import get_args
 
-from zsim import saved
 from zsim.errors import BackendUnavailableError, ZsimError
 from zsim.ir.program import PHASES
 from zsim.ir.run import Run
 from zsim.models.training_options import Device
+from zsim.runs import saved
 from zsim.runs.backend import Backend, Capabilities, RunOptions
+from zsim.runs.simulator import SimBackend
 from zsim.scenario.scenario import Scenario
-from zsim.simulator import SimBackend
 
 __all__ = ["BackendError", "SimBackend", "UnknownBackendError", "ask", "capabilities", "find", "names"]
 
 GROUP = "zsim.backends"
 DEFECT = "a defect; please report it"
-BUILT_IN = EntryPoint(name="sim", value="zsim.backends:SimBackend", group=GROUP)
+BUILT_IN = EntryPoint(name="sim", value="zsim.runs.registry:SimBackend", group=GROUP)
 
 
 class UnknownBackendError(ZsimError):

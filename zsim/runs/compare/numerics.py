@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable
 
 from zsim.ir.run import Numerics, Run, sees
-from zsim.verdict import Check
+from zsim.runs.compare.check import Check
 
 NUMERICS_BOUND = {"float32": 0.001, "bfloat16": 0.2, "float16": 0.2}
 """By dtype of compute: how far parameters may end up from the reference, relative to how far training moved them.

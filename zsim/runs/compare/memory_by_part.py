@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from zsim.ir.run import MemoryRecord, PartRecord
-from zsim.verdict import Check
+from zsim.runs.compare.check import Check
 
 NAME = "memory of parts"
 EXACT = "exact"

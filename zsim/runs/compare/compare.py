@@ -10,12 +10,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from zsim import part_memory, rest_memory
 from zsim.ir.program import PHASES
 from zsim.ir.run import CollectiveRecord, PhaseRecord, RankRun, Run, sees
-from zsim.parity import numerics
-from zsim.step_time import compare_time
-from zsim.verdict import Check, Number
+from zsim.runs.compare import memory_at_rest, memory_by_part
+from zsim.runs.compare.check import Check, Number
+from zsim.runs.compare.numerics import numerics
+from zsim.runs.compare.step_time import compare_time
 
 CONTEXT = 3
 MEMORY_BOUND = 0.05
@@ -252,10 +252,10 @@ def _rest(pairs: tuple[_Pair, ...], predicted: Run, measured: Run) -> Check:
     """Construction's end, and both ends of both steps."""
     blind = _blind(predicted, measured, "memory")
     if blind:
-        return Check(name=rest_memory.NAME, status="unsupported", detail=blind)
-    return rest_memory.compare_rest(
+        return Check(name=memory_at_rest.NAME, status="unsupported", detail=blind)
+    return memory_at_rest.compare_rest(
         [
-            rest_memory.Phase(rank=pair.rank, name=pair.phase, predicted=pair.predicted.memory, found=pair.measured.memory)
+            memory_at_rest.Phase(rank=pair.rank, name=pair.phase, predicted=pair.predicted.memory, found=pair.measured.memory)
             for pair in pairs
         ]
     )
@@ -265,12 +265,12 @@ def _parts(pairs: list[_Pair], predicted: Run, measured: Run, bound: float) -> C
     """Forward, backward, optimizer and zero_grad of both steps."""
     blind = _blind(predicted, measured, "memory")
     if blind or not pairs:
-        return Check(name=part_memory.NAME, status="unsupported", detail=blind or "unsupported: no step was ended")
+        return Check(name=memory_by_part.NAME, status="unsupported", detail=blind or "unsupported: no step was ended")
     steps = [
-        part_memory.Measured(rank=pair.rank, phase=pair.phase, predicted=pair.predicted.memory, found=pair.measured.memory)
+        memory_by_part.Measured(rank=pair.rank, phase=pair.phase, predicted=pair.predicted.memory, found=pair.measured.memory)
         for pair in pairs
     ]
-    return part_memory.compare_parts(steps, exact=measured.provenance.get("memory") == part_memory.EXACT, bound=bound)
+    return memory_by_part.compare_parts(steps, exact=measured.provenance.get("memory") == memory_by_part.EXACT, bound=bound)
 
 
 def _memory_by_kind(pairs: list[_Pair]) -> Check:

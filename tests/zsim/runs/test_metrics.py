@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.random_scenarios import WHOLE, scenarios
-from zsim import metrics, report
+from zsim import report
 from zsim.ir.mesh import Mesh
 from zsim.ir.run import CollectiveRecord, MemoryRecord, PhaseRecord, RankRun, Run, Span
+from zsim.runs import metrics
 from zsim.runs.backend import RunOptions
+from zsim.runs.simulator import SimBackend
 from zsim.scenario.expect import FIGURES
 from zsim.scenario.scenario import Scenario, parse
-from zsim.simulator import SimBackend
 
 
 def scenario(*, accumulation: int = 1, forwards: int = 1) -> Scenario:

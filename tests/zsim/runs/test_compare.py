@@ -6,15 +6,15 @@ from dataclasses import replace
 import pytest
 
 from tests.support.folders import SCENARIOS
-from zsim import saved
 from zsim.cluster.devices import is_called
-from zsim.compare import Bounds, agrees, compare
 from zsim.ir.mesh import Mesh
 from zsim.ir.run import CollectiveRecord, MemoryRecord, Numerics, PhaseRecord, RankRun, Run, Span
+from zsim.runs import saved
 from zsim.runs.backend import RunOptions
+from zsim.runs.compare.check import Check
+from zsim.runs.compare.compare import Bounds, agrees, compare
+from zsim.runs.simulator import SimBackend
 from zsim.scenario.scenario import load
-from zsim.simulator import SimBackend
-from zsim.verdict import Check
 
 GATHER = CollectiveRecord(op="all_gather", nbytes=1024, group="dp_shard", group_size=2)
 SCATTER = CollectiveRecord(op="reduce_scatter", nbytes=512, group="dp_shard", group_size=2)

@@ -1,0 +1,1 @@
+"""Compare two Runs, check by check."""
