@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from zsim import cautions, report
+from zsim import report
+from zsim.analysis import scenario_warnings
 from zsim.errors import ScenarioError, ZsimError
 from zsim.scenario.scenario import Scenario, load
 
@@ -49,6 +50,6 @@ def read(arguments: list[str], scenario: Scenario) -> tuple[Path, ...]:
 
 def warned(scenario: Scenario) -> tuple[str, ...]:
     """What to know before one runs `scenario`, said on standard error."""
-    warnings = cautions.cautions(scenario)
+    warnings = scenario_warnings.cautions(scenario)
     report.warn(scenario.name, warnings)
     return warnings

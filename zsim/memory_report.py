@@ -1,6 +1,6 @@
 """What memory is for, for people and for programs: the verdict, the waterfall, what lives at the peak, what would help, what fits.
 
-It shows what zsim.memory.fits, zsim.memory.waterfall, zsim.advice and zsim.fit have found, and decides nothing.
+It shows what zsim.memory.fits, zsim.memory.waterfall, zsim.analysis.advice and zsim.analysis.fit have found, and decides nothing.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from zsim.advice import Effect
-from zsim.fit import Candidate, Fit
+from zsim.analysis.advice import Effect
+from zsim.analysis.fit import Candidate, Fit
 from zsim.io.units import format_bytes, format_time
 from zsim.ir.run import SCHEMA_VERSION
 from zsim.memory.fits import Answer, Band

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from zsim import advice, fit, memory_report, report, time_report
+from zsim import memory_report, report, time_report
+from zsim.analysis import advice, fit
 from zsim.errors import ScenarioError
 from zsim.given import UsageError, read, warned
 from zsim.io import files

@@ -8,18 +8,18 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from zsim import report
+from zsim.analysis.critical_path import LONGER, Exposed, Link, Why, explain, name
+from zsim.analysis.exposure import COMPUTE_STREAM
+from zsim.analysis.hide_communication import HIDDEN, Change, Hiding, hiding
 from zsim.engine import error_bands
 from zsim.engine.costs import Costs
 from zsim.engine.overlap import simulate_step
 from zsim.engine.timeline import Timeline
-from zsim.exposure import COMPUTE_STREAM
-from zsim.hiding import HIDDEN, Change, Hiding, hiding
 from zsim.io.units import format_time
 from zsim.ir.ops import COLLECTIVES, Op
 from zsim.ir.program import Program
 from zsim.runs import metrics
 from zsim.scenario.scenario import Scenario
-from zsim.why import LONGER, Exposed, Link, Why, explain, name
 
 MOST = 12
 T = TypeVar("T")

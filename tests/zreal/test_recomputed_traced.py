@@ -19,9 +19,9 @@ from tests.zreal.user_modules import CASES, Case
 from zreal import torch_private
 from zreal.tracing import trace
 from zreal.untraceable import UntraceableError
+from zsim.analysis.alternatives import EVERY_BLOCK
 from zsim.autograd.traced import TracedModel
 from zsim.autograd.traced_file import dump, parse
-from zsim.changes import EVERY_BLOCK
 from zsim.ir.mesh import Mesh
 from zsim.models.checkpointing import Checkpointing
 from zsim.strategies import ddp, fsdp2

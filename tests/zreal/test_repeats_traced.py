@@ -26,8 +26,8 @@ from tests.zreal.test_tracing_against_torch import (
 from tests.zreal.user_modules import CASES, Case, Encoder
 from zreal import torch_private
 from zreal.tracing import trace
+from zsim.analysis.alternatives import EVERY_BLOCK
 from zsim.autograd.traced_file import dump, parse
-from zsim.changes import EVERY_BLOCK
 from zsim.ir.mesh import Mesh
 from zsim.models.training_options import Dtype
 from zsim.strategies import ddp, fsdp2, zero3

@@ -28,10 +28,10 @@ from tests.zreal.user_modules import Case
 from zreal import torch_private
 from zreal.tracing import trace
 from zreal.untraceable import UntraceableError
+from zsim.analysis.alternatives import EVERY_BLOCK
 from zsim.autograd.traced import TracedModel
 from zsim.autograd.traced_file import dump, save
 from zsim.autograd.traced_file import parse as read
-from zsim.changes import EVERY_BLOCK
 from zsim.errors import ZsimError
 from zsim.ir.mesh import Mesh
 from zsim.models.checkpointing import NO_CHECKPOINTING

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from zsim import time_report
+from zsim.analysis.critical_path import name
 from zsim.cli import main
 from zsim.engine.costs import Costs
 from zsim.engine.overlap import simulate_step
@@ -19,7 +20,6 @@ from zsim.io.units import format_time
 from zsim.ir.ops import COLLECTIVES
 from zsim.scenario import scenario
 from zsim.scenario.plan import plan
-from zsim.why import name
 
 TEXT = """
 model = { preset = "gpt-tiny" }

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zsim.analysis.alternatives import changes
+from zsim.analysis.fit import ways
 from zsim.autograd import traced_file
 from zsim.autograd.lower_model import loss_buffers, lower
 from zsim.autograd.lowered import Autograd, LoweredModule
 from zsim.autograd.traced import FAMILY, Otherwise, TracedModel, TracedModelError, check, check_whole, stretch
 from zsim.autograd.traced_file import dump, load, parse, save
-from zsim.changes import changes
 from zsim.errors import ScenarioError, ZsimError
-from zsim.fit import ways
 from zsim.io.files import PlaceError
 from zsim.io.json_reader import MAX_NAME, UnreadableError
 from zsim.ir.ledger import replay

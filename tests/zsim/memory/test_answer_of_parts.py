@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from zsim.advice import Effect, advice
+from zsim.analysis.advice import Effect, advice
+from zsim.analysis.alternatives import changes, refusals
+from zsim.analysis.fit import fit, ways
 from zsim.autograd.lower_model import lower
 from zsim.autograd.traced import TracedModel
-from zsim.changes import changes, refusals
 from zsim.cli import main
 from zsim.errors import ScenarioError
-from zsim.fit import fit, ways
 from zsim.ir.ops import Free
 from zsim.memory.fits import answer
 from zsim.memory.inputs_and_buffers import belongings

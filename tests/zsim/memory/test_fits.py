@@ -13,11 +13,11 @@ from hypothesis import given
 
 from tests.support.folders import SCENARIOS
 from tests.support.random_scenarios import WHOLE, scenarios
-from zsim.advice import advice
-from zsim.changes import changes
+from zsim.analysis.advice import advice
+from zsim.analysis.alternatives import changes
+from zsim.analysis.fit import Candidate, fit, recommend
 from zsim.cli import main
 from zsim.cluster.cluster import load_cluster
-from zsim.fit import Candidate, fit, recommend
 from zsim.ir.ledger import replay
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free, Op

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.folders import PUBLISHED
-from zsim.advice import needs
+from zsim.analysis.advice import needs
 from zsim.autograd.traced import FAMILY, TracedModel
 from zsim.memory.inputs_and_buffers import belongings
 from zsim.memory.waterfall import waterfall

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from zsim.advice import advice, needs
-from zsim.changes import moved
+from zsim.analysis.advice import advice, needs
+from zsim.analysis.alternatives import moved
+from zsim.analysis.fit import Candidate, recommend
+from zsim.analysis.hide_communication import Change, hiding
 from zsim.cli import main
 from zsim.cluster.cluster import load_cluster
-from zsim.fit import Candidate, recommend
-from zsim.hiding import Change, hiding
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free, Op
 from zsim.ir.program import Program, RankProgram

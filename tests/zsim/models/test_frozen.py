@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from zsim.analysis.fit import ways
 from zsim.errors import ScenarioError
-from zsim.fit import ways
 from zsim.scenario.scenario import Scenario, parse
 
 

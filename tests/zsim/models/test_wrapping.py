@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from tests.support.folders import PUBLISHED
 from zsim import cli
+from zsim.analysis.alternatives import changes
+from zsim.analysis.scenario_warnings import cautions
 from zsim.autograd import lower_model, lower_module, traced_file
-from zsim.cautions import cautions
-from zsim.changes import changes
 from zsim.errors import ScenarioError
 from zsim.ir.ops import COLLECTIVES
 from zsim.models.families import gpt, llama, mlp

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from zsim.advice import changes, refusals
-from zsim.changes import moved
+from zsim.analysis.advice import changes, refusals
+from zsim.analysis.alternatives import moved
+from zsim.analysis.fit import ways
 from zsim.errors import ScenarioError
-from zsim.fit import ways
 from zsim.models.training_options import Device
 from zsim.models.wrapping import Wrapping, wrapped
 from zsim.scenario.plan import plan

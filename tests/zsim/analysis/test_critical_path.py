@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from tests.support.folders import SCENARIOS
 from tests.support.random_scenarios import scenario_texts
 from zsim import time_report
+from zsim.analysis.critical_path import LONGER, SHARED, explain, name
 from zsim.engine.costs import Costs
 from zsim.engine.execution import EAGER, Execution
 from zsim.engine.interference import Lost
@@ -27,7 +28,6 @@ from zsim.runs.metrics import figures
 from zsim.runs.simulator import SimBackend
 from zsim.scenario import scenario
 from zsim.scenario.plan import plan
-from zsim.why import LONGER, SHARED, explain, name
 
 
 @dataclass(frozen=True)

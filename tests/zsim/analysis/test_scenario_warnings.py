@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zsim.cautions import cautions
+from zsim.analysis.scenario_warnings import cautions
 from zsim.scenario.scenario import parse
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from zsim.advice import REMEDY, Way, needs, step_time, together
+from zsim.analysis.advice import REMEDY, Way, needs, step_time, together
+from zsim.analysis.alternatives import can_checkpoint, dropped, moved, refusals
 from zsim.autograd.traced import TracedModel
-from zsim.changes import can_checkpoint, dropped, moved, refusals
 from zsim.errors import ScenarioError
 from zsim.io.units import format_bytes, format_time
 from zsim.ir.mesh import Mesh

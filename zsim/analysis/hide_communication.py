@@ -22,8 +22,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from zsim.candidates import APART, BATCH, BATCHES, ENDS, KINDS, UNITS, batch_sizes, with_batch
-from zsim.changes import refusals
+from zsim.analysis.alternatives import refusals
+from zsim.analysis.critical_path import explain
+from zsim.analysis.hiding_candidates import APART, BATCH, BATCHES, ENDS, KINDS, UNITS, batch_sizes, with_batch
 from zsim.engine.costs import Costs
 from zsim.engine.overlap import simulate_step
 from zsim.errors import ScenarioError
@@ -35,7 +36,6 @@ from zsim.models import wrapping
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario
 from zsim.scenario.work_limits import MANY_TIMES
-from zsim.why import explain
 
 HIDDEN = 0.01
 """Communication counts as hidden when less than this share of the step is exposed, besides the step's ends."""

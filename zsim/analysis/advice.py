@@ -1,7 +1,7 @@
 """What would help: each change that a user could make, planned and simulated again; nothing is recited.
 
 A change that saves nothing says where the peak is instead. Where no single change makes a scenario fit, several are tried together. It
-reads the effects of zsim.changes off Programs and Runs.
+reads the effects of zsim.analysis.alternatives off Programs and Runs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from zsim.changes import changes, dropped, refusals
+from zsim.analysis.alternatives import changes, dropped, refusals
 from zsim.errors import ScenarioError
 from zsim.io.units import format_bytes
 from zsim.ir.run import band_of

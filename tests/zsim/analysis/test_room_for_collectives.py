@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.room import Room, Span
+from zsim.analysis.free_compute import Room, Span
 
 
 @st.composite

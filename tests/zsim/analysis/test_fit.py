@@ -9,7 +9,7 @@ import pytest
 from tests.support.folders import PARITY
 from tests.support.sampling import one_in
 from zsim import cli
-from zsim.changes import moved
+from zsim.analysis.alternatives import moved
 from zsim.scenario.scenario import load
 from zsim.strategies import STRATEGIES
 

@@ -9,16 +9,16 @@ import pytest
 
 from tests.support.folders import SCENARIOS
 from zsim import time_report
-from zsim.candidates import FACTORS
+from zsim.analysis.critical_path import explain
+from zsim.analysis.hide_communication import Aim, Change, Hiding, Tried, as_good_as_any, hiding
+from zsim.analysis.hiding_candidates import FACTORS
 from zsim.cluster.cluster import ClusterSpec, Link, MeasuredCurve, SlowRail, load_cluster
 from zsim.engine.costs import Costs
 from zsim.engine.overlap import simulate_step
-from zsim.hiding import Aim, Change, Hiding, Tried, as_good_as_any, hiding
 from zsim.memory.fits import answer
 from zsim.scenario import scenario
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario
-from zsim.why import explain
 
 
 def small(micro_batch: int, *, lookahead: int = 0, dp: int = 8) -> Scenario:

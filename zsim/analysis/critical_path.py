@@ -31,12 +31,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+from zsim.analysis.exposure import at_ends, compute_ops, idle_stretches, shares_of
+from zsim.analysis.free_compute import Room
 from zsim.engine.rank_schedule import awaited_by_host
 from zsim.engine.timeline import Timeline, Times
-from zsim.exposure import at_ends, compute_ops, idle_stretches, shares_of
 from zsim.ir.ops import COLLECTIVES, Op
 from zsim.ir.program import Program
-from zsim.room import Room
 
 Reason = Literal[
     "a dependency",

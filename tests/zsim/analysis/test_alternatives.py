@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from zsim.advice import Way, advice, changed, needs, none_fits, step_time, together
-from zsim.changes import changes, dropped, moved
+from zsim.analysis.advice import Way, advice, changed, needs, none_fits, step_time, together
+from zsim.analysis.alternatives import changes, dropped, moved
+from zsim.analysis.fit import Candidate, fit, ways
 from zsim.cli import main
-from zsim.fit import Candidate, fit, ways
 from zsim.io.units import format_bytes, format_time
 from zsim.ir.mesh import Mesh
 from zsim.memory_report import SURER
@@ -135,7 +135,7 @@ def test_of_several_ways_that_are_enough_the_fastest_are_told(monkeypatch: pytes
     enough = together(changed(Way(changes=(), scenario=case, answer=needs(case))))
     fastest = min(enough, key=lambda way: step_time(way.scenario).ns)
     assert fastest != min(enough, key=lambda way: way.answer.needed.nbytes)
-    monkeypatch.setattr("zsim.advice.MOST_SHOWN", 1)
+    monkeypatch.setattr("zsim.analysis.advice.MOST_SHOWN", 1)
     assert [one.change for one in advice(case) if " + " in one.change] == [fastest.name]
 
 

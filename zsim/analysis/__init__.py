@@ -1,0 +1,1 @@
+"""Why communication is exposed, what would help, what fits."""
