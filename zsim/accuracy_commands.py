@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from zsim import accuracy, explanations, measurements, plots
-from zsim.accuracy import Accuracy, Predicted
+from zsim.calibration import accuracy, explain_row, plot, tables
+from zsim.calibration.accuracy import Accuracy, Predicted
+from zsim.calibration.tables import Skipped
 from zsim.errors import ZsimError
 from zsim.io import files
-from zsim.measurements import Skipped
 from zsim.report import progress, say, tell, write_json
 
 GROUP = ("source", "kind", "gpu", "nodes", "n", "median", "mean", "p95", "max", "spearman", "bias")
@@ -28,12 +28,12 @@ def show(options: argparse.Namespace) -> int:
     if options.explain:
         return _explain(folder, options.explain, collective=collective, as_json=options.json)
     if options.plot:
-        plots.require(Path(options.plot))
+        plot.require(Path(options.plot))
         files.require(Path(options.plot), option="--plot", apart_from=folder.glob("*"))
     with progress(f"accuracy of {folder}"):
         found = accuracy.accuracy(folder, collective=collective, say=tell)
     if options.plot:
-        plots.write(found.rows, Path(options.plot))
+        plot.write(found.rows, Path(options.plot))
     if options.json:
         write_json(as_json(found))
     for line in () if options.json else _table(found):
@@ -115,15 +115,15 @@ def _said(row: Predicted) -> str:
 def _explain(folder: Path, asked: str, *, collective: str, as_json: bool) -> int:
     """`--explain FILE:LINE`: the scenario of one row, or what a collective or a product was taken for, and what was assumed."""
     name, _, line = asked.rpartition(":")
-    listed = measurements.files(folder)
+    listed = tables.files(folder)
     wanted = [one for one in listed.files if name in (one[1], one[1].rpartition(".")[0])]
     wanted = wanted or [one for one in listed.files if one[0].name == name]
     for path, known in wanted if line.isdecimal() and len(line) < 10 else ():
-        rows = measurements.readable(path, name=known, collective=collective)
+        rows = tables.readable(path, name=known, collective=collective)
         found = [row for row in rows if row.line == int(line)]
         found += [row for row in rows if isinstance(row, Skipped) and row.first <= int(line) <= row.last]
         if found:
-            sys.stdout.write(explanations.text(found[0], as_json=as_json))
+            sys.stdout.write(explain_row.text(found[0], as_json=as_json))
             return 0
     raise NoSuchRowError(
         where=f"--explain {asked[:60]}",

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from zsim import accuracy, calibrate, calibrate_collectives, calibration_files, cluster_file, doubts
 from zsim.accuracy_commands import by_reason
-from zsim.calibrate import CalibrationError, Fitted
-from zsim.calibrate_collectives import FittedCurves
-from zsim.calibration_files import Material
+from zsim.calibration import accuracy, fit_collectives, fit_steps, fit_warnings, inputs, write_cluster
+from zsim.calibration.fit_collectives import FittedCurves
+from zsim.calibration.fit_steps import CalibrationError, Fitted
+from zsim.calibration.inputs import Material
+from zsim.calibration.tables import Skipped
+from zsim.calibration.write_cluster import GroupErrors
 from zsim.cluster.cluster import load_cluster
-from zsim.cluster_file import GroupErrors
 from zsim.io import files
-from zsim.measurements import Skipped
 from zsim.report import progress, say, tell, warn, write_json
 
 USUAL = "dgx-h100"
@@ -28,23 +28,23 @@ def calibrated(options: argparse.Namespace) -> int:
         files.require(Path(options.out), option="--out", apart_from=map(Path, options.files), kind="a cluster's file")
     if options.cluster:
         load_cluster(options.cluster)  # an unknown one is said before files are read
-    found = calibration_files.read(list(map(Path, options.files)), scenarios=Path(options.scenarios) if options.scenarios else None)
+    found = inputs.read(list(map(Path, options.files)), scenarios=Path(options.scenarios) if options.scenarios else None)
     preset = options.cluster or found.cluster or USUAL
     cluster, names = load_cluster(preset), ", ".join(found.names)
     node = cluster.nccl
     curves: FittedCurves | None = None
     with progress("calibration"):
         if found.collectives and node:
-            network = calibrate_collectives.network_of(cluster)
-            rows, others = calibrate_collectives.usable(found.collectives, node, network=network)
+            network = fit_collectives.network_of(cluster)
+            rows, others = fit_collectives.usable(found.collectives, node, network=network)
             found.skipped += others
-            curves = calibrate_collectives.fit(rows, node, source=names) if rows else None
+            curves = fit_collectives.fit(rows, node, source=names) if rows else None
         fitted = _steps(found, cluster.device.name, alone=curves is None)
     for name in found.simulated:
         tell(f"{name} is simulated: nobody has measured it, and what is fitted to it counts as assumed")
-    warn("calibrate", doubts.of(fitted, curves))
+    warn("calibrate", fit_warnings.of(fitted, curves))
     if options.out:
-        text = cluster_file.text(preset, fitted, source=names, curves=curves, simulated=bool(found.simulated))
+        text = write_cluster.text(preset, fitted, source=names, curves=curves, simulated=bool(found.simulated))
         files.write(Path(options.out), text)
     if options.json:
         write_json(_as_json(fitted, curves, found))
@@ -55,7 +55,7 @@ def calibrated(options: argparse.Namespace) -> int:
 
 def _steps(found: Material, device: str, *, alone: bool) -> Fitted | None:
     """What the steps on `device` say, others are skipped by name; where there are curves as well, steps of one group alone are too."""
-    cases, skipped = calibrate.prepared(found.steps, say=tell)
+    cases, skipped = fit_steps.prepared(found.steps, say=tell)
     found.skipped += skipped
     others = [case for case in (*cases, *found.cases) if case.scenario.cluster.device.name != device]
     found.skipped += [
@@ -68,7 +68,7 @@ def _steps(found: Material, device: str, *, alone: bool) -> Fitted | None:
         expected = "measurements of the machine that --cluster names"
         raise CalibrationError(where="calibration", expected=expected, found=reasons, remedy="`zsim list clusters` has the others")
     try:
-        return calibrate.fit(cases, say=tell)
+        return fit_steps.fit(cases, say=tell)
     except CalibrationError as error:
         if alone:
             raise
@@ -82,10 +82,10 @@ def _as_json(fitted: Fitted | None, curves: FittedCurves | None, found: Material
     if fitted:
         steps = {
             "constants": [
-                {"generation": kind, "name": name, "factor": factor, "heard": cluster_file.kernels_heard(fitted, name)}
+                {"generation": kind, "name": name, "factor": factor, "heard": write_cluster.kernels_heard(fitted, name)}
                 for (kind, name), factor in fitted.factors.items()
             ],
-            "width": cluster_file.width(fitted),
+            "width": write_cluster.width(fitted),
             "rows": [
                 {"source": case.step.source, "line": case.step.line, "group": list(case.group), "error": error, "left_out": left_out}
                 for case, error, left_out in zip(fitted.cases, fitted.errors, fitted.left_out, strict=True)
@@ -93,7 +93,7 @@ def _as_json(fitted: Fitted | None, curves: FittedCurves | None, found: Material
             "fitted": _summary(fitted.errors),
             "left_out": _summary(fitted.left_out),
         }
-    groups = cluster_file.step_errors(fitted) + cluster_file.curve_errors(curves)
+    groups = write_cluster.step_errors(fitted) + write_cluster.curve_errors(curves)
     return {
         **steps,
         "collectives": _curves_as_json(curves),
@@ -101,7 +101,7 @@ def _as_json(fitted: Fitted | None, curves: FittedCurves | None, found: Material
             {"group": one.name, "n": one.n, "fitted": _summary(one.fitted), "left_out": _summary(one.left_out), "by_preset": one.before}
             for one in groups
         ],
-        "doubts": doubts.of(fitted, curves),
+        "doubts": fit_warnings.of(fitted, curves),
         "simulated": found.simulated,
         "skipped": [{"source": row.source, "line": row.line, "reason": row.reason} for row in found.skipped],
     }
@@ -148,17 +148,17 @@ def _table(fitted: Fitted | None, curves: FittedCurves | None, skipped: list[Ski
     if fitted:
         yield f"{'constant':<32} {'of':<8} factor on its preset"
         for (kind, name), factor in fitted.factors.items():
-            heard = cluster_file.kernels_heard(fitted, name)
+            heard = write_cluster.kernels_heard(fitted, name)
             yield f"{name:<32} {kind or 'all':<8} {f'{factor:.3f}' if heard else 'as before: no row speaks of it'}"
-        yield from _errors(fitted.errors, fitted.left_out, cluster_file.step_errors(fitted))
-        yield from cluster_file.worth(fitted)
+        yield from _errors(fitted.errors, fitted.left_out, write_cluster.step_errors(fitted))
+        yield from write_cluster.worth(fitted)
     if curves:
         yield f"{'curve':<32} {'floor':>8} {'share':>8}  added up to, half of it at"
         for one in curves.curves:
             unit = "x" if one.scope == "network" else "us"
             added = ", ".join(f"{times:.4g} {unit} at {half / 2**20:.3g} MiB" for times, half in one.added) or "nothing"
             yield f"{one.scope + ' ' + one.collective:<32} {one.floor:6.4g} {unit:<2} {100 * one.share:5.1f} %  {added}"
-        yield from _errors(curves.errors, curves.left_out, cluster_file.curve_errors(curves))
+        yield from _errors(curves.errors, curves.left_out, write_cluster.curve_errors(curves))
     for reason, rows in by_reason(skipped).items():
         yield f"skipped: {len(rows)} × {reason}"
 

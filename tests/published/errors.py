@@ -9,12 +9,12 @@ from functools import cache
 from pathlib import Path
 from statistics import mean, median
 
-from zsim import calibrate, measurements
-from zsim.accuracy import Predicted, percentile, predict_row
-from zsim.measurements import NcclRow, Row, Skipped, Step
-from zsim.measurements.nccl_errors import Size, score, size_of
-from zsim.measurements.nccl_left_out import predict_left_out
-from zsim.measurements.nccl_text import is_shared
+from zsim.calibration import fit_steps, tables
+from zsim.calibration.accuracy import Predicted, percentile, predict_row
+from zsim.calibration.nccl_tests.error_table import Size, score, size_of
+from zsim.calibration.nccl_tests.hardware_words import is_shared
+from zsim.calibration.nccl_tests.left_out import predict_left_out
+from zsim.calibration.tables import NcclRow, Row, Skipped, Step
 
 FOLDER = Path(__file__).parent
 SLOW = "vtrain_megatron_ds_a100.csv"
@@ -65,7 +65,7 @@ def _percent(value: float) -> str:
 @cache
 def predicted(file: str, every: int = 1) -> tuple[Predicted, ...]:
     """Every row of `file` that can be predicted, or each `every`-th."""
-    rows: Sequence[Row | Skipped] = measurements.rows(FOLDER / file)[::every]
+    rows: Sequence[Row | Skipped] = tables.rows(FOLDER / file)[::every]
     made = (predict_row(row) for row in rows if not isinstance(row, Skipped))
     return tuple(row for row in made if isinstance(row, Predicted))
 
@@ -85,7 +85,7 @@ def of_steps(file: str) -> Line:
 
 def of_collectives(size: Size) -> Line:
     """The line of all collectives of one size but those whose network others used."""
-    rows = [row for path in sorted(FOLDER.glob("nccl_*.csv")) for row in measurements.rows(path)]
+    rows = [row for path in sorted(FOLDER.glob("nccl_*.csv")) for row in tables.rows(path)]
     scored = score(row for row in rows if isinstance(row, NcclRow) and not is_shared(row.inter_node) and size_of(row.size_bytes) == size)
     unseen = figures(one.error for one in score((one.row for one in scored), predictor=predict_left_out))
     inside = sum(one.prediction.low <= (one.row.microseconds or 0) <= one.prediction.high for one in scored)
@@ -100,8 +100,8 @@ def lines(*, slow: bool) -> list[str]:
 
 def left_out(file: str) -> str:
     """Median and 95th percentile of a file's rows, each predicted by constants fitted without its group."""
-    cases, _ = calibrate.prepared(row for row in measurements.rows(FOLDER / file) if isinstance(row, Step))
-    found = figures(calibrate.fit(cases, wider=WIDER, rounds=ROUNDS).left_out)
+    cases, _ = fit_steps.prepared(row for row in tables.rows(FOLDER / file) if isinstance(row, Step))
+    found = figures(fit_steps.fit(cases, wider=WIDER, rounds=ROUNDS).left_out)
     return f"{_percent(found[0])}, {_percent(found[2])} (largest {_percent(found[3])})"
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from zsim import calibrate, cli, cluster_file
-from zsim.calibrate import tuned
-from zsim.calibrate_collectives import FittedCurves
+from zsim import cli
+from zsim.calibration import fit_steps, write_cluster
+from zsim.calibration.fit_collectives import FittedCurves
+from zsim.calibration.fit_steps import tuned
 from zsim.cluster.cluster import MeasuredCurve, load_cluster
 from zsim.cluster.collectives import estimated
 from zsim.engine import error_bands
@@ -31,11 +32,11 @@ cluster = { CLUSTER }
 strategy = { name = "fsdp2", dp_shard = 8 }
 precision = { parameters = "bf16", reduce = "fp32" }
 """
-KNOBS = {("", knob.name): 0.9 for knob in calibrate.KNOBS if knob.name.endswith("efficiency")}
+KNOBS = {("", knob.name): 0.9 for knob in fit_steps.KNOBS if knob.name.endswith("efficiency")}
 
 
-def fitted(factors: dict[tuple[str, str], float]) -> calibrate.Fitted:
-    return calibrate.Fitted(factors=factors, errors=(), left_out=(), cases=(), heard=frozenset(name for _, name in factors))
+def fitted(factors: dict[tuple[str, str], float]) -> fit_steps.Fitted:
+    return fit_steps.Fitted(factors=factors, errors=(), left_out=(), cases=(), heard=frozenset(name for _, name in factors))
 
 
 def curves(*found: MeasuredCurve, preset: str = "dgx-b200") -> FittedCurves:
@@ -61,7 +62,7 @@ def ring(op: str, scope: str = "ring") -> MeasuredCurve:
 
 def written() -> str:
     """A B200 whose efficiencies are a tenth less than the preset's, and whose all-gathers were measured."""
-    return cluster_file.text("dgx-b200", fitted(KNOBS), source="mine.csv", curves=curves(ring("all_gather"), ring("all_gather", "network")))
+    return write_cluster.text("dgx-b200", fitted(KNOBS), source="mine.csv", curves=curves(ring("all_gather"), ring("all_gather", "network")))
 
 
 def load(text: str) -> object:
@@ -116,7 +117,7 @@ def test_a_curve_with_one_band_has_it_for_messages_of_all_sizes() -> None:
 
 @pytest.mark.parametrize("preset", ["dgx-h100", "p4d", "cpu-gloo"])
 def test_a_file_with_nothing_fitted_is_its_preset(preset: str) -> None:
-    text = cluster_file.text(preset, fitted({}), source="none")
+    text = write_cluster.text(preset, fitted({}), source="none")
     found, known = cluster_reader.parse(text.encode(), where=f"{preset}.toml", ranks=1), load_cluster(preset, ranks=1)
     assert found == known
 
@@ -127,7 +128,7 @@ def test_a_band_is_as_wide_as_the_calibration_was_off(
 ) -> None:
     """Predicted 40 % too low is measured at 1 / 0.6 of the prediction: the band reaches as far, up and down."""
     known = replace(fitted(KNOBS), errors=errors, left_out=left_out)
-    (tmp_path / "mine.toml").write_text(cluster_file.text("dgx-b200", known, source="mine.csv"))
+    (tmp_path / "mine.toml").write_text(write_cluster.text("dgx-b200", known, source="mine.csv"))
     found = run(tmp_path, 'file = "mine.toml"', capsys)
     ends = [end / found["step_time_ns"] for end in found["step_time_band_ns"]]  # type: ignore[operator, attr-defined]
     figures = {one.key: one.width for one in cluster_reader.load("mine.toml", folder=tmp_path, nodes=1, ranks=None).device.figures}
@@ -158,7 +159,7 @@ def test_a_file_without_widths_as_they_once_were_has_the_band_of_presets() -> No
 
 def test_products_in_eight_bits_move_with_the_others_and_stay_assumed() -> None:
     """No row of them has been seen: the ratio to the others is the preset's, and such a step is not called calibrated."""
-    text = cluster_file.text("dgx-h100", fitted({("", "matmul_efficiency"): 0.9}), source="mine.csv")
+    text = write_cluster.text("dgx-h100", fitted({("", "matmul_efficiency"): 0.9}), source="mine.csv")
     found, known = cluster_reader.parse(text.encode(), where="m.toml").device, load_cluster("dgx-h100", nodes=1).device
     assert found.matmul_efficiency == pytest.approx(0.9 * known.matmul_efficiency, rel=1e-3)
     assert found.float8_efficiency == pytest.approx(0.9 * known.float8_efficiency, rel=1e-3)
@@ -171,7 +172,7 @@ def test_products_in_eight_bits_move_with_the_others_and_stay_assumed() -> None:
 
 
 def test_what_is_fitted_to_simulated_runs_is_assumed() -> None:
-    text = cluster_file.text("dgx-h100", fitted(KNOBS), source="sim.json", simulated=True)
+    text = write_cluster.text("dgx-h100", fitted(KNOBS), source="sim.json", simulated=True)
     assert calibration(cluster_reader.parse(text.encode(), where="m.toml")) == "assumed"
 
 
@@ -241,15 +242,15 @@ def test_a_file_has_the_constants_of_its_fit_to_the_four_digits_that_it_writes(t
     """Each constant by a factor of its own, those of attention for every kind of kernels."""
     before = load_cluster(preset).device
     generation = before.name.split()[0]
-    factors = {("" if knob.shared else generation, knob.name): 0.8 + 0.03 * place for place, knob in enumerate(calibrate.KNOBS)}
+    factors = {("" if knob.shared else generation, knob.name): 0.8 + 0.03 * place for place, knob in enumerate(fit_steps.KNOBS)}
     parts = ("rate", "half_length", "backward")
     heard = {name for _, name in factors} | {f"attention.{kind}.{part}" for kind in before.attention for part in parts}
-    fit = calibrate.Fitted(factors=factors, errors=(), left_out=(), cases=(), heard=frozenset(heard))
-    (tmp_path / "mine.toml").write_text(cluster_file.text(preset, fit, source="mine"))
+    fit = fit_steps.Fitted(factors=factors, errors=(), left_out=(), cases=(), heard=frozenset(heard))
+    (tmp_path / "mine.toml").write_text(write_cluster.text(preset, fit, source="mine"))
     read, expected = cluster_reader.load("mine.toml", folder=tmp_path, nodes=1, ranks=None).device, fit.device(before)
     moved = factors[generation, "matmul_efficiency"]
     assert read.float8_efficiency == pytest.approx(moved * before.float8_efficiency, rel=1e-3) == expected.float8_efficiency
-    for knob in calibrate.KNOBS:
+    for knob in fit_steps.KNOBS:
         name, _, part = knob.name.partition(".")
         if not part:
             assert getattr(read, name) == pytest.approx(getattr(expected, name), rel=1e-3)

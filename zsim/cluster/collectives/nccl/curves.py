@@ -2,7 +2,7 @@
 
 t = floor + B/(share · bandwidth) + Σ added · B/(B + half). The tuner omits launching, the filling of the pipeline and what
 protocols lose at middle sizes, and is up to three times too fast below 1 MB. Every curve says what it was fitted on and how far
-off it may be; `zsim.measurements.nccl_rows` shows the errors. Figures are µs and bytes of nccl-tests: what torch adds is apart.
+off it may be; `zsim.calibration.nccl_tests.rows` shows the errors. Figures are µs and bytes of nccl-tests: what torch adds is apart.
 """
 
 from __future__ import annotations

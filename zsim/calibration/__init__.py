@@ -1,0 +1,1 @@
+"""Predictions against measurements, and constants fitted to them."""

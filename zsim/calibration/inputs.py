@@ -1,0 +1,153 @@
+"""Files to calibrate on: tables of steps or of collectives, nccl-tests' text and JSON, and saved Runs. What is not used is named.
+
+A saved Run names its scenario and has its fingerprint, and the scenario's file says all that was run; its step time is the measurement.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from zsim.calibration import tables
+from zsim.calibration.fit_steps import CalibrationError, Case
+from zsim.calibration.rows.records import content
+from zsim.calibration.tables import NcclRow, Product, Skipped, Step
+from zsim.cluster.cluster import clusters
+from zsim.cluster.devices import is_called
+from zsim.errors import ZsimError
+from zsim.ir.run import Run
+from zsim.runs import saved
+from zsim.scenario import scenario
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import Scenario
+
+MAX_SCENARIOS = 2000
+PRODUCTS = "single products are not calibrated: what training reaches is fitted on steps"
+
+
+@dataclass(slots=True, kw_only=True)
+class Material:
+    """What the files hold: steps as rows, steps of saved Runs planned already, collectives; `simulated` names Runs that nobody measured."""
+
+    steps: list[Step] = field(default_factory=list)
+    cases: list[Case] = field(default_factory=list)
+    collectives: list[NcclRow] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+    simulated: list[str] = field(default_factory=list)
+    names: tuple[str, ...] = ()
+    """Of the files, each content once."""
+
+    @property
+    def cluster(self) -> str:
+        """The preset that all saved Runs were on, where there is nothing else; "" otherwise."""
+        named = {case.scenario.cluster.name for case in self.cases} if not self.steps and not self.collectives else set()
+        return named.pop() if len(named) == 1 and named <= set(clusters()) else ""
+
+
+def read(files: Sequence[Path], *, scenarios: Path | None) -> Material:
+    """Everything in `files`, of which a table of products is skipped with its count.
+
+    A file that holds what another does, or is it, is counted once and named. CalibrationError for any other without a single usable row,
+    where products are all there is, and for a Run without a folder of scenarios.
+    """
+    found = Material()
+    used: dict[bytes, str] = {}
+    for path in files:
+        held = tables.digest(path)
+        if held in used:
+            found.skipped.append(tables.copy_of(used[held], name=path.name))
+            continue
+        used[held] = path.name
+        before, skipped = _count(found), len(found.skipped)
+        of_products = _read(path, scenarios, found)
+        if before == _count(found) and not of_products:
+            raise _nothing(path, found.skipped[skipped:])
+    if not _count(found):
+        raise _nothing(files[-1], found.skipped)
+    found.names = tuple(dict.fromkeys(used.values()))
+    return found
+
+
+def _count(found: Material) -> int:
+    return len(found.steps) + len(found.cases) + len(found.collectives)
+
+
+def _nothing(path: Path, skipped: Sequence[Skipped]) -> CalibrationError:
+    expected = "measured steps or collectives: columns of a known source, nccl-tests' text or JSON, or a saved Run"
+    return CalibrationError(where=str(path), expected=expected, found=skipped[-1].reason if skipped else "no rows")
+
+
+def _read(path: Path, scenarios: Path | None, found: Material) -> bool:
+    """Adds what the file holds; whether that is products, none of which is used whatever it says."""
+    if is_run(path):
+        made = _case(path, scenarios, found)
+        (found.cases if isinstance(made, Case) else found.skipped).append(made)  # type: ignore[arg-type]
+        return False
+    rows = tables.rows(path)
+    of_products = any(isinstance(row, Product) for row in rows)
+    for row in rows:
+        if isinstance(row, Step):
+            found.steps.append(row)
+        elif isinstance(row, NcclRow):
+            found.collectives.append(row)
+        else:
+            reason = PRODUCTS if isinstance(row, Product) or of_products else row.reason
+            found.skipped.append(Skipped(source=row.source, line=row.line, reason=reason))
+    return of_products
+
+
+def is_run(path: Path) -> bool:
+    """Whether the file begins as a saved Run does."""
+    return re.match(rb'\s*\{\s*"(run|schema_version)"', content(path, only=256)) is not None
+
+
+def _case(path: Path, scenarios: Path | None, found: Material) -> Case | Skipped:
+    run = saved.load(path)
+    if scenarios is None:
+        expected = f"--scenarios FOLDER, in which {run.scenario[:60]}.toml says what the Run ran"
+        raise CalibrationError(where=str(path), expected=expected, found="no folder")
+    asked = _scenario_of(run, scenarios)
+    reason = _why_not(run, asked)
+    if reason or asked is None:
+        return Skipped(source=path.name, line=1, reason=reason)
+    if run.backend == "sim":
+        found.simulated.append(path.name)
+    step = Step(
+        source=path.name,
+        line=1,
+        scenario=asked.text,
+        seconds=(run.step_time_ns or 0) / 1e9,
+        tokens=asked.batch.micro_batch * asked.batch.sequence_length * asked.batch.accumulation,
+        gpu=asked.cluster.device.name,
+        nodes=asked.cluster.num_nodes,
+        fields={},
+        assumed=(),
+    )
+    return Case(step=step, scenario=asked, program=plan(asked, device=asked.cluster.kind))
+
+
+def _scenario_of(run: Run, folder: Path) -> Scenario | None:
+    """The scenario of that name and fingerprint, anywhere below `folder`."""
+    for path in sorted(folder.rglob("*.toml"))[:MAX_SCENARIOS]:
+        if path.stem != run.scenario:
+            continue
+        try:
+            asked = scenario.load(path)
+        except ZsimError:
+            continue
+        if asked.fingerprint == run.provenance.get("fingerprint"):
+            return asked
+    return None
+
+
+def _why_not(run: Run, asked: Scenario | None) -> str:
+    if asked is None:
+        return f"no scenario {run.scenario[:60]} with the Run's fingerprint below --scenarios"
+    if not run.complete or not run.step_time_ns:
+        return "no step time: the Run is not complete, or its backend sees no time"
+    ran_on, cluster = run.provenance.get("device", "an unknown device"), asked.cluster
+    if ran_on != cluster.kind and not is_called(cluster.device.name, ran_on):
+        return f"ran on {ran_on[:40]}, and the scenario's cluster is of {cluster.device.name if ran_on != 'cpu' else cluster.kind}"
+    return ""

@@ -1,0 +1,1 @@
+"""Output of nccl-tests, as text and JSON."""

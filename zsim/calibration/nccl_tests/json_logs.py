@@ -1,0 +1,145 @@
+"""What nccl-tests writes as JSON. A file that was cut, and one that is of no whole run, is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from zsim.calibration.nccl_tests import log_headers, log_tables
+from zsim.calibration.nccl_tests.checks import (
+    FACTORS,
+    Given,
+    RefusedError,
+    Rows,
+    Skipped,
+    Timed,
+    checked,
+    collect,
+    number,
+)
+from zsim.calibration.nccl_tests.collective_names import agreed, collectives_of, programs, said_by
+from zsim.calibration.nccl_tests.log_lines import why_not_its_count
+from zsim.calibration.nccl_tests.note_words import in_log
+from zsim.calibration.nccl_tests.rows import NcclRow
+
+MOST_VARIABLES = 10_000
+"""Of an environment that is looked through."""
+HEAD = 4096
+"""Characters in which a file says what it is of."""
+
+
+def read_json(text: str, *, source: str, collective: str = "", inter_node: str = "", notes: str = "") -> Rows:
+    """One run of nccl-tests' `-J` file (version 2.17 and later), with out-of-place times; those are µs."""
+    given = Given(source=source, collective=collective, inter_node=inter_node, notes=notes)
+    try:
+        whole = json.loads(text)
+    except (ValueError, RecursionError):
+        return _skipped("JSON cut or damaged", [], given)
+    results = whole.get("results") if isinstance(whole, dict) else None
+    if not isinstance(results, list) or "average_bus_bandwidth" not in whole:
+        return _skipped("not a whole run of nccl-tests", results, given)
+    devices = whole["config"].get("devices") if isinstance(whole.get("config"), dict) else None
+    if not isinstance(devices, list) or not devices or not all(isinstance(one, dict) for one in devices):
+        return _skipped("no devices listed", results, given)
+    run = _Run(whole=whole, head=text[:HEAD], devices=devices, header=log_headers.of_json(whole["config"]))
+    if reason := next(filter(None, run.problems()), ""):
+        return _skipped(reason, results, given)
+    return collect(((place, partial(run.row, result, given)) for place, result in enumerate(results, start=1)), given.source)
+
+
+def _skipped(reason: str, results: Any, given: Given) -> Rows:
+    count = max(1, len(results)) if isinstance(results, list) else 1
+    return Rows(rows=(), skipped=(Skipped(source=given.source, line=1, reason=reason, count=count),))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """The object of one whole run, the beginning of its text, and of its configuration the devices, one for each rank, and the header."""
+
+    whole: dict[str, Any]
+    head: str
+    devices: list[dict[str, Any]]
+    header: log_headers.Header
+
+    def problems(self) -> Iterator[str]:
+        """Why none of it can be used."""
+        ranks = [rank if type(rank := one.get("rank")) is int else place for place, one in enumerate(self.devices)]
+        yield self.header.mistimed
+        yield log_headers.split(str(one.get("group", 0)) for one in self.devices)
+        yield self.header.incomplete(ranks)
+        yield log_headers.mixed(str(one.get("device_info", "")) for one in self.devices)
+        yield _out_of_bounds(self.whole.get("out_of_bounds"), self.whole["results"])
+
+    @property
+    def variables(self) -> str:
+        """What its environment says of NCCL."""
+        said = self.whole.get("env")
+        return in_log(" ".join(str(one) for one in said[:MOST_VARIABLES])) if isinstance(said, list) else ""
+
+    @property
+    def version(self) -> str:
+        """NCCL's."""
+        code = self.whole.get("nccl_version")
+        return log_headers.version(code) if type(code) is int else ""
+
+    def row(self, result: Any, given: Given) -> NcclRow:
+        """The row of one result; RefusedError with what is wrong with it."""
+        if not isinstance(result, dict) or not isinstance(result.get("out_of_place"), dict):
+            raise RefusedError("no out-of-place time")
+        if _is_wrong(result):
+            raise RefusedError(log_tables.WRONG)
+        timed, name = result["out_of_place"], self._collective(result, given)
+        if "time" not in timed and "cpu_time" in timed:
+            raise RefusedError(log_headers.OF_HOST)
+        if type(result.get("size")) is not int:
+            raise RefusedError("size missing or no number")
+        cells = [str(result.get(key, "")) for key in ("size", "count", "type")]
+        if problem := why_not_its_count(name, cells, ranks=len(self.devices)):
+            raise RefusedError(problem)
+        return checked(
+            NcclRow(
+                collective=name,
+                gpu=str(self.devices[0].get("device_info", "")),
+                n_ranks=len(self.devices),
+                n_nodes=len({str(one.get("hostname")) for one in self.devices}),
+                size_bytes=result["size"],
+                inter_node=given.inter_node,
+                nccl_version=self.version,
+                notes=f"{given.notes} {self.variables}".strip(),
+                assumed=self.header.assumed,
+                source=given.source,
+                line=1,
+            ),
+            Timed(
+                microseconds=number(str(timed.get("time", "")), "time"),
+                algorithm=number(str(timed["alg_bw"]), "algbw") if "alg_bw" in timed else None,
+                bus=number(str(timed.get("bus_bw", "")), "busbw"),
+            ),
+        )
+
+    def _collective(self, result: dict[str, Any], given: Given) -> str:
+        """What the result, or else the beginning of the file, says that it is of; RefusedError where that is no one collective."""
+        name = str(result.get("experiment_name") or "")
+        said = said_by(name) or collectives_of(name) or programs(self.head) or collectives_of(self.head)
+        found, problem = agreed(said, given=given.collective, source=given.source, modelled=FACTORS)
+        if problem:
+            raise RefusedError(problem)
+        return found
+
+
+def _is_wrong(result: Any) -> bool:
+    """Whether any value that a row came to is wrong, out of place or in place."""
+    runs = (result.get("out_of_place"), result.get("in_place")) if isinstance(result, dict) else ()
+    return any(isinstance(run, dict) and isinstance(wrong := run.get("nwrong"), int | float) and wrong > 0 for run in runs)
+
+
+def _out_of_bounds(summary: Any, results: list[Any]) -> str:
+    """Why a whole run is refused that says values are out of bounds and has no row to blame, as its text is; "" for all others."""
+    if not isinstance(summary, dict) or any(map(_is_wrong, results)):
+        return ""
+    count = summary.get("count")
+    failed = summary.get("okay") is False or (isinstance(count, int | float) and count > 0)
+    return f"{log_tables.WRONG}: out of bounds values" if failed else ""

@@ -1,0 +1,1 @@
+"""Words of published tables."""
