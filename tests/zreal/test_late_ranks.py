@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.folders import PARITY
 from zreal.launch import launch
-from zsim.cli import main
+from zsim.cli.main import main
 
 pytestmark = pytest.mark.gloo
 

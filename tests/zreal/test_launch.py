@@ -127,7 +127,7 @@ def end_the_server():
 
 if __name__ == "__main__":
     threading.Thread(target=end_the_server).start()
-    from zsim.cli import main
+    from zsim.cli.main import main
     raise SystemExit(main(["validate", "scenarios/parity/fsdp2-mlp-2.toml"]))
 """
 

@@ -15,7 +15,7 @@ from tests.support.sampling import one_in
 from tests.zreal.test_user_modules_traced import DDP, FSDP2, HSDP, KEPT, differences
 from zreal.tracing import trace
 from zsim.autograd.traced_file import dump, parse, save
-from zsim.cli import main
+from zsim.cli.main import main
 from zsim.errors import ZsimError
 
 WIDTH = 16

@@ -24,7 +24,7 @@ from zreal.numerics import (
     relative_differences,
 )
 from zreal.subjects.table import SUBJECTS
-from zsim.cli import main
+from zsim.cli.main import main
 from zsim.models.training_options import Precision
 from zsim.runs.backend import RunOptions
 from zsim.runs.registry import find

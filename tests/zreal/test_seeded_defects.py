@@ -10,7 +10,7 @@ import pytest
 from tests.support.folders import PARITY
 from tests.zreal.rank_bodies import DEFECTS
 from zreal.launch import launch
-from zsim.cli import main
+from zsim.cli.main import main
 
 pytestmark = [pytest.mark.gloo, pytest.mark.quality]
 

@@ -12,7 +12,7 @@ import pytest
 from tests.support.folders import ROOT
 from zreal.worker import LauncherError
 from zreal.worker import main as main_of_worker
-from zsim.cli import main
+from zsim.cli.main import main
 from zsim.errors import ZsimError
 from zsim.runs import saved
 

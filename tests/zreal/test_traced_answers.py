@@ -9,7 +9,7 @@ import pytest
 from tests.zreal.user_modules import CASES
 from zreal.tracing import trace
 from zsim.autograd.traced_file import save
-from zsim.cli import main
+from zsim.cli.main import main
 from zsim.models.training_options import Device
 
 SCENARIO = """

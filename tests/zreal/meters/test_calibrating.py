@@ -13,7 +13,7 @@ from tests.support.folders import SCENARIOS
 from tests.zreal.test_torchrun import worker
 from zreal import torch_private
 from zreal.meters import step_time
-from zsim.cli import main
+from zsim.cli.main import main
 from zsim.runs import saved
 
 

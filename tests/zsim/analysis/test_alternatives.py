@@ -11,10 +11,10 @@ import pytest
 from zsim.analysis.advice import Way, advice, changed, needs, none_fits, step_time, together
 from zsim.analysis.alternatives import changes, dropped, moved
 from zsim.analysis.fit import Candidate, fit, ways
-from zsim.cli import main
+from zsim.cli.main import main
+from zsim.cli.memory_report import SURER
 from zsim.io.units import format_bytes, format_time
 from zsim.ir.mesh import Mesh
-from zsim.memory_report import SURER
 from zsim.scenario.scenario import Scenario, parse
 
 PREFETCHED = 'name = "fsdp2", forward_prefetch = 2, backward_prefetch = 1, offload = true, reshard_after_forward = 4'

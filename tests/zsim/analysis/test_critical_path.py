@@ -12,8 +12,8 @@ from hypothesis import given, settings
 
 from tests.support.folders import SCENARIOS
 from tests.support.random_scenarios import scenario_texts
-from zsim import time_report
 from zsim.analysis.critical_path import LONGER, SHARED, explain, name
+from zsim.cli import time_report
 from zsim.engine.costs import Costs
 from zsim.engine.execution import EAGER, Execution
 from zsim.engine.interference import Lost

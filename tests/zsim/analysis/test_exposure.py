@@ -9,13 +9,13 @@ import pytest
 from tests.support.folders import SCENARIOS
 from tests.zsim.analysis.test_critical_path import Toy
 from zsim.analysis.critical_path import Why, explain, name
+from zsim.cli.time_report import why
 from zsim.engine.simulate import simulate
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Kernel, Op, OpKind
 from zsim.ir.program import Program, RankProgram
 from zsim.scenario import scenario
 from zsim.scenario.plan import plan
-from zsim.time_report import why
 
 
 def compute(index: int, kind: OpKind, ns: int, *waits: int, micro_batch: int = 0) -> Op:

@@ -8,8 +8,8 @@ import pytest
 
 from tests.support.folders import PARITY
 from tests.support.sampling import one_in
-from zsim import cli
 from zsim.analysis.alternatives import moved
+from zsim.cli import main
 from zsim.scenario.scenario import load
 from zsim.strategies import STRATEGIES
 
@@ -18,7 +18,7 @@ FILES = [file.stem for file in sorted(PARITY.glob("*.toml"))]
 
 @pytest.mark.parametrize("name", [*one_in(5, [name for name in FILES if "fsdp1" not in name]), "fsdp1-mlp-2", "fsdp1-gpt-2x2"])
 def test_every_kind_of_scenario_is_fitted(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["fit", str(PARITY / f"{name}.toml"), "--json"]) in (0, 1)
+    assert main.main(["fit", str(PARITY / f"{name}.toml"), "--json"]) in (0, 1)
     assert json.loads(capsys.readouterr().out)["candidates"]
 
 

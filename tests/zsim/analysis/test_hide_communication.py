@@ -8,10 +8,10 @@ from functools import cache
 import pytest
 
 from tests.support.folders import SCENARIOS
-from zsim import time_report
 from zsim.analysis.critical_path import explain
 from zsim.analysis.hide_communication import Aim, Change, Hiding, Tried, as_good_as_any, hiding
 from zsim.analysis.hiding_candidates import FACTORS
+from zsim.cli import time_report
 from zsim.cluster.cluster import ClusterSpec, Link, MeasuredCurve, SlowRail, load_cluster
 from zsim.engine.costs import Costs
 from zsim.engine.overlap import simulate_step

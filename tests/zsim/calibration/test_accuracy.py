@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.zsim.calibration.tables.test_measurements import FOUNDRY, MEGATRON, NANOTRON, TITAN, table
-from zsim import accuracy_commands, cli
 from zsim.calibration import accuracy, tables
 from zsim.calibration.accuracy import Predicted, groups, pairs, percentile, spearman
+from zsim.cli import accuracy as accuracy_commands
+from zsim.cli import main
 
 
 def row(predicted: float, measured: float, *, per: float = 1.0, **fields: str) -> Predicted:
@@ -90,7 +91,7 @@ def test_a_folder_is_predicted_row_by_row_and_what_cannot_be_is_named(
     )
     table(tmp_path / "b.csv", MEGATRON, MEGATRON | {"tp": "2"})
     table(tmp_path / "c.csv", {"unknown": "1"})
-    assert cli.main(["accuracy", str(tmp_path), "--json", "--plot", str(tmp_path / "p.svg")]) == 0
+    assert main.main(["accuracy", str(tmp_path), "--json", "--plot", str(tmp_path / "p.svg")]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [(one["source"], one["line"]) for one in found["rows"]] == [("a.csv", 2), ("a.csv", 3), ("b.csv", 2)]
     assert [(one["source"], one["line"]) for one in found["skipped"]] == [("a.csv", 4), ("b.csv", 3), ("c.csv", 1)]
@@ -108,19 +109,19 @@ def test_a_folder_is_predicted_row_by_row_and_what_cannot_be_is_named(
 
 def test_a_row_is_explained_as_its_scenario(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table(tmp_path / "a.csv", FOUNDRY, FOUNDRY | {"gpu": "x"})
-    assert cli.main(["accuracy", str(tmp_path), "--explain", "a.csv:2"]) == 0
+    assert main.main(["accuracy", str(tmp_path), "--explain", "a.csv:2"]) == 0
     said = capsys.readouterr().out
     assert "# assumed: Triton attention, causal" in said
     assert 'cluster = { preset = "dgx-a100-40", nodes = 1, ranks = 8 }' in said
-    assert cli.main(["accuracy", str(tmp_path), "--explain", "a.csv:3"]) == 0
+    assert main.main(["accuracy", str(tmp_path), "--explain", "a.csv:3"]) == 0
     assert capsys.readouterr().out.startswith("# skipped: gpu: expected an A100 SXM")
-    assert cli.main(["accuracy", str(tmp_path), "--explain", "a.csv:9"]) == 2
+    assert main.main(["accuracy", str(tmp_path), "--explain", "a.csv:9"]) == 2
     assert "found no such row" in capsys.readouterr().err
 
 
 def test_a_plot_needs_a_name_that_says_what_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table(tmp_path / "a.csv", FOUNDRY)
-    assert cli.main(["accuracy", str(tmp_path), "--plot", str(tmp_path / "p.png")]) == 2
+    assert main.main(["accuracy", str(tmp_path), "--plot", str(tmp_path / "p.png")]) == 2
     said = capsys.readouterr().err
     assert "expected a file that ends in .svg, found .png; pictures are drawn as SVG alone: --plot p.svg" in said
 
@@ -154,7 +155,7 @@ def test_collectives_are_predicted_in_seconds_by_collective_and_size(
 ) -> None:
     large = SWEEP | {"size_bytes": "268435456", "time_us": "729"}
     table(tmp_path / "n.csv", SWEEP, large, SWEEP | {"gpu": "MI300X"}, SWEEP | {"time_us": ""})
-    assert cli.main(["accuracy", str(tmp_path), "--json"]) == 0
+    assert main.main(["accuracy", str(tmp_path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     kinds = ["collective all_gather middle", "collective all_gather large"]
     assert [(one["kind"], one["n"]) for one in found["groups"]] == [(kind, 1) for kind in kinds]
@@ -171,7 +172,7 @@ def test_collectives_are_predicted_in_seconds_by_collective_and_size(
 def test_a_collective_is_explained_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     between = SWEEP | {"n_ranks": "16", "n_nodes": "2", "size_bytes": "268435456", "inter_node": "unknown", "time_us": "1000"}
     table(tmp_path / "n.csv", SWEEP | {"inter_node": ""}, between)
-    assert cli.main(["accuracy", str(tmp_path), "--explain", "n.csv:3"]) == 0
+    assert main.main(["accuracy", str(tmp_path), "--explain", "n.csv:3"]) == 0
     assert capsys.readouterr().out == """\
 # n.csv line 3, measured 0.001 s
 # assumed: 400 GB/s of network per node
@@ -194,9 +195,9 @@ def test_a_collectives_bus_bandwidth_is_that_of_nccl_tests_in_the_predicted_time
 ) -> None:
     """Of eight ranks nccl-tests counts 7/8 of the message, 14/8 of an all-reduce's, and a broadcast's as it is."""
     table(tmp_path / "n.csv", SWEEP | {"collective": op, "inter_node": "", "size_bytes": "268435456", "time_us": "1500"})
-    assert cli.main(["accuracy", str(tmp_path), "--json"]) == 0
+    assert main.main(["accuracy", str(tmp_path), "--json"]) == 0
     (one,) = json.loads(capsys.readouterr().out)["rows"]
-    assert cli.main(["accuracy", str(tmp_path), "--explain", "n.csv:2", "--json"]) == 0
+    assert main.main(["accuracy", str(tmp_path), "--explain", "n.csv:2", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["taken_for"]
     assert found["collective"] == f"{op} of 268,435,456 B over 8 ranks on 1 node"
     factor = {"all_reduce": 14 / 8, "broadcast": 1}.get(op, 7 / 8)
@@ -216,15 +217,15 @@ def test_a_slower_networks_scenario_says_so_once_and_runs_to_the_nanosecond_as_p
     others: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table(tmp_path / "a.csv", others)
-    assert cli.main(["accuracy", str(tmp_path), "--json"]) == 0
+    assert main.main(["accuracy", str(tmp_path), "--json"]) == 0
     (one,) = json.loads(capsys.readouterr().out)["rows"]
-    assert cli.main(["accuracy", str(tmp_path), "--explain", "a.csv:2"]) == 0
+    assert main.main(["accuracy", str(tmp_path), "--explain", "a.csv:2"]) == 0
     said = capsys.readouterr().out
     (cluster,) = (line for line in said.splitlines() if line.startswith("cluster = "))
     assert "slow_links" not in said
     assert cluster.count("nic_bandwidth = ") == 1
     (tmp_path / "asked.toml").write_text(said, encoding="utf-8")
-    assert cli.main(["run", str(tmp_path / "asked.toml"), "--json"]) == 0
+    assert main.main(["run", str(tmp_path / "asked.toml"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["step_time_ns"] == round(one["predicted"] * 1e9)
 
 
@@ -233,7 +234,7 @@ def test_products_are_predicted_and_accelerators_without_a_preset_are_named(
 ) -> None:
     others = ({"gpu": "NVIDIA A100 PCIe"}, {"gpu": "NVIDIA GH200 SXM"}, {"shape_mxnxk": ""}, {"dtype": "int4"}, {"shape_mxnxk": "0x1x1"})
     table(tmp_path / "g.csv", PRODUCT, *(PRODUCT | other for other in others))
-    assert cli.main(["accuracy", str(tmp_path), "--json"]) == 0
+    assert main.main(["accuracy", str(tmp_path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     (one,) = found["rows"]
     assert one["kind"] == "product"
@@ -241,7 +242,7 @@ def test_products_are_predicted_and_accelerators_without_a_preset_are_named(
     assert one["measured"] == pytest.approx(2 * 1024 * 10240 * 5120 / 271.2e12)
     assert one["band"][0] < one["measured"] < one["band"][1]
     assert [skipped["reason"].partition(":")[0] for skipped in found["skipped"]] == ["gpu", "gpu", "shape_mxnxk", "dtype", "shape_mxnxk"]
-    assert cli.main(["accuracy", str(tmp_path), "--explain", "g.csv:2"]) == 0
+    assert main.main(["accuracy", str(tmp_path), "--explain", "g.csv:2"]) == 0
     assert "device: preset a100-80" in capsys.readouterr().out
 
 
@@ -250,13 +251,13 @@ def test_what_a_row_was_taken_for_has_the_band_that_its_prediction_has(
     row: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table(tmp_path / "a.csv", row)
-    assert cli.main(["accuracy", str(tmp_path), "--json"]) == 0
+    assert main.main(["accuracy", str(tmp_path), "--json"]) == 0
     (one,) = json.loads(capsys.readouterr().out)["rows"]
-    assert cli.main(["accuracy", str(tmp_path), "--explain", "a.csv:2"]) == 0
+    assert main.main(["accuracy", str(tmp_path), "--explain", "a.csv:2"]) == 0
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("band: "))
     low, high = (float(end.removesuffix(" us")) / 1e6 for end in line.removeprefix("band: ").split(" to "))
     assert (low, high) == (pytest.approx(one["band"][0], rel=1e-3), pytest.approx(one["band"][1], rel=1e-3))
-    assert cli.main(["accuracy", str(tmp_path), "--explain", "a.csv:2", "--json"]) == 0
+    assert main.main(["accuracy", str(tmp_path), "--explain", "a.csv:2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["taken_for"]["band"] == line.removeprefix("band: ")
 
 
@@ -381,14 +382,14 @@ def test_files_beyond_the_most_that_are_read_are_skipped_by_name(tmp_path: Path,
 
 def test_a_damaged_file_that_is_asked_for_by_itself_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bad.csv").write_text('a,b\n1,"2\n')
-    assert cli.main(["accuracy", str(tmp_path / "bad.csv")]) == 2
+    assert main.main(["accuracy", str(tmp_path / "bad.csv")]) == 2
 
 
 def test_a_row_in_a_subfolder_is_explained_by_its_place_or_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "sub").mkdir()
     table(tmp_path / "sub" / "a.csv", FOUNDRY)
     for name in ("sub/a.csv:2", "sub/a:2", "a.csv:2"):
-        assert cli.main(["accuracy", str(tmp_path), "--explain", name]) == 0
+        assert main.main(["accuracy", str(tmp_path), "--explain", name]) == 0
         assert capsys.readouterr().out.startswith("# sub/a.csv line 2, measured")
 
 
@@ -398,7 +399,7 @@ def test_the_band_is_wider_by_what_a_row_leaves_open(tmp_path: Path, capsys: pyt
     plain, open_ = accuracy.accuracy(tmp_path).rows
     assert open_.predicted == plain.predicted
     assert open_.band == (pytest.approx(plain.band[0] / 1.1), pytest.approx(plain.band[1] * 1.1))
-    assert cli.main(["accuracy", str(tmp_path), "--explain", "a.csv:3"]) == 0
+    assert main.main(["accuracy", str(tmp_path), "--explain", "a.csv:3"]) == 0
     said = capsys.readouterr().out
     assert "# assumed: colour = 'blue' changes nothing: the column is not known" in said
     assert "# assumed: so the band is 10 % wider on both sides" in said
@@ -411,7 +412,7 @@ def test_a_model_that_cannot_fit_is_predicted_with_a_caution(tmp_path: Path, cap
     table(tmp_path / "a.csv", FOUNDRY | large | rate)
     (one,) = accuracy.accuracy(tmp_path).rows
     assert one.assumed[-1].startswith("as mapped it cannot fit: ")
-    assert cli.main(["accuracy", str(tmp_path), "--explain", "a.csv:2"]) == 0
+    assert main.main(["accuracy", str(tmp_path), "--explain", "a.csv:2"]) == 0
     assert "as mapped it cannot fit: " in capsys.readouterr().out
 
 

@@ -14,11 +14,11 @@ import pytest
 
 from tests.support.folders import PUBLISHED, SCENARIOS
 from tests.zsim.calibration.tables.test_measurements import FOUNDRY, table
-from zsim import cli
 from zsim.calibration import fit_collectives, fit_steps, tables, write_cluster
 from zsim.calibration.fit_steps import CalibrationError
 from zsim.calibration.model_identity import model_of
 from zsim.calibration.nccl_tests.rows import predict, question
+from zsim.cli import main
 from zsim.cluster.cluster import load_cluster
 from zsim.cluster.collectives.nccl.curves import CURVES
 from zsim.cluster.collectives.nccl.measured_curves import curves_of, with_curve
@@ -61,7 +61,7 @@ def test_what_made_the_measurements_is_found_and_left_out_groups_are_predicted(
     """Products that are 6 % slower: most of it is found in matmul_efficiency, and the rest in what works alike."""
     path = measured(tmp_path, {("A100", "matmul_efficiency"): 0.94})
     out = tmp_path / "mine.toml"
-    assert cli.main(["calibrate", "--from", str(path), "--cluster", "dgx-a100-40", "--out", str(out), "--json"]) == 0
+    assert main.main(["calibrate", "--from", str(path), "--cluster", "dgx-a100-40", "--out", str(out), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     factors = {(one["generation"], one["name"]): one["factor"] for one in found["constants"]}
     assert factors["A100", "matmul_efficiency"] < 0.97
@@ -97,7 +97,7 @@ def test_a_fit_that_misses_has_a_band_that_says_so_and_holds_what_was_measured(
     ]
     out = tmp_path / "mine.toml"
     asked = ["calibrate", "--from", str(table(tmp_path / "slow.csv", *slowed)), "--cluster", "dgx-a100-40", "--out", str(out)]
-    assert cli.main([*asked, "--json"]) == 0
+    assert main.main([*asked, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     far = max(1 - min(1 + error, 1 / (1 + error)) for row in found["rows"] for error in (row["error"], row["left_out"]))
     assert far <= found["width"] <= far + 0.001
@@ -112,7 +112,7 @@ def test_a_fit_that_misses_has_a_band_that_says_so_and_holds_what_was_measured(
         low, high = error_bands.band(case.program, timeline, costs=costs)
         seconds = int(row["seq_len"]) * int(row["micro_batch"]) * 8 / float(row["tokens_per_s"])
         assert low <= seconds / (timeline.step_time_ns / 1e9) <= high
-    assert cli.main(asked) == 0
+    assert main.main(asked) == 0
     assert f"{said}\n" in capsys.readouterr().out
 
 
@@ -125,7 +125,7 @@ def test_constants_of_which_no_row_speaks_stay_what_they_were(tmp_path: Path, ca
     """One node waits for no straggler, and its rows ran one kind of attention kernels."""
     path, out = measured(tmp_path, {("A100", "matmul_efficiency"): 0.94}), tmp_path / "mine.toml"
     asked = ["calibrate", "--from", str(path), "--cluster", "dgx-a100-40", "--out", str(out)]
-    assert cli.main([*asked, "--json"]) == 0
+    assert main.main([*asked, "--json"]) == 0
     heard = {one["name"]: one["heard"] for one in json.loads(capsys.readouterr().out)["constants"]}
     (ran,) = {case.scenario.executed.attention_kernels for case in cases(tmp_path)}
     assert (heard["straggler"], heard["matmul_efficiency"]) == ([], ["matmul_efficiency"])
@@ -136,7 +136,7 @@ def test_constants_of_which_no_row_speaks_stay_what_they_were(tmp_path: Path, ca
     assert {kind for kind, rates in written["attention"].items() if rates != preset["attention"][kind]} == {ran}
     assert len(written["attention"]) > 1
     assert written["attention"][ran]["rate"]["width"] == written["matmul_efficiency"]["width"] == "8.0 %"
-    assert cli.main(asked) == 0
+    assert main.main(asked) == 0
     said = capsys.readouterr().out
     assert re.search(r"^straggler +all +as before: no row speaks of it$", said, re.MULTILINE)
     assert re.search(r"^no row speaks of .*straggler.*: as before, with where it came from$", said, re.MULTILINE)
@@ -177,7 +177,7 @@ def test_the_preset_is_kept_where_the_measurements_are_its_own(tmp_path: Path) -
 
 def test_one_group_alone_cannot_be_calibrated_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = table(tmp_path / "t.csv", *ROWS[:2])
-    assert cli.main(["calibrate", "--from", str(path), "--cluster", "dgx-a100-40"]) == 2
+    assert main.main(["calibrate", "--from", str(path), "--cluster", "dgx-a100-40"]) == 2
     assert "expected rows of at least two groups" in capsys.readouterr().err
 
 
@@ -200,7 +200,7 @@ def test_steps_of_another_machine_are_skipped_by_name_and_move_nothing(tmp_path:
     path = measured(tmp_path, {})
     other = table(tmp_path / "other.csv", *(row | {"gpu": "h100_80gb", "tokens_per_s": "100000"} for row in ROWS[:2]))
     asked = ["calibrate", "--from", str(path), str(other), "--cluster", "dgx-a100-40", "--json"]
-    assert cli.main(asked) == 0
+    assert main.main(asked) == 0
     found = json.loads(capsys.readouterr().out)
     assert {one["generation"] for one in found["constants"]} == {"", "A100"}
     assert all(abs(one["factor"] - 1) < 1e-3 for one in found["constants"])
@@ -209,7 +209,7 @@ def test_steps_of_another_machine_are_skipped_by_name_and_move_nothing(tmp_path:
 
 def test_a_table_of_no_known_source_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = table(tmp_path / "t.csv", {"a": "1"})
-    assert cli.main(["calibrate", "--from", str(path)]) == 2
+    assert main.main(["calibrate", "--from", str(path)]) == 2
     assert "found columns of no known source: a" in capsys.readouterr().err
 
 
@@ -220,19 +220,19 @@ def test_tables_of_products_are_skipped_with_their_count_and_the_others_go_throu
     product = {"gpu": "A100", "dtype": "bf16", "tflops": "271.2", "shape_mxnxk": "1024x10240x5120"}
     products = table(tmp_path / "gemm.csv", product, product | {"gpu": "Intel Gaudi 2"}, product | {"shape_mxnxk": ""})
     (tmp_path / "log.txt").write_text(nccl_text(slower(1.0)))
-    assert cli.main(["calibrate", "--from", str(products), str(tmp_path / "log.txt"), "--json"]) == 0
+    assert main.main(["calibrate", "--from", str(products), str(tmp_path / "log.txt"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["collectives"]["fitted"]["n"] > 0
     reason = "single products are not calibrated: what training reaches is fitted on steps"
     assert [(one["source"], one["reason"]) for one in found["skipped"]] == [("gemm.csv", reason)] * 3
-    assert cli.main(["calibrate", "--from", str(products)]) == 2
+    assert main.main(["calibrate", "--from", str(products)]) == 2
     assert f"found {reason}" in capsys.readouterr().err
 
 
 def test_a_row_that_was_cut_is_not_calibrated_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = measured(tmp_path, {})
     path.write_text(path.read_text() + path.read_text().splitlines()[-1].rpartition(",")[0] + "\n")
-    assert cli.main(["calibrate", "--from", str(path), "--cluster", "dgx-a100-40", "--json"]) == 0
+    assert main.main(["calibrate", "--from", str(path), "--cluster", "dgx-a100-40", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["fitted"]["n"] == len(ROWS)
     (reason,) = (one["reason"] for one in found["skipped"])
@@ -286,7 +286,7 @@ def test_a_log_of_several_nodes_is_taken_to_have_run_over_the_clusters_own_netwo
 ) -> None:
     """nccl-tests names no network. All-gathers of 16 at 330 GB/s."""
     (tmp_path / "log.txt").write_text(nccl_text({2**power: 2**power * 15 / 16 / 330e3 for power in range(26, 31)}, ranks=16))
-    assert cli.main(["calibrate", "--from", str(tmp_path / "log.txt"), "--cluster", cluster, "--json"]) == 0
+    assert main.main(["calibrate", "--from", str(tmp_path / "log.txt"), "--cluster", cluster, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     (curve,) = found["collectives"]["curves"]
     assert (curve["scope"], curve["collective"], found["collectives"]["fitted"]["n"]) == ("network", "all_gather", 5)
@@ -295,7 +295,7 @@ def test_a_log_of_several_nodes_is_taken_to_have_run_over_the_clusters_own_netwo
 def test_nccl_tests_output_moves_the_curve_of_its_collective_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log, out = tmp_path / "log.txt", tmp_path / "mine.toml"
     log.write_text(nccl_text(slower(1.5)))
-    assert cli.main(["calibrate", "--from", str(log), "--cluster", "dgx-h100", "--out", str(out), "--json"]) == 0
+    assert main.main(["calibrate", "--from", str(log), "--cluster", "dgx-h100", "--out", str(out), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     (curve,) = found["collectives"]["curves"]
     published = CURVES.rings["hopper", "all_gather"]
@@ -319,7 +319,7 @@ def test_percentiles_are_the_same_wherever_they_stand_and_rows_that_the_preset_a
     """One system on each of three curves: left out, nothing but the published curve is there to predict it."""
     log, out = PUBLISHED / "nccl_h100_sweep.csv", tmp_path / "mine.toml"
     asked = ["calibrate", "--from", str(log), "--cluster", "dgx-h100", "--out", str(out)]
-    assert cli.main(asked) == 0
+    assert main.main(asked) == 0
     said = re.findall(r"^rows (fitted|left out with their group): n 33, median ([\d.]+) %,.* p95 ([\d.]+) %", capsys.readouterr().out, re.M)
     written = re.findall(r"^# errors of rows (.*): median ([\d.]+) %, 95th percentile ([\d.]+) %", out.read_text(), re.M)
     assert [words for words, *_ in written] == ["fitted", "left out with their group"]
@@ -349,7 +349,7 @@ def test_all_reduces_that_are_slower_than_the_published_ring_are_fitted_as_they_
     """The published ring of a node takes 30 µs and more: beside a switch that has been measured it holds no time to its own."""
     times, out = on_a_curve(*curve), tmp_path / "mine.toml"
     path = all_reduces(tmp_path / "a.csv", times)
-    assert cli.main(["calibrate", "--from", str(path), "--cluster", "dgx-h100", "--out", str(out), "--json"]) == 0
+    assert main.main(["calibrate", "--from", str(path), "--cluster", "dgx-h100", "--out", str(out), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     (fitted,) = found["collectives"]["curves"]
     assert (fitted["scope"], fitted["collective"]) == ("nvls", "all_reduce")
@@ -364,7 +364,7 @@ def test_all_reduces_that_are_slower_than_the_published_ring_are_fitted_as_they_
 
 def bands_of(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[float, ...]:
     """Of the one curve that is calibrated on the file: for large, middle and small messages."""
-    assert cli.main(["calibrate", "--from", str(path), "--cluster", "dgx-h100", "--json"]) == 0
+    assert main.main(["calibrate", "--from", str(path), "--cluster", "dgx-h100", "--json"]) == 0
     (curve,) = json.loads(capsys.readouterr().out)["collectives"]["curves"]
     return tuple(curve[name] for name in ("band", "band_middle", "band_small"))
 
@@ -420,7 +420,7 @@ def test_a_size_that_no_other_vouches_for_is_not_trusted_although_the_fit_meets_
     """Of four sizes 16 MiB alone shows what middle ones have added, which is six times the preset's."""
     times = {size: us for size, us in on_a_curve(28, 470, 300).items() if size in (2**12, 2**18, 2**24, 2**33)}
     path = all_reduces(tmp_path / "a.csv", times)
-    assert cli.main(["calibrate", "--from", str(path), "--cluster", "dgx-h100", "--json"]) == 0
+    assert main.main(["calibrate", "--from", str(path), "--cluster", "dgx-h100", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["collectives"]["fitted"]["max"] < 0.1
     assert bands_of(path, capsys)[1] > 0.3
 
@@ -448,7 +448,7 @@ def test_one_number_of_nodes_does_not_vouch_for_others(times: float, tmp_path: P
 def test_a_preset_predicts_what_is_left_out_as_it_does_by_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With the ring that it chooses where that is faster, as of few ranks and small messages."""
     path = all_reduces(tmp_path / "a.csv", {1 << power: 40.0 for power in range(12, 20)}, n_ranks="6")
-    assert cli.main(["calibrate", "--from", str(path), "--cluster", "dgx-h100", "--json"]) == 0
+    assert main.main(["calibrate", "--from", str(path), "--cluster", "dgx-h100", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["collectives"]
     rows = [row for row in tables.rows(path) if isinstance(row, tables.NcclRow)]
     assert [row["left_out"] for row in found["rows"]] == pytest.approx([predict(question(row)).microseconds / 40 - 1 for row in rows])
@@ -461,7 +461,7 @@ def test_a_ring_that_was_forced_has_its_own_curve_and_says_nothing_of_the_choice
 ) -> None:
     forced = all_reduces(tmp_path / "ring.csv", on_a_curve(35, 330, 60), notes="NCCL_ALGO=Ring")
     chosen = all_reduces(tmp_path / "own.csv", on_a_curve(90, 440, 60))
-    assert cli.main(["calibrate", "--from", str(forced), str(chosen), "--cluster", "dgx-h100", "--json"]) == 0
+    assert main.main(["calibrate", "--from", str(forced), str(chosen), "--cluster", "dgx-h100", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["collectives"]
     assert [one["scope"] for one in found["curves"]] == ["nvls", "ring"]
     assert found["fitted"]["max"] < 0.02
@@ -471,7 +471,7 @@ def test_what_two_files_hold_alike_is_counted_once_and_named(tmp_path: Path, cap
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text(nccl_text(slower(1.0)))
     logs, out = [str(tmp_path / name) for name in ("a.txt", "a.txt", "b.txt")], tmp_path / "mine.toml"
-    assert cli.main(["calibrate", "--from", *logs, "--cluster", "dgx-h100", "--out", str(out), "--json"]) == 0
+    assert main.main(["calibrate", "--from", *logs, "--cluster", "dgx-h100", "--out", str(out), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["collectives"]["fitted"]["n"] == len(SIZES)
     same = "holds the same as a.txt: counted once"
@@ -483,7 +483,7 @@ def test_rows_that_others_predict_when_they_are_left_out_name_no_preset(tmp_path
     for number, times in enumerate((1.0, 1.2)):
         (tmp_path / f"{number}.txt").write_text(nccl_text(slower(times)))
     logs = [str(tmp_path / f"{number}.txt") for number in range(2)]
-    assert cli.main(["calibrate", "--from", *logs, "--cluster", "dgx-h100", "--json"]) == 0
+    assert main.main(["calibrate", "--from", *logs, "--cluster", "dgx-h100", "--json"]) == 0
     assert [one["by_preset"] for one in json.loads(capsys.readouterr().out)["groups"]] == ["", ""]
 
 
@@ -501,7 +501,7 @@ def test_rows_of_other_machines_and_shared_networks_are_skipped_by_name(
         )
     ]
     path = table(tmp_path / "n.csv", *rows)
-    assert cli.main(["calibrate", "--from", str(path), "--json"]) == 0
+    assert main.main(["calibrate", "--from", str(path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["collectives"]["fitted"]["n"] == 1
     assert [one["reason"] for one in found["skipped"]] == [
@@ -515,12 +515,12 @@ def test_measurements_of_another_machine_alone_are_refused_with_the_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "log.txt").write_text(nccl_text(slower(1.0)))
-    assert cli.main(["calibrate", "--from", str(tmp_path / "log.txt"), "--cluster", "dgx-a100"]) == 2
+    assert main.main(["calibrate", "--from", str(tmp_path / "log.txt"), "--cluster", "dgx-a100"]) == 2
     assert "found hopper on nvlink: another machine than the cluster's ampere on nvlink" in capsys.readouterr().err
 
 
 def test_an_unknown_cluster_is_refused_before_anything_is_fitted(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["calibrate", "--from", "none.csv", "--cluster", "dgx-h10"]) == 2
+    assert main.main(["calibrate", "--from", "none.csv", "--cluster", "dgx-h10"]) == 2
     assert "did you mean dgx-h100?" in capsys.readouterr().err
 
 
@@ -544,7 +544,7 @@ def test_saved_runs_are_measurements_of_their_scenarios(tmp_path: Path, capsys: 
         saved.save(longer, paths[-1])
     saved.save(replace(longer, provenance={**longer.provenance, "fingerprint": "0"}), tmp_path / "other.json")
     names = list(map(str, paths))
-    assert cli.main(["calibrate", "--from", *names, "--scenarios", str(tmp_path / "scenarios"), "--json"]) == 0
+    assert main.main(["calibrate", "--from", *names, "--scenarios", str(tmp_path / "scenarios"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert {row["source"] for row in found["rows"]} == {"two.json", "short.json", "four.json"}
     groups = {row["source"]: tuple(row["group"]) for row in found["rows"]}
@@ -554,11 +554,11 @@ def test_saved_runs_are_measurements_of_their_scenarios(tmp_path: Path, capsys: 
     factors = {one["name"]: one["factor"] for one in found["constants"]}
     assert factors["matmul_efficiency"] < 0.98
     saved.save(replace(longer, provenance={**longer.provenance, "device": "NVIDIA A100-SXM4-80GB"}), tmp_path / "a100.json")
-    assert cli.main(["calibrate", "--from", str(tmp_path / "a100.json"), "--scenarios", str(tmp_path / "scenarios")]) == 2
+    assert main.main(["calibrate", "--from", str(tmp_path / "a100.json"), "--scenarios", str(tmp_path / "scenarios")]) == 2
     assert "ran on NVIDIA A100-SXM4-80GB, and the scenario's cluster is of H100 SXM 80 GB" in capsys.readouterr().err
-    assert cli.main(["calibrate", "--from", *names]) == 2
+    assert main.main(["calibrate", "--from", *names]) == 2
     assert "--scenarios FOLDER" in capsys.readouterr().err
-    assert cli.main(["calibrate", "--from", str(tmp_path / "other.json"), "--scenarios", str(tmp_path)]) == 2
+    assert main.main(["calibrate", "--from", str(tmp_path / "other.json"), "--scenarios", str(tmp_path)]) == 2
     assert "no scenario four with the Run's fingerprint below --scenarios" in capsys.readouterr().err
     assert load_cluster("dgx-h100").curves == ()
 

@@ -11,10 +11,10 @@ import pytest
 
 from tests.support.folders import PUBLISHED
 from tests.zsim.calibration.test_fit_steps import ROWS, all_reduces, measured, nccl_text, on_a_curve, slower, table
-from zsim import cli
 from zsim.calibration import fit_warnings
 from zsim.calibration.fit_steps import Fitted, prepared
 from zsim.calibration.tables import rows
+from zsim.cli import main
 from zsim.scenario import cluster_file
 
 FORCED = {"notes": "NCCL_ALGO=Ring"}
@@ -24,7 +24,7 @@ def test_a_curve_that_misses_its_rows_is_doubted_everywhere_and_written(tmp_path
     """Times that are twice and half a curve's in turn: no curve comes near both."""
     times = {size: us * (2 if place % 2 else 0.5) for place, (size, us) in enumerate(on_a_curve(30, 180, 0).items())}
     path, out = all_reduces(tmp_path / "a.csv", times, **FORCED), tmp_path / "mine.toml"
-    assert cli.main(["calibrate", "--from", str(path), "--cluster", "dgx-h100", "--out", str(out), "--json"]) == 0
+    assert main.main(["calibrate", "--from", str(path), "--cluster", "dgx-h100", "--out", str(out), "--json"]) == 0
     said = capsys.readouterr()
     (doubt,) = json.loads(said.out)["doubts"]
     assert doubt.startswith("ring all_reduce: the fit misses its own 22 rows by ")
@@ -42,7 +42,7 @@ def test_a_curve_that_meets_its_rows_at_another_bandwidth_than_its_links_is_doub
     """Sizes or times that are off by two leave no residual: the fit takes the bandwidth there."""
     log = tmp_path / "log.txt"
     log.write_text(nccl_text({size: us * times for size, us in slower(1.0).items()}))
-    assert cli.main(["calibrate", "--from", str(log), "--cluster", "dgx-h100", "--json"]) == 0
+    assert main.main(["calibrate", "--from", str(log), "--cluster", "dgx-h100", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["collectives"]["fitted"]["median"] < 0.1
     (doubt,) = found["doubts"]
@@ -57,7 +57,7 @@ def test_steps_that_no_constants_meet_are_doubted(tmp_path: Path, capsys: pytest
     read = [dict(zip(names, line.split(","), strict=True)) for line in rows[1:]]
     slowed = [row | {"tokens_per_s": repr(float(row["tokens_per_s"]) / (2 if row["model"] == "b" else 1))} for row in read]
     path, out = table(tmp_path / "slow.csv", *slowed), tmp_path / "mine.toml"
-    assert cli.main(["calibrate", "--from", str(path), "--cluster", "dgx-a100-40", "--out", str(out)]) == 0
+    assert main.main(["calibrate", "--from", str(path), "--cluster", "dgx-a100-40", "--out", str(out)]) == 0
     said = capsys.readouterr().err
     assert "warning: calibrate: the fit misses steps of " in said
     assert fit_warnings.CHECK_STEPS in said
@@ -69,10 +69,10 @@ def test_steps_that_no_constants_meet_are_doubted(tmp_path: Path, capsys: pytest
 
 def test_what_presets_and_published_tables_say_is_not_doubted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     steps = measured(tmp_path, {})
-    assert cli.main(["calibrate", "--from", str(steps), "--cluster", "dgx-a100-40", "--json"]) == 0
+    assert main.main(["calibrate", "--from", str(steps), "--cluster", "dgx-a100-40", "--json"]) == 0
     said = capsys.readouterr()
     assert (json.loads(said.out)["doubts"], said.err) == ([], "")
-    assert cli.main(["calibrate", "--from", str(PUBLISHED / "nccl_h100_sweep.csv"), "--cluster", "dgx-h100", "--json"]) == 0
+    assert main.main(["calibrate", "--from", str(PUBLISHED / "nccl_h100_sweep.csv"), "--cluster", "dgx-h100", "--json"]) == 0
     said = capsys.readouterr()
     assert (json.loads(said.out)["doubts"], said.err) == ([], "")
 
@@ -83,7 +83,7 @@ def test_files_may_be_given_together_or_one_by_one(tmp_path: Path, capsys: pytes
         Path(name).write_text(nccl_text(slower(1 + place / 10)))
     counts = []
     for asked in (["--from", *names], ["--from", names[0], "--from", *names[1:]], [word for name in names for word in ("--from", name)]):
-        assert cli.main(["calibrate", *asked, "--cluster", "dgx-h100", "--json"]) == 0
+        assert main.main(["calibrate", *asked, "--cluster", "dgx-h100", "--json"]) == 0
         counts.append(json.loads(capsys.readouterr().out)["collectives"]["fitted"])
     assert counts[0]["n"] == 18
     assert counts == [counts[0]] * 3

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from zsim import time_report
+from zsim.cli import time_report
 from zsim.ir.ops import COLLECTIVES
 from zsim.runs import metrics
 from zsim.runs.backend import RunOptions

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.folders import PARITY
-from zsim.cli import main
+from zsim.cli.main import main
 from zsim.io import files
 from zsim.io.files import PlaceError
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.folders import PARITY
-from zsim.cli import main
+from zsim.cli.main import main
 from zsim.ir.run import Numerics, RankRun, Run
 from zsim.runs import saved
 from zsim.runs.backend import RunOptions

@@ -16,13 +16,13 @@ from zsim.analysis.alternatives import changes, refusals
 from zsim.analysis.fit import fit, ways
 from zsim.autograd.lower_model import lower
 from zsim.autograd.traced import TracedModel
-from zsim.cli import main
+from zsim.cli.main import main
+from zsim.cli.memory_report import print_advice
 from zsim.errors import ScenarioError
 from zsim.ir.ops import Free
 from zsim.memory.fits import answer
 from zsim.memory.inputs_and_buffers import belongings
 from zsim.memory.waterfall import formula_bytes, formula_text, num_trained, state_bytes, waterfall
-from zsim.memory_report import print_advice
 from zsim.scenario import plan
 from zsim.scenario.scenario import Scenario, parse
 from zsim.strategies import STRATEGIES

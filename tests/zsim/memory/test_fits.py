@@ -16,7 +16,8 @@ from tests.support.random_scenarios import WHOLE, scenarios
 from zsim.analysis.advice import advice
 from zsim.analysis.alternatives import changes
 from zsim.analysis.fit import Candidate, fit, recommend
-from zsim.cli import main
+from zsim.cli.main import main
+from zsim.cli.memory_report import finding
 from zsim.cluster.cluster import load_cluster
 from zsim.ir.ledger import replay
 from zsim.ir.mesh import Mesh
@@ -29,7 +30,6 @@ from zsim.memory.fits import Answer, Band, answer, live_at_peak, ridges
 from zsim.memory.inputs_and_buffers import belongings
 from zsim.memory.non_torch import total
 from zsim.memory.waterfall import formula_bytes, formula_text, waterfall
-from zsim.memory_report import finding
 from zsim.scenario import plan
 from zsim.scenario.scenario import Scenario, load, parse
 

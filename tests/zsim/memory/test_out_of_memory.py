@@ -12,7 +12,8 @@ from zsim.analysis.advice import advice, needs
 from zsim.analysis.alternatives import moved
 from zsim.analysis.fit import Candidate, recommend
 from zsim.analysis.hide_communication import Change, hiding
-from zsim.cli import main
+from zsim.cli.main import main
+from zsim.cli.memory_report import print_advice, verdict_words
 from zsim.cluster.cluster import load_cluster
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free, Op
@@ -23,7 +24,6 @@ from zsim.memory.fits import Answer, Band, answer
 from zsim.memory.non_torch import cublas_workspace, gpu, outside, total
 from zsim.memory.out_of_memory import Pressure, Releases, pressure
 from zsim.memory.reserved import AllocatorRecord
-from zsim.memory_report import print_advice, verdict_words
 from zsim.scenario import plan
 from zsim.scenario.scenario import Scenario, parse
 

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.folders import PUBLISHED
-from zsim import cli
 from zsim.analysis.alternatives import changes
 from zsim.analysis.scenario_warnings import cautions
 from zsim.autograd import lower_model, lower_module, traced_file
+from zsim.cli import main
 from zsim.errors import ScenarioError
 from zsim.ir.ops import COLLECTIVES
 from zsim.models.families import gpt, llama, mlp
@@ -240,7 +240,7 @@ def test_the_warning_goes_to_standard_error_and_into_the_result(
     case = scenario('every = "all"', model='preset = "mlp-tiny"')
     file = tmp_path / "whole.toml"
     file.write_text(case.text)
-    assert cli.main(["run", str(file), "--json"]) == 0
+    assert main.main(["run", str(file), "--json"]) == 0
     said = capsys.readouterr()
     assert json.loads(said.out)["warnings"] == list(cautions(case))
     assert said.err == f"warning: whole: {cautions(case)[0]}\n"

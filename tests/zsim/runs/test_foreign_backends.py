@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.folders import PARITY
-from zsim.cli import main
+from zsim.cli.main import main
 from zsim.ir.run import Run
 from zsim.runs import registry
 from zsim.runs.backend import Capabilities, RunOptions

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.random_scenarios import WHOLE, scenarios
-from zsim import report
+from zsim.cli import report
 from zsim.ir.mesh import Mesh
 from zsim.ir.run import CollectiveRecord, MemoryRecord, PhaseRecord, RankRun, Run, Span
 from zsim.runs import metrics

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from zsim import cli
 from zsim.calibration import fit_steps, write_cluster
 from zsim.calibration.fit_collectives import FittedCurves
 from zsim.calibration.fit_steps import tuned
+from zsim.cli import main
 from zsim.cluster.cluster import MeasuredCurve, load_cluster
 from zsim.cluster.collectives import estimated
 from zsim.engine import error_bands
@@ -71,7 +71,7 @@ def load(text: str) -> object:
 
 def run(folder: Path, cluster: str, capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
     (folder / "s.toml").write_text(SCENARIO.replace("CLUSTER", cluster))
-    assert cli.main(["run", str(folder / "s.toml"), "--json"]) == 0
+    assert main.main(["run", str(folder / "s.toml"), "--json"]) == 0
     found: dict[str, object] = json.loads(capsys.readouterr().out)
     return found
 

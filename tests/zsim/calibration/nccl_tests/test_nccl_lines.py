@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.zsim.calibration.nccl_tests.test_nccl_rows import GIB, LOG, report
-from zsim import cli
 from zsim.calibration.nccl_tests.checks import Skipped
 from zsim.calibration.nccl_tests.json_logs import read_json
 from zsim.calibration.nccl_tests.log_lines import why_not_its_count
 from zsim.calibration.nccl_tests.rows import predict
 from zsim.calibration.nccl_tests.text_logs import read_text
+from zsim.cli import main
 
 ROWS = LOG.splitlines()[10:12]
 
@@ -69,7 +69,7 @@ def test_lines_that_hold_rows_count_where_a_log_was_cut() -> None:
 
 def test_a_skipped_line_is_explained_by_its_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.log").write_text(with_second("node0: NCCL WARN foo" + ROWS[1]))
-    assert cli.main(["accuracy", str(tmp_path), "--explain", "a.log:12"]) == 0
+    assert main.main(["accuracy", str(tmp_path), "--explain", "a.log:12"]) == 0
     assert capsys.readouterr().out == "# skipped: expected a size in bytes where its line begins, found 'node0:'\n"
 
 
@@ -166,12 +166,12 @@ def test_a_line_of_a_run_or_a_table_that_is_skipped_as_a_whole_is_explained_by_w
         ("b.csv:3", "no column gpu, n_ranks (2 rows)"),
         ("c.csv:2", "columns of no known source: what, who"),
     ):
-        assert cli.main(["accuracy", str(tmp_path), "--explain", place]) == 0
+        assert main.main(["accuracy", str(tmp_path), "--explain", place]) == 0
         assert capsys.readouterr().out == f"# skipped: {words}\n"
-    assert cli.main(["accuracy", str(tmp_path), "--explain", "a.log:11"]) == 0
+    assert main.main(["accuracy", str(tmp_path), "--explain", "a.log:11"]) == 0
     assert "collective: all_reduce" in capsys.readouterr().out
     for place in ("c.csv:3", "a.log:99", "a.log:" + "9" * 5000):
-        assert cli.main(["accuracy", str(tmp_path), "--explain", place]) == 2
+        assert main.main(["accuracy", str(tmp_path), "--explain", place]) == 2
 
 
 @pytest.mark.parametrize("count", ["7", "1e+06", "1.23457e+06", "inf", "nan"])

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.zsim.calibration.nccl_tests.test_nccl_rows import LOG, report
-from zsim import cli
 from zsim.calibration import tables
 from zsim.calibration.nccl_tests.collective_names import PROGRAMS, UNNAMED, said_by, said_by_name
 from zsim.calibration.nccl_tests.json_logs import read_json
 from zsim.calibration.nccl_tests.text_logs import read_text
 from zsim.calibration.tables import Skipped
+from zsim.cli import main
 
 COMMAND = "mpirun -np 8 ./build/{} -b 1M -e 8G"
 
@@ -98,5 +98,5 @@ def test_nothing_is_calibrated_on_a_log_of_another_collective(tmp_path: Path, ca
     path.write_text(LOG.replace("all_reduce_perf", "sendrecv_perf"))
     words = "collectives contradict each other: the log says sendrecv; the file's name says all_reduce; sendrecv has no model"
     assert tables.rows(path) == [Skipped(source="all_reduce.log", line=15, reason=f"{words} (2 rows)")]
-    assert cli.main(["calibrate", "--from", str(path), "--cluster", "dgx-h100"]) == 2
+    assert main.main(["calibrate", "--from", str(path), "--cluster", "dgx-h100"]) == 2
     assert words in capsys.readouterr().err

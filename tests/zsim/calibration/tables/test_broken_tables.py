@@ -9,12 +9,12 @@ import pytest
 
 from tests.zsim.calibration.nccl_tests.test_nccl_rows import LOG
 from tests.zsim.calibration.tables.test_measurements import FOUNDRY, table
-from zsim import cli
 from zsim.calibration import accuracy, tables
 from zsim.calibration.accuracy import spearman
 from zsim.calibration.nccl_tests.files import read_csv
 from zsim.calibration.nccl_tests.text_logs import read_text
 from zsim.calibration.tables import MeasurementError, Skipped
+from zsim.cli import main
 
 NCCL = "collective,gpu,n_ranks,n_nodes,size_bytes,time_us"
 
@@ -114,7 +114,7 @@ def test_a_log_with_nul_bytes_loses_the_rows_that_have_them_or_is_refused() -> N
 
 def test_a_path_that_is_not_there_is_said_not_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for command in (["accuracy", str(tmp_path / "none")], ["calibrate", "--from", str(tmp_path / "none"), "--cluster", "dgx-h100"]):
-        assert cli.main(command) == 2
+        assert main.main(command) == 2
         assert "found nothing: there is no file or folder of that name" in capsys.readouterr().err
     (tmp_path / "empty").mkdir()
     with pytest.raises(MeasurementError, match="found none$"):

@@ -60,13 +60,13 @@ def test_a_pipe_in_place_of_a_file_is_refused_and_not_waited_for(tmp_path: Path,
 
 
 def test_no_memory_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from zsim import cli, commands
+    from zsim.cli import commands, main
 
     def lacking(_: object) -> int:
         raise MemoryError
 
     monkeypatch.setitem(commands.COMMANDS, "list", lacking)
-    assert cli.main(["list", "--json"]) == 2
+    assert main.main(["list", "--json"]) == 2
     said = capsys.readouterr()
     assert "expected enough memory, found none left" in said.err
     assert '"exit_code": 2' in said.out

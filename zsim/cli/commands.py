@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from zsim import report
+from zsim.cli import report
+from zsim.cli.inputs import UsageError, load_all, read, warned
 from zsim.errors import ZsimError
-from zsim.given import UsageError, load_all, read, warned
 from zsim.io import files
 from zsim.ir import run_laws
 from zsim.ir.run import IncompleteRunError, Run
@@ -211,35 +211,35 @@ def compare_saved(options: argparse.Namespace) -> int:
 
 def show(options: argparse.Namespace) -> int:
     """`zsim show`."""
-    from zsim import show_commands
+    from zsim.cli import show as show_commands
 
     return show_commands.show(options)
 
 
 def least(options: argparse.Namespace) -> int:
     """`zsim fit`."""
-    from zsim import show_commands
+    from zsim.cli import show as show_commands
 
     return show_commands.least(options)
 
 
 def listing(options: argparse.Namespace) -> int:
     """`zsim list`."""
-    from zsim import show_commands
+    from zsim.cli import show as show_commands
 
     return show_commands.listing(options)
 
 
 def accuracy(options: argparse.Namespace) -> int:
     """`zsim accuracy`."""
-    from zsim import accuracy_commands
+    from zsim.cli import accuracy as accuracy_commands
 
     return accuracy_commands.show(options)
 
 
 def calibrate(options: argparse.Namespace) -> int:
     """`zsim calibrate`."""
-    from zsim import calibrate_commands
+    from zsim.cli import calibrate as calibrate_commands
 
     return calibrate_commands.calibrated(options)
 

@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from zsim.accuracy_commands import by_reason
 from zsim.calibration import accuracy, fit_collectives, fit_steps, fit_warnings, inputs, write_cluster
 from zsim.calibration.fit_collectives import FittedCurves
 from zsim.calibration.fit_steps import CalibrationError, Fitted
 from zsim.calibration.inputs import Material
 from zsim.calibration.tables import Skipped
 from zsim.calibration.write_cluster import GroupErrors
+from zsim.cli.accuracy import by_reason
+from zsim.cli.report import progress, say, tell, warn, write_json
 from zsim.cluster.cluster import load_cluster
 from zsim.io import files
-from zsim.report import progress, say, tell, warn, write_json
 
 USUAL = "dgx-h100"
 """The cluster of files that do not say on which one they were measured."""

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from zsim import time_report
 from zsim.analysis.critical_path import name
-from zsim.cli import main
+from zsim.cli import time_report
+from zsim.cli.main import main
 from zsim.engine.costs import Costs
 from zsim.engine.overlap import simulate_step
 from zsim.io.units import format_time

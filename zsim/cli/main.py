@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from signal import SIGINT, SIGTERM
 from typing import NoReturn
 
+from zsim.cli.streams import guarded
 from zsim.errors import ScenarioError, ZsimError
 from zsim.io.signals import Terminated, terminable
 from zsim.ir.gc_pause import uncollected
-from zsim.output import guarded
 
 EPILOG = "exit codes: 0 fine, 1 a verdict failed, 2 bad usage or bad scenario, 3 backend not available"
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
@@ -197,7 +197,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         return _say(error, as_json="--json" in (sys.argv[1:] if arguments is None else arguments))
     try:
         with uncollected():
-            from zsim import commands  # start-up: `zsim --help` needs none of it
+            from zsim.cli import commands  # start-up: `zsim --help` needs none of it
 
         code = commands.COMMANDS[options.command](options)
         sys.stdout.flush()

@@ -11,11 +11,11 @@ from typing import Any
 
 from zsim.analysis.advice import Effect
 from zsim.analysis.fit import Candidate, Fit
+from zsim.cli.report import bar, say, table, write_json
 from zsim.io.units import format_bytes, format_time
 from zsim.ir.run import SCHEMA_VERSION
 from zsim.memory.fits import Answer, Band
 from zsim.memory.waterfall import Stage
-from zsim.report import bar, say, table, write_json
 
 MOST_HOLDINGS = 12
 MOST_POINTS = 48

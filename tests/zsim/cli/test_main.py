@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.folders import ROOT
-from zsim.cli import main
+from zsim.cli.main import main
 from zsim.io.units import format_time
 from zsim.ir.run import Numerics, RankRun, Run
 from zsim.models.families import load_preset, presets

@@ -11,9 +11,9 @@ from typing import Any
 from zsim.calibration import accuracy, explain_row, plot, tables
 from zsim.calibration.accuracy import Accuracy, Predicted
 from zsim.calibration.tables import Skipped
+from zsim.cli.report import progress, say, tell, write_json
 from zsim.errors import ZsimError
 from zsim.io import files
-from zsim.report import progress, say, tell, write_json
 
 GROUP = ("source", "kind", "gpu", "nodes", "n", "median", "mean", "p95", "max", "spearman", "bias")
 

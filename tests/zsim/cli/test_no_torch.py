@@ -21,10 +21,10 @@ def loaded(code: str) -> list[str]:
     "code",
     [
         "import zsim",
-        "import zsim.cli, zsim.commands, zsim.runs.registry, zsim.runs.simulator, zsim.report",
-        "from zsim.cli import main; main(['--help'])",
-        "from zsim.cli import main; main(['list', 'backends'])",
-        "from zsim.cli import main; main(['list', 'models'])",
+        "import zsim.cli.main, zsim.cli.commands, zsim.runs.registry, zsim.runs.simulator, zsim.cli.report",
+        "from zsim.cli.main import main; main(['--help'])",
+        "from zsim.cli.main import main; main(['list', 'backends'])",
+        "from zsim.cli.main import main; main(['list', 'models'])",
     ],
 )
 def test_torch_is_not_loaded_by(code):
@@ -40,7 +40,7 @@ def test_the_probe_sees_what_is_loaded():
 
 def test_help_loads_neither_pydantic_nor_rich_nor_simpy():
     probe = "print(*[name for name in ('pydantic', 'rich', 'simpy', 'networkx') if name in sys.modules])"
-    code = f"from zsim.cli import main; main(['--help']); import sys; {probe}"
+    code = f"from zsim.cli.main import main; main(['--help']); import sys; {probe}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == ""
 

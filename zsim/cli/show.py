@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from zsim import memory_report, report, time_report
 from zsim.analysis import advice, fit
+from zsim.cli import memory_report, report, time_report
+from zsim.cli.inputs import UsageError, read, warned
 from zsim.errors import ScenarioError
-from zsim.given import UsageError, read, warned
 from zsim.io import files
 from zsim.ir.run import SCHEMA_VERSION
 from zsim.memory import fits, non_torch, reserved, snapshot, waterfall

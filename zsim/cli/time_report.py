@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from zsim import report
 from zsim.analysis.critical_path import LONGER, Exposed, Link, Why, explain, name
 from zsim.analysis.exposure import COMPUTE_STREAM
 from zsim.analysis.hide_communication import HIDDEN, Change, Hiding, hiding
+from zsim.cli import report
 from zsim.engine import error_bands
 from zsim.engine.costs import Costs
 from zsim.engine.overlap import simulate_step
