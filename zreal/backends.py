@@ -74,7 +74,8 @@ class FakeBackend:
     def run(self, scenario: Scenario, *, options: RunOptions) -> Run:
         """The Run of `options.ranks`, first and last by default."""
         _require_torch(self.name)
-        from zreal import room, worker
+        from zreal import worker
+        from zreal.processes import host_memory as room
 
         interpreter = worker.interpreter_of(scenario, options.interpreter)
         _require_transformers(scenario, self.name)
@@ -117,8 +118,10 @@ class GlooBackend:
                 found=f"{scenario.world_size}",
                 remedy="use --backend fake, or torchrun -m zreal.worker on a cluster",
             )
-        from zreal import launch, room, worker
-        from zreal.launch_errors import LaunchError
+        from zreal import worker
+        from zreal.processes import host_memory as room
+        from zreal.processes import launch
+        from zreal.processes.failure_report import LaunchError
 
         interpreter = worker.interpreter_of(scenario, options.interpreter)
         _require_transformers(scenario, self.name)

@@ -24,7 +24,7 @@ from zreal.executor import RANKS, execute
 from zreal.meters import step_time
 from zreal.observer import observe
 from zreal.optimizers import largest_difference
-from zreal.ranks import REFERENCE
+from zreal.processes.rank_status import REFERENCE
 from zreal.subjects import Subject
 from zreal.subjects.table import SUBJECTS
 from zsim.errors import BackendUnavailableError, ZsimError
@@ -196,7 +196,7 @@ def _c10d_backend(scenario: Scenario, device: Device) -> str:
 def gloo_rank(
     arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Callable[[str], None], keep: Keep
 ) -> dict[str, Any]:
-    """One rank of a gloo or NCCL run that zreal.launch started. Returns its RankRun as a table, and keeps it by phase."""
+    """One rank of a gloo or NCCL run that zreal.processes.launch started. Returns its RankRun as a table, and keeps it by phase."""
     torch.set_num_threads(1)
     device: Device = arguments["device"]
     scenario = parse(arguments["text"].encode(), where=arguments["where"], folder=Path(arguments["folder"]))

@@ -67,10 +67,10 @@ def memory_timeline(name: str) -> Measure:
 
 def warm_launch() -> float:
     """Two ranks from a fork server that is warm, until both have answered; without a process group."""
-    from zreal.launch import launch
+    from zreal.processes.launch import launch
 
     def start() -> object:
-        return launch("tests.zreal.rank_bodies:fine", {"given": 0}, world_size=2)
+        return launch("tests.zreal.processes.rank_bodies:fine", {"given": 0}, world_size=2)
 
     start()
     return seconds(start)

@@ -13,7 +13,6 @@ from tests.support.folders import PARITY
 from tests.support.sampling import one_in
 from zreal import modules, numerics
 from zreal.executor import RANKS
-from zreal.launch import launch
 from zreal.numerics import (
     Gradients,
     Reference,
@@ -23,6 +22,7 @@ from zreal.numerics import (
     reference,
     relative_differences,
 )
+from zreal.processes.launch import launch
 from zreal.subjects.table import SUBJECTS
 from zsim.cli.main import main
 from zsim.models.training_options import Precision
@@ -109,13 +109,13 @@ def test_a_scenario_of_the_project_agrees_with_its_real_run(name, capsys):
 
 def test_a_reduce_scatter_and_an_all_gather_give_what_an_all_reduce_gives():
     """On every rank, bit by bit: gloo adds in the same order in both."""
-    results = launch("tests.zreal.rank_bodies:reduced_both_ways", {"numels": [3, 6, 33, 3000]}, world_size=3)
+    results = launch("tests.zreal.processes.rank_bodies:reduced_both_ways", {"numels": [3, 6, 33, 3000]}, world_size=3)
     assert results == [{"equal": [True] * 4, "nonzero": True}] * 3
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_a_reduce_scatter_of_gloo_takes_a_copy_of_its_input_and_no_other_collective_takes_anything(world_size):
-    results = launch("tests.zreal.rank_bodies:scratch_of_collectives", {"numel": 100}, world_size=world_size)
+    results = launch("tests.zreal.processes.rank_bodies:scratch_of_collectives", {"numel": 100}, world_size=world_size)
     assert results == [{"all_gather": [], "reduce_scatter": [400 * world_size], "all_reduce": [], "broadcast": []}] * world_size
 
 
@@ -224,9 +224,9 @@ def test_half_of_every_gradient_is_seen_even_in_two_bytes_under_adamw(monkeypatc
 
     def halved(target: str, arguments: dict[str, Any], **more: Any) -> list[Any]:
         assert target == "zreal.worker:gloo_rank"
-        return launch("tests.zreal.rank_bodies:with_half_gradients", arguments, **more)
+        return launch("tests.zreal.processes.rank_bodies:with_half_gradients", arguments, **more)
 
-    monkeypatch.setattr("zreal.launch.launch", halved)
+    monkeypatch.setattr("zreal.processes.launch.launch", halved)
     assert main(["validate", str(PARITY / "ddp-llama-2-bf16.toml"), "--interpreter", "executor", "--json"]) == 1
 
     check = next(one for one in json.loads(capsys.readouterr().out)["checks"] if one["name"] == "numerics")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.support.folders import PARITY
-from tests.zreal.rank_bodies import DEFECTS
-from zreal.launch import launch
+from tests.zreal.processes.rank_bodies import DEFECTS
+from zreal.processes.launch import launch
 from zsim.cli.main import main
 
 pytestmark = [pytest.mark.gloo, pytest.mark.quality]
@@ -29,9 +29,9 @@ def seeded(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> N
 
     def start(target: str, arguments: dict[str, Any], **more: Any) -> list[Any]:
         assert target == "zreal.worker:gloo_rank"
-        return launch("tests.zreal.rank_bodies:with_defect", {**arguments, "defect": request.param}, **more)
+        return launch("tests.zreal.processes.rank_bodies:with_defect", {**arguments, "defect": request.param}, **more)
 
-    monkeypatch.setattr("zreal.launch.launch", start)
+    monkeypatch.setattr("zreal.processes.launch.launch", start)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.folders import PARITY
-from zreal import launch
+from zreal.processes import launch
 from zsim.cli.main import main
 from zsim.runs import saved
 
@@ -30,7 +30,7 @@ def cause(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
     def failing(target: str, arguments: dict[str, Any], **more: Any) -> list[Any]:
         assert target == "zreal.worker:gloo_rank"
         job = {**arguments, "how": request.param}
-        return start("tests.zreal.rank_bodies:failing_in_the_first_step", job, **more)
+        return start("tests.zreal.processes.rank_bodies:failing_in_the_first_step", job, **more)
 
     monkeypatch.setattr(launch, "launch", failing)
     return str(request.param)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from zreal.fork_server import CLOSING_S, killed, server_end
-from zreal.ranks import RECENT_S, REFERENCE, Rank, roll, stuck
+from zreal.processes.fork_server import CLOSING_S, killed, server_end
+from zreal.processes.rank_status import RECENT_S, REFERENCE, Rank, roll, stuck
 from zsim.errors import RankError
 
 UNTOLD = 255

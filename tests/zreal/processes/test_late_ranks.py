@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.folders import PARITY
-from zreal.launch import launch
+from zreal.processes.launch import launch
 from zsim.cli.main import main
 
 pytestmark = pytest.mark.gloo
@@ -21,9 +21,9 @@ def test_bytes_are_the_same_where_one_rank_is_late(name: str, monkeypatch: pytes
 
     def with_a_late_one(target: str, arguments: dict[str, Any], **more: Any) -> list[Any]:
         assert target == "zreal.worker:gloo_rank"
-        return launch("tests.zreal.rank_bodies:late", arguments, **more)
+        return launch("tests.zreal.processes.rank_bodies:late", arguments, **more)
 
-    monkeypatch.setattr("zreal.launch.launch", with_a_late_one)
+    monkeypatch.setattr("zreal.processes.launch.launch", with_a_late_one)
     assert main(["validate", str(PARITY / f"{name}.toml"), "--json"]) == 0
 
     checks = json.loads(capsys.readouterr().out)["checks"]

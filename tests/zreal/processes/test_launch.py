@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 
 from tests.support.folders import ROOT
-from zreal import fork_server
-from zreal import launch as launching
-from zreal.launch import launch
-from zreal.launch_errors import LaunchError
+from zreal.processes import fork_server
+from zreal.processes import launch as launching
+from zreal.processes.failure_report import LaunchError
+from zreal.processes.launch import launch
 
 pytestmark = pytest.mark.gloo
 
-BODIES = "tests.zreal.rank_bodies"
+BODIES = "tests.zreal.processes.rank_bodies"
 
 
 def test_every_rank_returns_its_result_in_order() -> None:
@@ -188,7 +188,7 @@ def test_ranks_end_when_their_controller_is_killed_though_one_of_them_is_stopped
     marker = tmp_path / "controller.py"
     marker.write_text(
         textwrap.dedent(f"""
-        from zreal.launch import launch
+        from zreal.processes.launch import launch
         if __name__ == "__main__":
             launch("{BODIES}:{body}", {{}}, world_size=3, timeout_s=50)
         """)
@@ -287,7 +287,7 @@ def test_a_rank_killed_by_any_signal_is_named_with_it(number: int, name: str) ->
 
 def test_a_script_that_starts_ranks_wherever_it_is_read_is_told_where_to(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text(f"from zreal.launch import launch\nlaunch('{BODIES}:fine', {{'given': 0}}, world_size=1, timeout_s=20)\n")
+    script.write_text(f"from zreal.processes.launch import launch\nlaunch('{BODIES}:fine', {{'given': 0}}, world_size=1, timeout_s=20)\n")
     paths = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, env=paths)
     assert "launch: expected a script that starts ranks below `if __name__ == \"__main__\":`" in done.stderr
@@ -323,7 +323,7 @@ def test_a_machine_that_refuses_sockets_is_a_sentence(monkeypatch: pytest.Monkey
     def refuse(*_: object, **__: object) -> None:
         raise OSError("AF_UNIX path too long")
 
-    monkeypatch.setattr("zreal.launch._start", refuse)
+    monkeypatch.setattr("zreal.processes.launch._start", refuse)
     with pytest.raises(LaunchError, match="found OSError: AF_UNIX path too long; look at `ulimit -n`"):
         launch(f"{BODIES}:fine", {"given": 0}, world_size=1, timeout_s=30)
 

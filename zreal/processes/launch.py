@@ -17,10 +17,10 @@ from contextlib import suppress
 from multiprocessing.connection import wait
 from typing import Any
 
-from zreal.fork_server import CLOSING_S, server_end, server_pid
-from zreal.launch_errors import not_started, server_ended, unguarded, verdict
-from zreal.rank_process import PROGRESS_BYTES, rank_main
-from zreal.ranks import Rank
+from zreal.processes.failure_report import not_started, server_ended, unguarded, verdict
+from zreal.processes.fork_server import CLOSING_S, server_end, server_pid
+from zreal.processes.rank_process import PROGRESS_BYTES, rank_main
+from zreal.processes.rank_status import Rank
 from zsim.io.signals import undisturbed
 
 PRELOAD = ["torch", "torch.distributed", "torch.distributed.fsdp", "zreal.worker"]

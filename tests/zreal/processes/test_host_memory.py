@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zreal import room
+from zreal.processes import host_memory
 from zsim.errors import BackendUnavailableError
 from zsim.ir.ledger import replay
 from zsim.ir.program import PHASES
@@ -29,18 +29,18 @@ def test_every_process_needs_its_peak_or_the_reference_whichever_is_more() -> No
     memory = replay(plan(case, device="cpu").ranks[0])
     peak, reference = max(memory[phase].peak_bytes for phase in PHASES), 20 * case.model.num_parameters
 
-    assert room.needed_nbytes(case, processes=1, parity=False) == peak + room.PROCESS_NBYTES
-    assert room.needed_nbytes(case, processes=2, parity=True) == 2 * (max(peak, reference) + room.PROCESS_NBYTES)
+    assert host_memory.needed_nbytes(case, processes=1, parity=False) == peak + host_memory.PROCESS_NBYTES
+    assert host_memory.needed_nbytes(case, processes=2, parity=True) == 2 * (max(peak, reference) + host_memory.PROCESS_NBYTES)
 
 
 @pytest.mark.parametrize("backend", ["gloo", "fake"])
 def test_a_model_too_large_for_this_machine_is_refused_before_anything_is_built(
     backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "available_nbytes", lambda: 1024**2)
+    monkeypatch.setattr(host_memory, "available_nbytes", lambda: 1024**2)
     with pytest.raises(BackendUnavailableError, match="of memory for room, found 1.00 MiB on this machine"):
         find(backend).run(scenario("gpt-tiny"), options=RunOptions())
 
 
 def test_this_machine_says_how_much_it_has_left() -> None:
-    assert 2**20 < room.available_nbytes() < 2**50
+    assert 2**20 < host_memory.available_nbytes() < 2**50

@@ -1,4 +1,4 @@
-"""What ranks of the launch tests do; each takes the arguments that zreal.launch gives a rank."""
+"""What ranks of the launch tests do; each takes the arguments that zreal.processes.launch gives a rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from zreal import flat, torch_private, worker
 from zreal.meters.memory import MemoryMeter
-from zreal.ranks import REFERENCE
+from zreal.processes.rank_status import REFERENCE
 from zreal.replicated import ReplicatedRank
 from zsim.ir.ops import Op
 from zsim.models.training_options import Optimizer
