@@ -15,8 +15,8 @@ from torch.nn.parameter import is_lazy
 
 from zreal import torch_private
 from zreal.boundaries import cast_floats, tensors_in
-from zreal.initial import DTYPES
 from zreal.known_values import tell
+from zreal.modules.initial_values import DTYPES
 from zreal.untraceable import UntraceableError
 from zsim.io.json_reader import is_name
 from zsim.io.units import format_bytes

@@ -15,11 +15,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from zreal import torch_private
-from zreal.clipping import Clipping
-from zreal.initial import DTYPES
 from zreal.meters.held import held, state_tensors
-from zreal.modules import Model
-from zreal.optimizers import hand_back, hand_over, make_optimizer, stepped_again
+from zreal.modules.clipping import Clipping
+from zreal.modules.initial_values import DTYPES
+from zreal.modules.modules import Model
+from zreal.modules.optimizers import hand_back, hand_over, make_optimizer, stepped_again
 from zsim.errors import ProgramError
 from zsim.ir.ops import Alloc, Free, Op
 from zsim.models.spec import Module

@@ -12,11 +12,12 @@ from functools import partial
 from torch.nn import Parameter
 from torch.nn.utils import clip_grad_norm_
 
-from zreal import batching, modules
 from zreal.meters.collectives import CollectiveRecorder
 from zreal.meters.held import held
 from zreal.meters.measured_step import Begin, beginning, device_mesh, lower
 from zreal.meters.memory import MemoryMeter, as_record
+from zreal.modules import batches as batching
+from zreal.modules import modules
 from zreal.subjects import Subject
 from zreal.subjects.table import SUBJECTS
 from zsim.errors import ZsimError

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from zreal import torch_private
-from zreal.initial import DTYPES
 from zreal.meters.held import held, state_tensors
-from zreal.modules import Model
-from zreal.optimizers import hand_back, hand_over, make_optimizer, stepped_again
+from zreal.modules.initial_values import DTYPES
+from zreal.modules.modules import Model
+from zreal.modules.optimizers import hand_back, hand_over, make_optimizer, stepped_again
 from zsim.autograd import lower_model
 from zsim.errors import ProgramError
 from zsim.ir.ops import Alloc, Op

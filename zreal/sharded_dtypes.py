@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from zreal.boundaries import Boundaries
-from zreal.initial import DTYPES
+from zreal.modules.initial_values import DTYPES
 from zsim.models.spec import ROOT, ParamGroup
 
 SHARDED = DTYPES["float32"]

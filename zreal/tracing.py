@@ -22,8 +22,8 @@ from zreal.boundaries import tensors_in
 from zreal.changed_views import ChangedViews
 from zreal.device_kernels import KernelChoices
 from zreal.faking import Inputs, Units, default_batch, fake, made, refuse, require_word, total
-from zreal.initial import DTYPES
-from zreal.recomputing import recomputing
+from zreal.modules.checkpointing import recomputing
+from zreal.modules.initial_values import DTYPES
 from zreal.storages import StorageLog
 from zreal.stretches import Step, traced_model, traced_otherwise
 from zreal.untraceable import UntraceableError

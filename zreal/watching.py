@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zreal import batching, torch_private
+from zreal import torch_private
 from zreal.boundaries import Boundaries, cast_floats, tensors_in
 from zreal.faking import Faked, refuse
 from zreal.known_values import as_on_real_tensors
+from zreal.modules import batches
 from zreal.parameter_gradients import ParameterGradients
 from zreal.run_views import RunViews
 from zreal.sharded_dtypes import sharded_dtypes
@@ -131,7 +132,7 @@ def _forward_backward(
 ) -> tuple[int, int]:
     """The numbers of the storages of the loss's gradient and of the loss, which are dropped last and in this order."""
     try:
-        with batching.autocast(casts, device="cpu"):
+        with batches.autocast(casts, device="cpu"):
             result = (loss or _default_loss)(step.model(*step.args, **step.kwargs))
             if casts.autocast != "none":
                 boundaries.leave_autocast()

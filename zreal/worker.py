@@ -19,11 +19,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from zreal import numerics, torch_private
+from zreal import torch_private
 from zreal.executor import RANKS, execute
 from zreal.meters import step_time
+from zreal.modules import reference as numerics
+from zreal.modules.optimizers import largest_difference
 from zreal.observer import observe
-from zreal.optimizers import largest_difference
 from zreal.processes.rank_status import REFERENCE
 from zreal.subjects import Subject
 from zreal.subjects.table import SUBJECTS

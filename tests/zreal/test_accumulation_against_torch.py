@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from zreal import batching, modules
+from zreal.modules import batches, modules
 from zsim.ir.ops import ACCUMULATE
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import parse
@@ -39,7 +39,7 @@ def test_the_second_micro_batch_adds_each_gradient_once_more_than_the_first() ->
     case = parse(TEXT.encode(), where="accumulation.toml")
     model = modules.build(case.model, seed=0)
     counts = []
-    for x, targets in batching.micro_batches(case, rank=0, step=0, dtype="float32"):
+    for x, targets in batches.micro_batches(case, rank=0, step=0, dtype="float32"):
         with Additions({tuple(parameter.shape) for parameter in model.parameters()}) as additions:
             model(x, targets).backward()
         counts.append(additions.found)

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from tests.support.sampling import one_in
-from zreal import batching, numerics, torch_private
+from zreal import torch_private
 from zreal.executor import execute
+from zreal.modules import batches, reference
 from zreal.observer import observe
 from zsim.runs.backend import RunOptions
 from zsim.runs.compare.compare import compare
@@ -62,12 +63,12 @@ def test_observer_executor_and_reference_train_alike_under_autocast(strategy: st
             losses = observe(case, rank=0, steps=3).losses
         else:
             losses = execute(case, plan(case, device="cpu"), rank=0, steps=3).losses
-    assert tuple(losses) == numerics.reference(case, steps=3).losses
-    assert tuple(losses) != numerics.reference(scenario(strategy, ranks=1, autocast="none"), steps=3).losses
+    assert tuple(losses) == reference.reference(case, steps=3).losses
+    assert tuple(losses) != reference.reference(scenario(strategy, ranks=1, autocast="none"), steps=3).losses
 
 
 def test_autocast_is_left_when_forward_is_over() -> None:
-    with batching.autocast(scenario('name = "ddp"').precision, device="cpu"):
+    with batches.autocast(scenario('name = "ddp"').precision, device="cpu"):
         assert torch.is_autocast_enabled("cpu")
         assert torch.get_autocast_dtype("cpu") == torch.bfloat16
     assert not torch.is_autocast_enabled("cpu")

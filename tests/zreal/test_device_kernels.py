@@ -16,8 +16,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.zreal.test_tracing import records
-from zreal import batching, modules
 from zreal.device_kernels import KernelChoices, result_nbytes
+from zreal.modules import batches, modules
 from zreal.tracing import trace
 from zsim.autograd.lower_model import lower
 from zsim.autograd.lowered import LoweredModule
@@ -45,7 +45,7 @@ def family(name: str, width: int, batch: Batch, *, num_heads: int = 2, num_kv_he
 
 
 def traced(spec: ModelSpec, batch: Batch, dtype: Dtype, **options: Any) -> Any:
-    data = batching.inputs(spec, batch, seed=0, rank=0, step=0, micro_batch=0)
+    data = batches.inputs(spec, batch, seed=0, rank=0, step=0, micro_batch=0)
     return trace(modules.build(spec, seed=0), data, dtype=dtype, device="cuda", **options)
 
 

@@ -19,9 +19,11 @@ from torch.nn.utils import clip_grad_norm_
 
 from tests.support.memory_matrix import matrix
 from tests.support.sampling import one_in
-from zreal import batching, modules, torch_private
+from zreal import torch_private
 from zreal.meters.measured_step import device_mesh
 from zreal.meters.memory import MemoryMeter
+from zreal.modules import batches as batching
+from zreal.modules import modules
 from zreal.subjects.table import SUBJECTS
 from zsim.ir.ops import Alloc, Op
 from zsim.scenario.plan import plan

@@ -13,7 +13,8 @@ from tests.zreal.test_tracing import records
 from tests.zreal.test_tracing_against_torch import measured_events, traced_events
 from tests.zreal.traced_subject import Subject
 from tests.zreal.user_modules import FROZEN
-from zreal import batching, modules, torch_private
+from zreal import torch_private
+from zreal.modules import batches, modules
 from zreal.tracing import trace
 from zsim.autograd.traced_file import dump
 from zsim.autograd.traced_file import parse as read
@@ -154,7 +155,7 @@ def test_a_traced_family_with_frozen_parts_peaks_where_the_family_does(
     length = 1 if name.startswith("mlp") else 16
     batch = Batch(micro_batch=2, sequence_length=length)
     spec = cut(load_preset(name, sequence_length=length, num_layers=None, attention=attention), frozen=frozen, unused=())
-    data = batching.inputs(spec, batch, seed=0, rank=0, step=0, micro_batch=0)
+    data = batches.inputs(spec, batch, seed=0, rank=0, step=0, micro_batch=0)
     casts = STRATEGIES[strategy].casts_input
     model = trace(modules.build(spec, seed=0), data, dtype="bfloat16", casts_input=casts, sums_in_place=False)
     assert model.frozen == spec.frozen

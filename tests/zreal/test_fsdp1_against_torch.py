@@ -9,8 +9,10 @@ import torch
 
 from tests.support.agreement import differences
 from tests.support.sampling import one_in
-from zreal import batching, modules, torch_private
+from zreal import torch_private
 from zreal.meters.measured_step import device_mesh
+from zreal.modules import batches as batching
+from zreal.modules import modules
 from zreal.subjects.table import SUBJECTS
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse

@@ -10,8 +10,9 @@ import pytest
 from tests.support.agreement import differences
 from tests.zreal.test_event_order import of_program, of_torch
 from tests.zreal.test_fsdp1_against_torch import seen, waited
-from zreal import modules, torch_private
+from zreal import torch_private
 from zreal.meters.measured_step import device_mesh
+from zreal.modules import modules
 from zreal.subjects.table import SUBJECTS
 from zsim.errors import ScenarioError
 from zsim.scenario.scenario import Scenario, parse

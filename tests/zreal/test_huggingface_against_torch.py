@@ -15,8 +15,9 @@ from tests.support.sampling import one_in
 from tests.zreal.test_event_order import of_program, of_torch
 from tests.zreal.test_fsdp2_against_torch import differences
 from tests.zreal.test_tracing_against_torch import traced_events
-from zreal import backends, batching, modules, torch_private
+from zreal import backends, torch_private
 from zreal.executor import execute
+from zreal.modules import batches, modules
 from zreal.tracing import trace
 from zsim.autograd.lower_model import lower
 from zsim.autograd.lowered import Accumulated, NodeOver, Recomputed
@@ -185,7 +186,7 @@ def test_dropout_is_the_same_on_a_rank_and_in_the_reference(tmp_path: Path) -> N
     case = scenario(tmp_path, "gpt2", 'name = "fsdp2"')
     with torch_private.fake_group(rank=0, world_size=1):
         model = modules.build(case.model, seed=1)
-        ((x, targets),) = batching.micro_batches(case, rank=0, step=0, dtype="float32")
+        ((x, targets),) = batches.micro_batches(case, rank=0, step=0, dtype="float32")
         first = model(x, targets)
         whole = x
         for module in case.model.modules:

@@ -23,7 +23,7 @@ from tests.zreal.test_tracing_against_torch import (
 )
 from tests.zreal.user_modules import CASES, Case
 from zreal import torch_private
-from zreal.recomputing import as_asked
+from zreal.modules.checkpointing import as_asked
 from zreal.tracing import trace
 from zsim.autograd.lowered import InnerCall
 from zsim.autograd.traced import TracedModel

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from zreal import torch_private
-from zreal.initial import DTYPES
+from zreal.modules.initial_values import DTYPES
 from zreal.observer import observe
 from zsim.ir.ops import ACCUMULATE, Alloc, Op
 from zsim.scenario.plan import plan

@@ -14,7 +14,8 @@ from torch.profiler import profile
 from torch.utils.checkpoint import checkpoint
 
 from tests.support.sampling import one_in
-from zreal import batching, modules, torch_private
+from zreal import torch_private
+from zreal.modules import batches, modules
 from zreal.tracing import trace
 from zsim.autograd.lower_model import lower
 from zsim.autograd.lowered import Accumulated, LoweredModule, NodeOver, ParameterGradient
@@ -42,7 +43,7 @@ def family(name: str, attention: str | None) -> tuple[ModelSpec, Batch]:
 @cache
 def traced(name: str, attention: str | None, *, dtype: Dtype = "float32", **options: Any) -> TracedModel:
     spec, batch = family(name, attention)
-    data = batching.inputs(spec, batch, seed=0, rank=0, step=0, micro_batch=0)
+    data = batches.inputs(spec, batch, seed=0, rank=0, step=0, micro_batch=0)
     return trace(modules.build(spec, seed=0), data, dtype=dtype, **options)
 
 
@@ -158,7 +159,7 @@ def test_flops_of_a_traced_family_are_those_of_the_family(name: str, attention: 
 @pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
 def test_gradients_are_added_in_place_where_torch_does_so_when_nobody_watches(name: str) -> None:
     spec, batch = family(name, "sdpa")
-    loss = modules.build(spec, seed=0)(*batching.inputs(spec, batch, seed=0, rank=0, step=0, micro_batch=0))
+    loss = modules.build(spec, seed=0)(*batches.inputs(spec, batch, seed=0, rank=0, step=0, micro_batch=0))
     with profile() as profiled:
         loss.backward()
     in_place = sum(entry.count for entry in profiled.key_averages() if entry.key == "aten::add_")

@@ -9,7 +9,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from tests.zreal.test_event_order import of_program, of_torch
-from zreal import modules, torch_private
+from zreal import torch_private
+from zreal.modules import modules
 from zsim.models.wrapping import SHARED
 from zsim.runs.backend import RunOptions
 from zsim.runs.compare.compare import compare

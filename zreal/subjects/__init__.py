@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from zreal.modules import Model
+from zreal.modules.modules import Model
 from zsim.scenario.scenario import Scenario
 
 

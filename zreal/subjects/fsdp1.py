@@ -12,10 +12,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 
 from zreal import torch_private
-from zreal.initial import DTYPES
 from zreal.meters.held import state_tensors
-from zreal.modules import Model
-from zreal.optimizers import make_optimizer, trained
+from zreal.modules.initial_values import DTYPES
+from zreal.modules.modules import Model
+from zreal.modules.optimizers import make_optimizer, trained
 from zreal.subjects import Subject
 from zsim.scenario.scenario import Scenario
 

@@ -11,10 +11,10 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from zreal.initial import DTYPES
 from zreal.meters.held import state_tensors
-from zreal.modules import Model
-from zreal.optimizers import make_optimizer, trained
+from zreal.modules.initial_values import DTYPES
+from zreal.modules.modules import Model
+from zreal.modules.optimizers import make_optimizer, trained
 from zreal.subjects import Subject
 from zsim.scenario.scenario import Scenario
 

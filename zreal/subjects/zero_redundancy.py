@@ -9,8 +9,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from zreal.meters.held import state_tensors
-from zreal.modules import Model
-from zreal.optimizers import EPSILON, trained
+from zreal.modules.modules import Model
+from zreal.modules.optimizers import EPSILON, trained
 from zreal.subjects import Subject, ddp
 from zsim.models.training_options import Optimizer
 from zsim.scenario.scenario import Scenario
@@ -34,7 +34,7 @@ def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
 
 
 def optimizer_class(settings: Optimizer) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-    """The class of torch.optim and its arguments, as `zreal.optimizers.make_optimizer` would call it."""
+    """The class of torch.optim and its arguments, as `zreal.modules.optimizers.make_optimizer` would call it."""
     common = {
         "lr": settings.learning_rate,
         "weight_decay": settings.weight_decay,

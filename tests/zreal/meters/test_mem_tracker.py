@@ -13,8 +13,9 @@ import time
 
 import pytest
 
-from zreal import batching, modules, torch_private
+from zreal import torch_private
 from zreal.meters.measured_step import device_mesh
+from zreal.modules import batches, modules
 from zreal.subjects.table import SUBJECTS
 from zsim.ir.ledger import replay
 from zsim.ir.ops import Alloc
@@ -62,7 +63,7 @@ def tracked_peak(case: Scenario) -> int:
             model = modules.build(case.model, seed=case.seed)
         subject = SUBJECTS[case.strategy](case, model, mesh)
         with fake:
-            ((x, targets),) = batching.micro_batches(case, rank=0, step=0, dtype=subject.dtype)
+            ((x, targets),) = batches.micro_batches(case, rank=0, step=0, dtype=subject.dtype)
             tracker = torch_private.FSDPMemTracker(subject.module, subject.optimizer)
             tracker.track_inputs((x, targets))
             with tracker:

@@ -11,9 +11,10 @@ import torch
 
 from tests.support.folders import PARITY
 from tests.support.sampling import one_in
-from zreal import modules, numerics
 from zreal.executor import RANKS
-from zreal.numerics import (
+from zreal.modules import modules
+from zreal.modules import reference as numerics
+from zreal.modules.reference import (
     Gradients,
     Reference,
     gradient_differences,

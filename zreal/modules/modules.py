@@ -12,9 +12,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from zreal.eager_operators import apply
-from zreal.initial import DTYPES, ModelError, initial
-from zreal.recomputing import as_asked, recomputed
+from zreal.modules.checkpointing import as_asked, recomputed
+from zreal.modules.initial_values import DTYPES, ModelError, initial
+from zreal.modules.operators import apply
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.families.transformers import TransformersModel
 from zsim.models.operators import Operator
@@ -206,7 +206,7 @@ def build(
             remedy="simulate it, and compare with a run of your own module",
         )
     if isinstance(spec, TransformersModel):
-        from zreal import transformers_models  # needs an extra
+        from zreal.modules import transformers  # needs an extra
 
-        return cast(Model, transformers_models.build(spec, seed=seed, dtype=dtype, checkpointing=checkpointing))
+        return cast(Model, transformers.build(spec, seed=seed, dtype=dtype, checkpointing=checkpointing))
     return Model(spec, seed=seed, dtype=DTYPES[dtype], checkpointing=checkpointing)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from zreal.initial import DTYPES
+from zreal.modules.initial_values import DTYPES
 from zsim.models.operators import Operator
 
 _ROTARY_BASE = 10000.0

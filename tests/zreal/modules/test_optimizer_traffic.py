@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from zreal.optimizers import make_optimizer
+from zreal.modules.optimizers import make_optimizer
 from zsim.models.training_options import Optimizer
 from zsim.strategies.building.optimizers import kernels
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from zreal import batching, modules
-from zreal.eager_operators import apply
-from zreal.initial import DTYPES
+from zreal.modules import batches, modules
+from zreal.modules.initial_values import DTYPES
+from zreal.modules.operators import apply
 from zsim.autograd.aten.calls import calls
 from zsim.autograd.lower_model import lower
 from zsim.models.families import gpt, llama, load_preset
@@ -32,7 +32,7 @@ def _spec(name: str, attention: str | None = None) -> ModelSpec:
 def _data(
     spec: ModelSpec, batch: Batch, *, seed: int = 0, rank: int = 0, dtype: str = "float32"
 ) -> tuple[Tensor, Tensor]:
-    return batching.inputs(spec, batch, seed=seed, rank=rank, step=0, micro_batch=0, dtype=dtype)
+    return batches.inputs(spec, batch, seed=seed, rank=rank, step=0, micro_batch=0, dtype=dtype)
 
 
 def _loss(name: str, *, attention: str | None = None, dtype: str = "float32") -> tuple[modules.Model, Tensor]:
@@ -197,7 +197,7 @@ def test_inputs_differ_by_seed_rank_step_and_micro_batch_and_by_nothing_else(nam
 
     def made(key: tuple[int, int, int, int]) -> Tensor:
         seed, rank, step, micro_batch = key
-        return batching.inputs(spec, batch, seed=seed, rank=rank, step=step, micro_batch=micro_batch)[0]
+        return batches.inputs(spec, batch, seed=seed, rank=rank, step=step, micro_batch=micro_batch)[0]
 
     torch.manual_seed(0)
     first = [made(key) for key in keys]

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from zreal import batching, modules
-from zreal.initial import DTYPES
-from zreal.optimizers import make_optimizer, trained
+from zreal.modules import batches as batching
+from zreal.modules import modules
+from zreal.modules.initial_values import DTYPES
+from zreal.modules.optimizers import make_optimizer, trained
 from zsim.scenario.scenario import Scenario
 
 

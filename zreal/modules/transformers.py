@@ -17,8 +17,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from zreal.initial import DTYPES, ModelError, initial
-from zreal.recomputing import recomputed
+from zreal.modules.checkpointing import recomputed
+from zreal.modules.initial_values import DTYPES, ModelError, initial
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.families.transformers import EMBED, HEAD, TransformersModel
 from zsim.models.spec import Module
