@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from zreal import torch_private
-from zreal.executor import RANKS, execute
+from zreal.executor.executor import RANKS, execute
 from zreal.meters import step_time
 from zreal.modules import reference as numerics
 from zreal.modules.optimizers import largest_difference
@@ -59,7 +59,7 @@ def interpreter_of(scenario: Scenario, asked: str | None) -> str:
             where=f"strategy {scenario.strategy}",
             expected="an interpreter that runs it for real",
             found="none",
-            remedy="add a line to RANKS in zreal/executor.py or to SUBJECTS in zreal/subjects/table.py, or use --backend sim",
+            remedy="add a line to RANKS in zreal/executor/executor.py or to SUBJECTS in zreal/subjects/table.py, or use --backend sim",
         )
     if asked is None:
         return can[0]

@@ -7,7 +7,7 @@ import torch
 
 from tests.support.sampling import one_in
 from zreal import torch_private
-from zreal.executor import execute
+from zreal.executor.executor import execute
 from zreal.modules import batches, reference
 from zreal.observer import observe
 from zsim.runs.backend import RunOptions

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from zreal import torch_private
-from zreal.executor import execute
-from zreal.flat import FlatRank
-from zreal.replicated import ReplicatedRank
+from zreal.executor.executor import execute
+from zreal.executor.flat_rank import FlatRank
+from zreal.executor.replicated_rank import ReplicatedRank
 from zsim.ir.ops import MOVE_GRADIENT, Op
 from zsim.models.spec import ROOT
 from zsim.scenario.plan import plan

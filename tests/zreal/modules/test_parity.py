@@ -11,7 +11,7 @@ import torch
 
 from tests.support.folders import PARITY
 from tests.support.sampling import one_in
-from zreal.executor import RANKS
+from zreal.executor.executor import RANKS
 from zreal.modules import modules
 from zreal.modules import reference as numerics
 from zreal.modules.reference import (

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from zreal import flat, torch_private, worker
+from zreal import torch_private, worker
+from zreal.executor import flat_rank
+from zreal.executor.replicated_rank import ReplicatedRank
 from zreal.meters.memory import MemoryMeter
 from zreal.processes.rank_status import REFERENCE
-from zreal.replicated import ReplicatedRank
 from zsim.ir.ops import Op
 from zsim.models.training_options import Optimizer
 
@@ -246,45 +247,45 @@ Seed = Callable[[Any, str, Any], None]
 
 def missing_free(seed: Seed) -> None:
     """The parameters of blocks.1 stay gathered."""
-    free = flat.FlatRank._free
+    free = flat_rank.FlatRank._free
 
-    def some(self: flat.FlatRank, op: Op) -> None:
+    def some(self: flat_rank.FlatRank, op: Op) -> None:
         if not (op.unit.endswith(".1") and any(event.buffer.endswith(":unsharded") for event in op.memory)):
             free(self, op)
 
-    seed(flat.FlatRank, "_free", some)
+    seed(flat_rank.FlatRank, "_free", some)
 
 
 def leak(seed: Seed) -> None:
     """Every step of the optimizer leaves 2,400 bytes behind."""
-    step = flat.FlatRank._step
+    step = flat_rank.FlatRank._step
 
-    def leaving(self: flat.FlatRank) -> None:
+    def leaving(self: flat_rank.FlatRank) -> None:
         step(self)
         self.buffers[f"leak {len(self.buffers)}"] = torch.zeros(600)
 
-    seed(flat.FlatRank, "_step", leaving)
+    seed(flat_rank.FlatRank, "_step", leaving)
 
 
 def eager_optimizer(seed: Seed) -> None:
     """The learning rate is 15 % too high."""
-    make = flat.make_optimizer
+    make = flat_rank.make_optimizer
 
     def faster(settings: Optimizer, parameters: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
         return make(replace(settings, learning_rate=1.15 * settings.learning_rate), parameters)
 
-    seed(flat, "make_optimizer", faster)
+    seed(flat_rank, "make_optimizer", faster)
 
 
 def rounded_master(seed: Seed) -> None:
     """The master copy is taken from parameters that are rounded already."""
-    flatten = flat.FlatRank._flatten
+    flatten = flat_rank.FlatRank._flatten
 
-    def rounding(self: flat.FlatRank, op: Op) -> None:
+    def rounding(self: flat_rank.FlatRank, op: Op) -> None:
         flatten(self, op)
         self._stepped[op.unit].copy_(self._shard(op.unit))
 
-    seed(flat.FlatRank, "_flatten", rounding)
+    seed(flat_rank.FlatRank, "_flatten", rounding)
 
 
 DEFECTS: dict[str, Callable[[Seed], None]] = {

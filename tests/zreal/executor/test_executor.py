@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from tests.support.sampling import one_in
-from zreal import executor, torch_private
+from zreal import torch_private
 from zreal.backends import GlooBackend
-from zreal.executor import execute
+from zreal.executor import executor
+from zreal.executor.executor import execute
 from zsim.errors import ProgramError
 from zsim.ir.ledger import replay
 from zsim.ir.ops import COLLECTIVES, Op

@@ -16,14 +16,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zreal.flat import FlatRank
+from zreal.executor.flat_rank import FlatRank
+from zreal.executor.replicated_rank import ReplicatedRank
 from zreal.meters.collectives import CollectiveRecorder
 from zreal.meters.measured_step import Begin, beginning, device_mesh, lower
 from zreal.meters.memory import MemoryMeter, as_record
 from zreal.modules import batches as batching
 from zreal.modules import modules
 from zreal.modules.optimizers import largest_difference
-from zreal.replicated import ReplicatedRank
 from zsim.errors import ProgramError
 from zsim.ir.ops import Op
 from zsim.ir.program import Part, PhaseName, Program, RankProgram

@@ -1,0 +1,1 @@
+"""The executor: interprets a Program with torch."""
