@@ -24,10 +24,10 @@ from zreal.executor.executor import RANKS, execute
 from zreal.meters import step_time
 from zreal.modules import reference as numerics
 from zreal.modules.optimizers import largest_difference
-from zreal.observer import observe
+from zreal.observer.observer import observe
+from zreal.observer.subjects import Subject
+from zreal.observer.subjects.table import SUBJECTS
 from zreal.processes.rank_status import REFERENCE
-from zreal.subjects import Subject
-from zreal.subjects.table import SUBJECTS
 from zsim.errors import BackendUnavailableError, ZsimError
 from zsim.io import files
 from zsim.ir.run import Numerics, RankRun, Run
@@ -59,7 +59,7 @@ def interpreter_of(scenario: Scenario, asked: str | None) -> str:
             where=f"strategy {scenario.strategy}",
             expected="an interpreter that runs it for real",
             found="none",
-            remedy="add a line to RANKS in zreal/executor/executor.py or to SUBJECTS in zreal/subjects/table.py, or use --backend sim",
+            remedy="add a line to RANKS in zreal/executor/executor.py or to SUBJECTS in zreal/observer/subjects/table.py, or use --backend sim",
         )
     if asked is None:
         return can[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zreal import torch_private
-from zreal.observer import observe
+from zreal.observer.observer import observe
 from zsim.ir.ledger import replay
 from zsim.ir.ops import COLLECTIVES
 from zsim.ir.program import PHASES

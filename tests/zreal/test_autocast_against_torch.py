@@ -9,7 +9,7 @@ from tests.support.sampling import one_in
 from zreal import torch_private
 from zreal.executor.executor import execute
 from zreal.modules import batches, reference
-from zreal.observer import observe
+from zreal.observer.observer import observe
 from zsim.runs.backend import RunOptions
 from zsim.runs.compare.compare import compare
 from zsim.runs.registry import find

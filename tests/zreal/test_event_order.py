@@ -24,7 +24,7 @@ from zreal.meters.measured_step import device_mesh
 from zreal.meters.memory import MemoryMeter
 from zreal.modules import batches as batching
 from zreal.modules import modules
-from zreal.subjects.table import SUBJECTS
+from zreal.observer.subjects.table import SUBJECTS
 from zsim.ir.ops import Alloc, Op
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse

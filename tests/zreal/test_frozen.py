@@ -9,7 +9,7 @@ from tests.zreal.test_event_order import of_program, of_torch
 from zreal import torch_private
 from zreal.modules import modules
 from zreal.modules.reference import largest, reference, relative_differences
-from zreal.observer import observe
+from zreal.observer.observer import observe
 from zsim.ir.ops import COLLECTIVES
 from zsim.runs.backend import RunOptions
 from zsim.runs.compare.compare import compare

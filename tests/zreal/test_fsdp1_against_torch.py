@@ -13,7 +13,7 @@ from zreal import torch_private
 from zreal.meters.measured_step import device_mesh
 from zreal.modules import batches as batching
 from zreal.modules import modules
-from zreal.subjects.table import SUBJECTS
+from zreal.observer.subjects.table import SUBJECTS
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse
 

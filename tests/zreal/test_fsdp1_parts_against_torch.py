@@ -13,7 +13,7 @@ from tests.zreal.test_fsdp1_against_torch import seen, waited
 from zreal import torch_private
 from zreal.meters.measured_step import device_mesh
 from zreal.modules import modules
-from zreal.subjects.table import SUBJECTS
+from zreal.observer.subjects.table import SUBJECTS
 from zsim.errors import ScenarioError
 from zsim.scenario.scenario import Scenario, parse
 

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from zreal import torch_private
 from zreal.modules.initial_values import DTYPES
-from zreal.observer import observe
+from zreal.observer.observer import observe
 from zsim.ir.ops import ACCUMULATE, Alloc, Op
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse

@@ -9,7 +9,7 @@ import pytest
 from tests.zreal.test_event_order import of_program, of_torch
 from tests.zreal.test_frozen import differences, scenario
 from zreal import torch_private
-from zreal.observer import observe
+from zreal.observer.observer import observe
 from zsim.runs.backend import RunOptions
 from zsim.runs.registry import find
 from zsim.scenario.plan import plan

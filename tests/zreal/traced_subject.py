@@ -1,4 +1,4 @@
-"""The real module of a user under torch's own strategies, measured as `zreal.observer` measures models of ours."""
+"""The real module of a user under torch's own strategies, measured as `zreal.observer.observer` measures models of ours."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from zreal.meters.collectives import CollectiveRecorder
 from zreal.meters.held import held
 from zreal.meters.measured_step import device_mesh
 from zreal.meters.memory import MemoryMeter, as_record
-from zreal.subjects.table import SUBJECTS
+from zreal.observer.subjects.table import SUBJECTS
 from zsim.ir.run import PhaseRecord
 from zsim.scenario.scenario import Scenario
 
 
 class Subject:
-    """The real module of a case under the real strategy on this rank, as `zreal.observer` runs models of ours."""
+    """The real module of a case under the real strategy on this rank, as `zreal.observer.observer` runs models of ours."""
 
     def __init__(self, user: Case, case: Scenario, *, log: bool = False) -> None:
         self.case, self.user = case, user

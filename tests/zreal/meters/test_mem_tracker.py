@@ -16,7 +16,7 @@ import pytest
 from zreal import torch_private
 from zreal.meters.measured_step import device_mesh
 from zreal.modules import batches, modules
-from zreal.subjects.table import SUBJECTS
+from zreal.observer.subjects.table import SUBJECTS
 from zsim.ir.ledger import replay
 from zsim.ir.ops import Alloc
 from zsim.ir.program import RankProgram

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.sampling import one_in
 from zreal import torch_private
-from zreal.observer import observe
+from zreal.observer.observer import observe
 from zsim.runs.backend import RunOptions
 from zsim.runs.compare.compare import compare
 from zsim.runs.registry import find

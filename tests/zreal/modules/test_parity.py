@@ -23,8 +23,8 @@ from zreal.modules.reference import (
     reference,
     relative_differences,
 )
+from zreal.observer.subjects.table import SUBJECTS
 from zreal.processes.launch import launch
-from zreal.subjects.table import SUBJECTS
 from zsim.cli.main import main
 from zsim.models.training_options import Precision
 from zsim.runs.backend import RunOptions

@@ -8,7 +8,7 @@ import tomllib
 import pytest
 
 from tests.support.folders import ROOT
-from zreal.subjects.table import SUBJECTS
+from zreal.observer.subjects.table import SUBJECTS
 from zsim.autograd.aten.calls import _CALLS
 from zsim.cluster import cluster
 from zsim.cluster.collectives import ALGORITHMS

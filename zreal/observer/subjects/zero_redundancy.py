@@ -11,7 +11,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from zreal.meters.held import state_tensors
 from zreal.modules.modules import Model
 from zreal.modules.optimizers import EPSILON, trained
-from zreal.subjects import Subject, ddp
+from zreal.observer.subjects import Subject, ddp
 from zsim.models.training_options import Optimizer
 from zsim.scenario.scenario import Scenario
 

@@ -18,8 +18,8 @@ from zreal.meters.measured_step import Begin, beginning, device_mesh, lower
 from zreal.meters.memory import MemoryMeter, as_record
 from zreal.modules import batches as batching
 from zreal.modules import modules
-from zreal.subjects import Subject
-from zreal.subjects.table import SUBJECTS
+from zreal.observer.subjects import Subject
+from zreal.observer.subjects.table import SUBJECTS
 from zsim.errors import ZsimError
 from zsim.ir.run import PhaseRecord, RankRun
 from zsim.scenario.scenario import Scenario

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.sampling import one_in
 from zreal import torch_private
-from zreal.observer import observe
+from zreal.observer.observer import observe
 from zsim.ir.ledger import replay
 from zsim.ir.ops import COLLECTIVES
 from zsim.ir.program import PHASES

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from zreal import torch_private
 from zreal.meters.collectives import CollectiveRecorder, GroupName
 from zreal.meters.measured_step import device_mesh
-from zreal.observer import observe
+from zreal.observer.observer import observe
 from zsim.errors import ZsimError
 from zsim.ir.ledger import replay
 from zsim.ir.ops import COLLECTIVES

@@ -15,7 +15,7 @@ from zreal.meters.held import state_tensors
 from zreal.modules.initial_values import DTYPES
 from zreal.modules.modules import Model
 from zreal.modules.optimizers import make_optimizer, trained
-from zreal.subjects import Subject
+from zreal.observer.subjects import Subject
 from zsim.scenario.scenario import Scenario
 
 

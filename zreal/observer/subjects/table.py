@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zreal.subjects import Build, ddp, fsdp1, fsdp2, zero_redundancy
+from zreal.observer.subjects import Build, ddp, fsdp1, fsdp2, zero_redundancy
 
 SUBJECTS: dict[str, Build] = {
     "ddp": ddp.build,

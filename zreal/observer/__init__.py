@@ -1,0 +1,1 @@
+"""The observer: runs torch's own strategies and records them."""
