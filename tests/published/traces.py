@@ -66,7 +66,7 @@ def trace(name: str, *, num_layers: int) -> TracedModel:
     import torch
 
     from tests.published.models import Nanotron, Sizes, Titan
-    from zreal import tracing
+    from zreal.tracing import trace as tracing
 
     rows, titan = FILES[name], name.startswith("torchtitan")
     length = 8192 if titan else 4096

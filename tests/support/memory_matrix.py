@@ -30,7 +30,7 @@ AT_MOST = {4: 6, 8: 6, 64: 5, 1024: 2}
 FULLY_SHARDED = {4: 14, 8: 12}
 """As `AT_MOST`, of fsdp1, whose steps are cheaper to run. It is never on one rank, where torch shards nothing."""
 TRACED = {"encoder": (2, 16), "adapters": (2, 16), "decoders": (2, 1)}
-"""Modules of tests/zreal/user_modules.py that are drawn traced, with their micro-batch and length; under what torch itself has."""
+"""Modules of tests/zreal/tracing/user_modules.py that are drawn traced, with their micro-batch and length; under what torch itself has."""
 NUM_TOGETHER = {"ddp": 1, "zero_redundancy": 1, "zero1": 1, "zero2": 1, "zero3": 1, "fsdp2": 4, "hsdp": 3, "fsdp1": 6}
 """Draws of all kinds together for each number of ranks: 115 more."""
 NUM_RECOMPUTED = {"fsdp2": 3, "hsdp": 3}

@@ -14,11 +14,11 @@ import torch
 from tests.support.sampling import one_in
 from tests.zreal.test_event_order import of_program, of_torch
 from tests.zreal.test_fsdp2_against_torch import differences
-from tests.zreal.test_tracing_against_torch import traced_events
+from tests.zreal.tracing.test_tracing_against_torch import traced_events
 from zreal import backends, torch_private
 from zreal.executor.executor import execute
 from zreal.modules import batches, modules
-from zreal.tracing import trace
+from zreal.tracing.trace import trace
 from zsim.autograd.lower_model import lower
 from zsim.autograd.lowered import Accumulated, NodeOver, Recomputed
 from zsim.errors import BackendUnavailableError, ScenarioError

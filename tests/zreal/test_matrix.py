@@ -22,10 +22,10 @@ import pytest
 
 from tests.support.folders import MEASURED
 from tests.support.memory_matrix import TRACED, matrix
-from tests.zreal.traced_subject import Subject
-from tests.zreal.user_modules import CASES, FROZEN, SHARING
+from tests.zreal.tracing.traced_subject import Subject
+from tests.zreal.tracing.user_modules import CASES, FROZEN, SHARING
 from zreal import torch_private
-from zreal.tracing import trace
+from zreal.tracing.trace import trace
 from zsim.autograd.traced import FAMILY
 from zsim.autograd.traced_file import save
 from zsim.ir.ledger import replay

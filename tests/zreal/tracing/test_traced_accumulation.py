@@ -1,0 +1,119 @@
+"""Micro-batches of traced modules whose gradients autograd accumulates elsewhere than where a linear's node ends. To the byte."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from tests.support.sampling import one_in
+from tests.zreal.test_event_order import in_order, of_program
+from tests.zreal.tracing.split_nodes import NUM_UNITS, SPLIT, rows
+from tests.zreal.tracing.test_user_modules_traced import differences
+from tests.zreal.tracing.traced_subject import Subject
+from tests.zreal.tracing.user_modules import Case
+from zreal import torch_private
+from zreal.tracing.trace import trace
+from zsim.autograd.lowered import Accumulated, ParameterGradient
+from zsim.autograd.traced import TracedModel
+from zsim.autograd.traced_file import save
+from zsim.scenario.scenario import Scenario, parse
+
+UNITS = [f"layers.{place}" for place in range(NUM_UNITS)]
+STRATEGIES = {"ddp": 2, "ddp, views": 2, "fsdp2": 2, "hsdp": 4, "zero_redundancy": 2}
+"""With how many ranks."""
+TEXTS = {"ddp, views": 'name = "ddp", gradient_as_bucket_view = true', "hsdp": 'name = "hsdp", dp_shard = 2, dp_replicate = 2'}
+TIMES = [("last", 2), ("every", 2), ("last", 3)]
+CASES = [(*pair, *times) for pair in itertools.product(SPLIT, STRATEGIES) for times in TIMES]
+QUICK = [case for case in CASES if case[1] in ("ddp", "fsdp2") and case[3] == 2]
+"""What the suite takes every time, besides some of the others."""
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy", "sync", "accumulation"),
+    QUICK + one_in(7, [case for case in CASES if case not in QUICK]),
+)
+def test_micro_batches_hold_what_torch_holds(name: str, strategy: str, sync: str, accumulation: int, tmp_path: Path) -> None:
+    text = TEXTS.get(strategy, f'name = "{strategy}"') + f', sync = "{sync}"'
+    ranks = STRATEGIES[strategy]
+    assert differences(SPLIT[name], rows, text, tmp_path, ranks=ranks, accumulation=accumulation) == {}
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_so_they_do_in_bfloat16_with_gradients_kept_in_float32(name: str, tmp_path: Path) -> None:
+    text = 'name = "fsdp2", sync = "last"'
+    assert differences(SPLIT[name], rows, text, tmp_path, ranks=2, accumulation=2, parameters="bf16") == {}
+
+
+# -- every allocation and free, in order
+
+RESHARDING = 'name = "fsdp2", reshard_after_forward = true'
+APART = [*itertools.product(SPLIT, ("ddp", "ddp, views", "zero_redundancy", "fsdp2", RESHARDING), ("last", "every"))]
+ORDERS = [case for case in APART if case[0] != "decoders" or "fsdp2" in case[1]]
+"""Decoders share an input, whose gradients are summed where fully_shard's hooks let them through: without those, some sums are earlier."""
+
+
+def events_of_torch(case: Scenario, name: str) -> list[int]:
+    """What the third step on rank 0 allocates and, negative, frees."""
+    with torch_private.fake_group(rank=0, world_size=case.world_size):
+        real = Subject(Case(SPLIT[name], "", rows, num_units=0, more=tuple(UNITS)), case, log=True)
+        for _ in range(3):
+            real.step()
+        assert real.meter.events is not None
+        return in_order(nbytes for _, nbytes in real.meter.events)
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy", "sync"),
+    [case if case[1:] in (("ddp", "last"), ("fsdp2", "last")) else pytest.param(*case, marks=pytest.mark.slow) for case in ORDERS],
+)
+def test_every_allocation_and_free_of_two_micro_batches_comes_in_torchs_order(name: str, strategy: str, sync: str, tmp_path: Path) -> None:
+    save(traced(name), tmp_path / "traced.json")
+    text = f"""
+model = {{ traced = "traced.json" }}
+batch = {{ micro_batch = 2, sequence_length = 1, accumulation = 2 }}
+cluster = {{ preset = "cpu-gloo", ranks = 2 }}
+strategy = {{ {strategy if strategy == RESHARDING else TEXTS.get(strategy, f'name = "{strategy}"')}, sync = "{sync}" }}
+"""
+    case = parse(text.encode(), where="order.toml", folder=tmp_path)
+    assert of_program(case) == events_of_torch(case, name)
+
+
+# -- what a trace says of it
+
+
+def traced(name: str) -> TracedModel:
+    """The module with a unit for each of its blocks."""
+    return trace(SPLIT[name], rows(), units=UNITS, sums_in_place=False)
+
+
+def turns(model: TracedModel, unit: str) -> list[str]:
+    """The gradients of a unit's parameters as they are made (a copy is marked) and, in brackets, accumulated."""
+    backward = next(module.backward for module in model.lowered if module.unit == unit)
+    return [
+        f"[{event.fqn}]" if isinstance(event, Accumulated) else event.fqn + " copied" * event.copied
+        for event in backward.memory
+        if isinstance(event, Accumulated | ParameterGradient)
+    ]
+
+
+def test_the_bias_of_a_linear_whose_input_does_not_lie_together_is_accumulated_before_the_weight_is_made() -> None:
+    model = traced("sliced")
+    weight, bias = "layers.1.linear.weight", "layers.1.linear.bias"
+    assert turns(model, "layers.1") == [bias, f"[{bias}]", weight, f"[{weight}]"]
+    weight, bias = "layers.0.linear.weight", "layers.0.linear.bias"
+    assert turns(model, "layers.0") == [weight, bias, f"[{bias}]", f"[{weight}]"]
+
+
+def test_a_copy_is_told_from_what_autograd_keeps_as_it_is() -> None:
+    assert turns(traced("placed"), "layers.2") == ["layers.2.places copied", "[layers.2.places]"]
+    weight, bias = "layers.2.weight", "layers.2.bias"
+    assert turns(traced("turned"), "layers.2") == [bias, f"[{bias}]", f"{weight} copied", f"[{weight}]"]
+
+
+def test_a_weight_that_was_turned_before_the_blocks_is_accumulated_after_them() -> None:
+    first, *_, last = traced("early").lowered
+    assert ParameterGradient("last", waits=True) in last.backward.memory
+    assert Accumulated("last") not in last.backward.memory
+    assert Accumulated("last") in first.backward.memory

@@ -1,0 +1,495 @@
+"""What users write and chains of blocks do not have: values that pass units by, losses of every kind, one buffer alone. To the byte."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
+
+from tests.support.sampling import one_in
+from tests.zreal.test_matrix import figures, predicted
+from tests.zreal.tracing.traced_subject import Subject
+from tests.zreal.tracing.user_modules import Case
+from zreal import torch_private
+from zreal.tracing.storage_log import StorageLog
+from zreal.tracing.trace import trace
+from zsim.autograd.traced import Otherwise, TracedModel, check
+from zsim.autograd.traced_file import save
+from zsim.errors import ZsimError
+from zsim.ir.ops import Alloc, Free
+from zsim.ir.program import PHASES
+from zsim.models.checkpointing import Checkpointing
+from zsim.models.training_options import Dtype
+from zsim.scenario.assemble import DTYPES
+from zsim.scenario.scenario import parse
+
+WIDTH = 16
+FSDP2 = 'name = "fsdp2"'
+KEPT = 'name = "fsdp2", reshard_after_forward = false'
+DDP = 'name = "ddp"'
+HSDP = 'name = "hsdp", dp_shard = 2, dp_replicate = 2'
+SHARES = ("fp32", "bf16")
+SGD = 'name = "sgd"'
+
+
+class Layers(nn.Module):
+    """Four linears that `run` calls; the loss is the sum of what it returns."""
+
+    def __init__(self, run: Callable[[nn.ModuleList, Tensor], Tensor], width: int = WIDTH) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
+        self.run = run
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(self.layers, x).sum()
+
+
+def past_one(layers: nn.ModuleList, x: Tensor) -> Tensor:
+    first = layers[0](x)
+    second = layers[1](first)
+    return first + layers[3](layers[2](second))
+
+
+def past_two(layers: nn.ModuleList, x: Tensor) -> Tensor:
+    first = layers[0](x)
+    second = layers[1](first)
+    return layers[3](layers[2](second) + first) + second
+
+
+def together(layers: nn.ModuleList, x: Tensor) -> Tensor:
+    first = layers[0](x)
+    second = layers[1](first)
+    return torch.cat((layers[3](layers[2](second)), second, first), 1)
+
+
+def bent(layers: nn.ModuleList, x: Tensor) -> Tensor:
+    first = functional.silu(layers[0](x))
+    second = functional.silu(layers[1](first))
+    return layers[3](functional.silu(layers[2](second)) + first) + second
+
+
+def down_and_up(layers: nn.ModuleList, x: Tensor) -> Tensor:
+    """A U-Net's way: what is kept on the way down is joined to what comes back, and cut."""
+    first = layers[0](x)
+    second = layers[1](first)
+    joined = torch.cat((layers[2](second), first), 1)
+    return layers[3](joined[..., :WIDTH])
+
+
+def to_all(layers: nn.ModuleList, x: Tensor) -> Tensor:
+    first = layers[0](x)
+    return layers[1](first) * layers[2](first) * layers[3](first)
+
+
+def cut(layers: nn.ModuleList, x: Tensor) -> Tensor:
+    for layer in layers:
+        x = functional.pad(layer(x)[..., :12], (0, 4))
+    return x
+
+
+SKIPS = {run.__name__: run for run in (past_one, past_two, together, bent, down_and_up, to_all, cut)}
+
+
+class Teacher(nn.Module):
+    """Four linears, of which those at `frozen` places run under no_grad beside the others."""
+
+    def __init__(self, frozen: tuple[int, ...]) -> None:
+        super().__init__()
+        self.frozen = frozen
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        for place in frozen:
+            self.layers[place].requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for place, layer in enumerate(self.layers):
+            if place in self.frozen:
+                with torch.no_grad():
+                    told = layer(x)
+                x = (x - told).abs()
+            else:
+                x = layer(x).relu()
+        return x.sum()
+
+
+@pytest.mark.parametrize(("frozen", "strategy"), one_in(2, product([(0,), (1,), (3,), (1, 2), (0, 3)], [FSDP2, KEPT, DDP])))
+def test_frozen_units_that_run_under_no_grad(frozen: tuple[int, ...], strategy: str, tmp_path: Path) -> None:
+    """They are gathered in forward and have no backward; who comes after them prefetches them all the same."""
+    assert differences(lambda: Teacher(frozen), inputs, strategy, tmp_path, ranks=2) == {}
+
+
+class Twice(nn.Module):
+    """A frozen unit that runs under no_grad and with a gradient, in either order."""
+
+    def __init__(self, order: str) -> None:
+        super().__init__()
+        self.order = order
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.layers[1].requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layers[0](x).relu()
+        for kind in self.order:
+            with torch.set_grad_enabled(kind == "g"):
+                told = self.layers[1](x)
+            x = x + told
+        return self.layers[3](self.layers[2](x)).sum()
+
+
+@pytest.mark.parametrize("order", ["ng", "gn", "gg", "nn"])
+def test_a_frozen_unit_that_runs_under_no_grad_and_with_a_gradient(order: str, tmp_path: Path) -> None:
+    assert differences(lambda: Twice(order), inputs, FSDP2, tmp_path, ranks=2) == {}
+
+
+def test_a_trained_unit_under_no_grad_is_refused_with_what_to_do() -> None:
+    def make() -> nn.Module:
+        found = Teacher((2,))
+        return found.requires_grad_(True)
+
+    with pytest.raises(ZsimError, match=r"layers\.2: expected the gradient of the unit's output.*no_grad must be frozen"):
+        trace(make, inputs(), units=["layers.2"])
+
+
+class Regression(nn.Module):
+    def __init__(self, loss: Callable[..., Tensor], reduction: str) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.loss, self.reduction = loss, reduction
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        found = self.loss(x.sigmoid(), target, reduction=self.reduction)
+        return found.sum() if self.reduction == "none" else found
+
+
+LOSSES = {
+    loss.__name__: loss
+    for loss in (
+        functional.mse_loss,
+        functional.smooth_l1_loss,
+        functional.binary_cross_entropy,
+        functional.soft_margin_loss,
+        functional.l1_loss,
+        functional.huber_loss,
+    )
+}
+
+
+class Buffered(nn.Module):
+    def __init__(self, buffers: tuple[tuple[torch.dtype, int], ...]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        for place, (dtype, numel) in enumerate(buffers):
+            self.register_buffer(f"buffer_{place}", torch.ones(numel, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.sum()
+
+
+BUFFERS = {
+    "a mask": ((torch.bool, 4096),),
+    "rates": ((torch.float32, 1000),),
+    "places": ((torch.int64, 3000),),
+    "two of one": ((torch.float32, 500), (torch.float32, 700)),
+    "one of each": ((torch.bool, 4096), (torch.int64, 500), (torch.float32, 77)),
+}
+
+
+@lru_cache(maxsize=8)
+def traced(make: Callable[[], nn.Module], data: Callable[[], Any], units: tuple[str, ...], dtype: Dtype) -> TracedModel:
+    """The same for every strategy that a module is tried under: it is traced once, which takes longer than its steps."""
+    torch.manual_seed(0)
+    return trace(make, data(), units=units, dtype=dtype, sums_in_place=False, name="traced")
+
+
+def differences(make: Callable[[], nn.Module], data: Callable[[], Any], strategy: str, tmp_path: Path, *, ranks: int, more: str = "",
+                parameters: str = "fp32", reduce: str = "fp32", accumulation: int = 1, optimizer: str = SGD,
+                layers: str = "layers") -> dict[str, Any]:  # fmt: skip
+    """By phase: what is predicted and what is measured, where these differ."""
+    units = tuple(f"{layers}.{place}" for place in range(4))
+    model = traced(make, data, units, DTYPES[parameters])
+    save(model, tmp_path / "traced.json")
+    text = f"""
+model = {{ traced = "traced.json" }}
+batch = {{ micro_batch = {model.batch.micro_batch}, sequence_length = {model.batch.sequence_length}, accumulation = {accumulation} }}
+cluster = {{ preset = "cpu-gloo", ranks = {ranks} }}
+strategy = {{ {strategy} }}
+precision = {{ parameters = "{parameters}", reduce = "{reduce}" }}
+optimizer = {{ {optimizer} }}
+{more}
+"""
+    case = parse(text.encode(), where="user.toml", folder=tmp_path)
+    ours = predicted(case, ranks=(0,))[0]
+    with torch_private.fake_group(rank=0, world_size=ranks):
+        real = Subject(Case(make, "", data, num_units=0, more=units), case)
+        first, _, steady = (real.step() for _ in range(3))
+    pairs = {name: (figures(ours[name]), figures(phase)) for name, phase in zip(PHASES, (real.construction, first, steady), strict=True)}
+    return {name: (found, measured) for name, (found, measured) in pairs.items() if found != measured}
+
+
+def inputs() -> tuple[Tensor, ...]:
+    return (torch.randn(6, WIDTH),)
+
+
+@pytest.mark.parametrize(("name", "strategy"), one_in(3, product(SKIPS, [FSDP2, KEPT, DDP, HSDP])))
+def test_values_that_pass_units_by(name: str, strategy: str, tmp_path: Path) -> None:
+    ranks = 4 if "hsdp" in strategy else 2
+    assert differences(lambda: Layers(SKIPS[name]), inputs, strategy, tmp_path, ranks=ranks) == {}
+
+
+@pytest.mark.parametrize("name", SKIPS)
+def test_values_that_pass_units_by_with_parameters_cast_and_reduced_apart(name: str, tmp_path: Path) -> None:
+    found = differences(lambda: Layers(SKIPS[name]), inputs, FSDP2, tmp_path, ranks=2, parameters="bf16", accumulation=2)
+    assert found == {}
+
+
+@pytest.mark.parametrize("name", SKIPS)
+def test_values_that_pass_units_by_under_fsdp1(name: str, tmp_path: Path) -> None:
+    assert differences(lambda: Layers(SKIPS[name]), inputs, 'name = "fsdp1", dp_shard = 2, dp_replicate = 1', tmp_path, ranks=2) == {}
+
+
+@pytest.mark.parametrize(("name", "reduction"), one_in(5, product(LOSSES, ["mean", "sum", "none"])))
+def test_losses_whose_single_number_keeps_the_room_of_all(name: str, reduction: str, tmp_path: Path) -> None:
+    def data() -> tuple[Tensor, Tensor]:
+        return torch.randn(6, WIDTH), torch.randint(2, (6, WIDTH)).float()
+
+    assert differences(lambda: Regression(LOSSES[name], reduction), data, FSDP2, tmp_path, ranks=2) == {}
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_some_losses_make_those_of_all_elements_beside_on_a_device(name: str, reduction: str) -> None:
+    """From source, for no CUDA is here: what lives in the operator alone."""
+    data = (torch.randn(6, WIDTH), torch.randint(2, (6, WIDTH)).float())
+    units = [f"layers.{place}" for place in range(4)]
+    model = trace(lambda: Regression(LOSSES[name], reduction), data, units=units, device="cuda")
+    events = model.lowered[-1].forward.memory
+    brief = [one.nbytes for one, after in pairwise(events) if isinstance(one, Alloc) and after == Free(one.buffer)]
+    beside = reduction == "mean" and name in ("mse_loss", "smooth_l1_loss", "huber_loss")
+    assert brief == [6 * WIDTH * 4] * beside
+
+
+@pytest.mark.parametrize(("name", "strategy"), one_in(3, product(BUFFERS, [DDP, 'name = "zero_redundancy"'])))
+def test_a_single_buffer_of_its_dtype_is_broadcast_as_it_is(name: str, strategy: str, tmp_path: Path) -> None:
+    for ranks in (1, 2):
+        assert differences(lambda: Buffered(BUFFERS[name]), inputs, strategy, tmp_path, ranks=ranks) == {}
+
+
+class Unfolding(nn.Module):
+    """Patches out of an image, and an image of patches: overlapping ones are more than the image, few of them less."""
+
+    def __init__(self, kernel: int, stride: int) -> None:
+        super().__init__()
+        self.kernel, self.stride = kernel, stride
+        self.layers = nn.ModuleList(nn.Conv2d(4, 4, 3, padding=1) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        patches = functional.unfold(x, self.kernel, stride=self.stride)
+        return functional.fold(patches * 2, x.shape[-2:], self.kernel, stride=self.stride).sum()
+
+
+@pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (1, 3), (2, 2)])
+def test_folding_begins_with_room_for_what_it_reads(kernel: int, stride: int, tmp_path: Path) -> None:
+    assert differences(lambda: Unfolding(kernel, stride), lambda: (torch.randn(2, 4, 8, 8),), FSDP2, tmp_path, ranks=2) == {}
+
+
+@pytest.mark.parametrize("loss", [Tensor.sum, lambda found: found.square().sum()])
+def test_products_say_how_their_first_factor_lies(loss: Callable[[Tensor], Tensor]) -> None:
+    """As torch's own backward of a linear multiplies: the weight's gradient is of the transposed gradient of the output."""
+    model = trace(lambda: Layers(past_one), inputs(), units=["layers.0"], loss=loss)
+    (linear,) = (module for module in model.lowered if module.fqn == "layers.0")
+    found = {(kernel.shape, kernel.transposed) for kernel in (*linear.forward.kernels, *linear.backward.kernels) if kernel.shape}
+    assert found == {((1, 6, WIDTH, WIDTH), False), ((1, WIDTH, WIDTH, 6), True)}
+
+
+@pytest.mark.parametrize("key", ["norms", "loss"])
+def test_a_trace_has_its_own_calls_and_takes_no_other(key: str, tmp_path: Path) -> None:
+    save(trace(lambda: Layers(past_one), inputs(), units=["layers.0"]), tmp_path / "one.json")
+    text = f"""
+model = {{ traced = "one.json" }}
+batch = {{ micro_batch = 6 }}
+cluster = {{ preset = "cpu-gloo", ranks = 2 }}
+strategy = {{ name = "fsdp2" }}
+execution = {{ {key} = "composite" }}
+"""
+    with pytest.raises(ZsimError, match=f"execution.{key}: expected fused, for a trace has the calls that its module makes"):
+        parse(text.encode(), where="traced.toml", folder=tmp_path)
+
+
+class Classes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(WIDTH, 1000)])
+
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(self.layers[0](x), targets)
+
+
+def test_a_loss_of_targets_reads_one_logarithm_of_each_row_and_its_backward_writes_all() -> None:
+    model = trace(Classes, (torch.randn(64, WIDTH), torch.randint(1000, (64,))), units=["layers.0"])
+    kernels = [kernel for module in model.lowered for kernel in (*module.forward.kernels, *module.backward.kernels)]
+    (forward,) = (kernel.nbytes for kernel in kernels if kernel.operator == "nll_loss_forward")
+    (backward,) = (kernel.nbytes for kernel in kernels if kernel.operator == "nll_loss_backward")
+    logits, targets = 64 * 1000 * 4, 64 * 8
+    assert targets < forward < 2 * targets
+    assert logits < backward < logits + 2 * targets
+
+
+class Normed(nn.Module):
+    """A linear whose activations are normed over channels, transposed, as PointNet and convolutions over time have them."""
+
+    def __init__(self, bent: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.bent, self.wide, self.norm = bent, nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bent(self.norm(self.wide(x).transpose(1, 2))).transpose(1, 2)
+
+
+class Norms(nn.Module):
+    def __init__(self, bent: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Normed(bent) for _ in range(4))
+
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return functional.cross_entropy(x.flatten(0, 1), targets.flatten())
+
+
+@pytest.mark.parametrize("strategy", [FSDP2, DDP, 'name = "fsdp1", dp_shard = 2, dp_replicate = 1'])
+@pytest.mark.parametrize("bent", [functional.relu, functional.gelu, functional.logsigmoid])
+def test_norms_of_transposed_activations_lie_as_new_tensors_do(bent: Callable[[Tensor], Tensor], strategy: str, tmp_path: Path) -> None:
+    """So that the next reshape needs a copy, which fake tensors alone would not show."""
+
+    def data() -> tuple[Tensor, ...]:
+        return torch.randn(4, 8, WIDTH), torch.randint(WIDTH, (4, 8))
+
+    assert differences(lambda: Norms(bent), data, strategy, tmp_path, ranks=2) == {}
+
+
+@pytest.mark.parametrize("name", ["mse_loss", "smooth_l1_loss", "huber_loss"])
+def test_gradients_of_losses_of_transposed_outputs_lie_as_new_tensors_do(name: str, tmp_path: Path) -> None:
+    class Transposed(Layers):
+        def forward(self, x: Tensor, target: Tensor) -> Tensor:
+            return getattr(functional, name)(past_one(self.layers, x).transpose(1, 2), target)
+
+    def data() -> tuple[Tensor, ...]:
+        return torch.randn(4, 8, WIDTH), torch.randn(4, WIDTH, 8)
+
+    assert differences(lambda: Transposed(past_one), data, FSDP2, tmp_path, ranks=2) == {}
+
+
+def real_and_fake(operator: Callable[..., Tensor], *given: Tensor) -> list[list[tuple[int, ...]]]:
+    """Strides of a result and of the gradients, as they are and as fake tensors watched by a log have them."""
+
+    def run(tensors: list[Tensor]) -> list[tuple[int, ...]]:
+        found = operator(*tensors)
+        wanted = [tensor for tensor in tensors if tensor.requires_grad]
+        return [t.stride() for t in (found, *torch.autograd.grad(found, wanted, torch.ones_like(found)))]
+
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fakes = [mode.from_tensor(tensor.detach()).requires_grad_(tensor.requires_grad) for tensor in given]
+    real = run(list(given))
+    with mode, StorageLog():
+        return [real, run(fakes)]
+
+
+CHANNELS = 6
+OPERATORS: dict[str, Callable[[Tensor], Tensor]] = {
+    "batch_norm": lambda x: functional.batch_norm(x, torch.zeros(CHANNELS), torch.ones(CHANNELS), training=True),
+    "batch_norm, evaluated": lambda x: functional.batch_norm(x, torch.zeros(CHANNELS), torch.ones(CHANNELS)),
+    "group_norm": lambda x: functional.group_norm(x, 2),
+    "instance_norm": functional.instance_norm,
+    "logsigmoid": functional.logsigmoid,
+    "softplus": functional.softplus,
+    "gelu": functional.gelu,
+    "mse_loss": lambda x: functional.mse_loss(x, torch.zeros(x.shape)),
+    "smooth_l1_loss": lambda x: functional.smooth_l1_loss(x, torch.zeros(x.shape)),
+    "huber_loss": lambda x: functional.huber_loss(x, torch.zeros(x.shape)),
+    "l1_loss": lambda x: functional.l1_loss(x, torch.zeros(x.shape)),
+    "softmax": lambda x: x.softmax(1),
+    "glu": lambda x: functional.glu(x, 1),
+    "linear": lambda x: functional.linear(x, torch.ones(5, x.shape[-1])),
+    "cumsum": lambda x: x.cumsum(1),
+    "avg_pool1d": lambda x: functional.avg_pool1d(x, 2),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("layout", ["new", "transposed", "cut"])
+def test_results_lie_in_memory_as_real_ones_do(name: str, layout: str) -> None:
+    tensor = {
+        "new": torch.randn(2, CHANNELS, 8),
+        "transposed": torch.randn(2, 8, CHANNELS).transpose(1, 2),
+        "cut": torch.randn(2, 2 * CHANNELS, 8)[:, ::2],
+    }[layout]
+    real, fake = real_and_fake(OPERATORS[name], tensor.detach().requires_grad_())
+    assert fake == real
+
+
+@pytest.mark.parametrize("name", ["batch_norm", "batch_norm, evaluated", "logsigmoid", "mse_loss", "smooth_l1_loss", "huber_loss", "gelu"])
+@pytest.mark.parametrize("dims", [4, 5])
+def test_channels_that_come_last_stay_so_where_they_do(name: str, dims: int) -> None:
+    layout = {4: torch.channels_last, 5: torch.channels_last_3d}[dims]
+    tensor = torch.randn(2, CHANNELS, *[4] * (dims - 2)).to(memory_format=layout)
+    real, fake = real_and_fake(OPERATORS[name], tensor.requires_grad_())
+    assert fake == real
+
+
+def test_a_name_that_no_scenario_could_load_is_refused_when_it_is_given() -> None:
+    with pytest.raises(ZsimError, match="name: expected one without blanks, commas and bars, found 'my model'"):
+        trace(lambda: Layers(past_one), inputs(), name="my model")
+
+
+class Strict(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype != self.weight.dtype:
+            raise TypeError(f"no linear of {x.dtype}")
+        return super().forward(x)
+
+
+class Needs(nn.Module):
+    """Units that only fully_shard's cast of their inputs lets run in bf16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Strict(WIDTH, WIDTH) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers[1](self.layers[0](x).float()).sum()
+
+
+def test_where_a_module_runs_with_hooks_alone_its_own_error_is_told(tmp_path: Path) -> None:
+    save(trace(Needs, inputs(), units=["layers.0", "layers.1"], dtype="bfloat16", device="cpu"), tmp_path / "needs.json")
+    text = """
+model = { traced = "needs.json" }
+batch = { micro_batch = 6, sequence_length = 1 }
+cluster = { preset = "cpu-gloo", ranks = 2 }
+strategy = { name = "ddp" }
+precision = { parameters = "bf16", reduce = "fp32" }
+"""
+    with pytest.raises(ZsimError, match=r"without the hooks of fully_shard.*found layers\.0: .*no linear of torch\.float32"):
+        predicted(parse(text.encode(), where="needs.toml", folder=tmp_path), ranks=(0,))
+    assert predicted(parse(text.replace("ddp", "fsdp2").encode(), where="needs.toml", folder=tmp_path), ranks=(0,))
+
+
+@pytest.mark.parametrize("change", ["twice", "of a checkpointing that was not traced"])
+def test_a_file_with_two_forms_for_one_strategy_is_refused(change: str) -> None:
+    model = trace(lambda: Layers(past_one), inputs(), units=["layers.0"])
+    one = Otherwise(autograd="plain", checkpointing=Checkpointing(mode="none" if change == "twice" else "full"), lowered=())
+    with pytest.raises(ZsimError, match="one form for each way of autograd"):
+        check(replace(model, otherwise=(one, one) if change == "twice" else (one,)))

@@ -1,0 +1,60 @@
+"""The real module of a user under torch's own strategies, measured as `zreal.observer.observer` measures models of ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.zreal.tracing.user_modules import Case
+from zreal.meters.collectives import CollectiveRecorder
+from zreal.meters.held import held
+from zreal.meters.measured_step import device_mesh
+from zreal.meters.memory import MemoryMeter, as_record
+from zreal.observer.subjects.table import SUBJECTS
+from zsim.ir.run import PhaseRecord
+from zsim.scenario.scenario import Scenario
+
+
+class Subject:
+    """The real module of a case under the real strategy on this rank, as `zreal.observer.observer` runs models of ours."""
+
+    def __init__(self, user: Case, case: Scenario, *, log: bool = False) -> None:
+        self.case, self.user = case, user
+        mesh, groups = device_mesh(case, device="cpu")
+        self.meter = MemoryMeter(log=log)
+        self.recorder = CollectiveRecorder(groups, world_size=case.world_size, progress=lambda _: None)
+        module: Any = self.user.make()
+        module.stretch = module.get_submodule
+        with self.meter, self.recorder:
+            with self.meter.span() as span:
+                self.meter.watch(*module.parameters())
+                with self.meter.looking_away():
+                    self.meter.watch(*module.buffers())
+                self.subject = SUBJECTS[case.strategy](case, module, mesh)
+            self.construction = PhaseRecord(collectives=self.recorder.take(), memory=as_record(span))
+
+    def step(self) -> PhaseRecord:
+        """One step of training."""
+        subject = self.subject
+        with self.meter, self.recorder:
+            with self.meter.looking_away():
+                batches = [self.user.data() for _ in range(self.case.batch.accumulation)]
+            if self.meter.events is not None:
+                self.meter.events.clear()
+            with self.meter.span() as span:
+                for place, given in enumerate(batches):
+                    self.meter.begin("forward", micro_batch=place)
+                    with subject.micro_batch(place == len(batches) - 1):
+                        loss = self.user.run(subject.module, given)
+                        self.meter.begin("backward", micro_batch=place)
+                        loss.backward()
+                        del loss
+                self.meter.begin("optimizer")
+                subject.optimizer.step()
+                with self.meter.looking_away():
+                    parameters = list(subject.module.parameters())
+                    gradients = [parameter.grad for parameter in parameters if subject.owns_gradients]
+                    holds = held(parameters=parameters, gradients=gradients, states=subject.states())
+                    del gradients, parameters
+                self.meter.begin("zero_grad")
+                subject.optimizer.zero_grad(set_to_none=True)
+        return PhaseRecord(collectives=self.recorder.take(), memory=as_record(span, holds))

@@ -1,0 +1,1 @@
+"""Tracing: an nn.Module becomes a ModelSpec."""

@@ -1,0 +1,1 @@
+"""Where fake tensors differ from real ones."""
