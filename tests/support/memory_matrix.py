@@ -319,7 +319,7 @@ def draws(
 
 
 def _is_refused(text: str) -> bool:
-    """Whether torch refuses to recompute its blocks with the hooks of units in them (tests/zreal/test_together.py)."""
+    """Whether torch refuses to recompute its blocks with the hooks of units in them (tests/zreal/agreement/test_together.py)."""
     try:
         plan(parse(text.encode(), where="matrix.toml"), device="cpu")
     except ScenarioError:

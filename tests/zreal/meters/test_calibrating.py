@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from tests.support.folders import SCENARIOS
-from tests.zreal.test_torchrun import worker
+from tests.zreal.worker.test_torchrun import worker
 from zreal import torch_private
 from zreal.meters import step_time
 from zsim.cli.main import main

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tests.support.sampling import one_in
-from tests.zreal.test_event_order import in_order, of_program
+from tests.zreal.agreement.test_event_order import in_order, of_program
 from tests.zreal.tracing.test_user_modules_traced import DDP, FSDP2, HSDP, KEPT, differences
 from tests.zreal.tracing.traced_subject import Subject
 from tests.zreal.tracing.user_modules import Case

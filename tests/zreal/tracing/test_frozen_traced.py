@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.zreal.test_event_order import in_order, of_program
+from tests.zreal.agreement.test_event_order import in_order, of_program
 from tests.zreal.tracing.test_trace import records
 from tests.zreal.tracing.test_tracing_against_torch import measured_events, traced_events
 from tests.zreal.tracing.traced_subject import Subject

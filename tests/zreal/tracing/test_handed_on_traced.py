@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tests.zreal.test_event_order import in_order, of_program
+from tests.zreal.agreement.test_event_order import in_order, of_program
 from tests.zreal.tracing.traced_subject import Subject
 from tests.zreal.tracing.user_modules import Case
 from zreal import torch_private

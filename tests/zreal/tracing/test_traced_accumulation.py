@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.sampling import one_in
-from tests.zreal.test_event_order import in_order, of_program
+from tests.zreal.agreement.test_event_order import in_order, of_program
 from tests.zreal.tracing.split_nodes import NUM_UNITS, SPLIT, rows
 from tests.zreal.tracing.test_user_modules_traced import differences
 from tests.zreal.tracing.traced_subject import Subject

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from tests.support.sampling import one_in
-from tests.zreal.test_matrix import figures, predicted
+from tests.zreal.agreement.test_matrix import figures, predicted
 from tests.zreal.tracing.traced_subject import Subject
 from tests.zreal.tracing.user_modules import Case
 from zreal import torch_private

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.zreal.test_event_order import of_program, of_torch
+from tests.zreal.agreement.test_event_order import of_program, of_torch
 from zsim.runs.backend import RunOptions
 from zsim.runs.compare.compare import compare
 from zsim.runs.registry import find

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.zreal.test_event_order import of_program, of_torch
+from tests.zreal.agreement.test_event_order import of_program, of_torch
 from zreal import torch_private
 from zreal.modules import modules
 from zreal.modules.reference import largest, reference, relative_differences

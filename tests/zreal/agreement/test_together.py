@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.support.sampling import one_in
-from tests.zreal.test_event_order import of_program, of_torch
-from tests.zreal.test_frozen import differences
+from tests.zreal.agreement.test_event_order import of_program, of_torch
+from tests.zreal.agreement.test_frozen import differences
 from zsim.errors import ScenarioError
 from zsim.runs.backend import RunOptions
 from zsim.scenario.scenario import Scenario, parse

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.zreal.test_event_order import of_program, of_torch
-from tests.zreal.test_matrix import measured, wrong
+from tests.zreal.agreement.test_event_order import of_program, of_torch
+from tests.zreal.agreement.test_matrix import measured, wrong
 from zsim.scenario.plan import training
 from zsim.scenario.scenario import parse
 

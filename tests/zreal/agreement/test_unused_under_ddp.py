@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.zreal.test_event_order import of_program, of_torch
-from tests.zreal.test_frozen import differences, scenario
+from tests.zreal.agreement.test_event_order import of_program, of_torch
+from tests.zreal.agreement.test_frozen import differences, scenario
 from zreal import torch_private
 from zreal.observer.observer import observe
 from zsim.runs.backend import RunOptions

@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from tests.zreal.test_event_order import of_program, of_torch
+from tests.zreal.agreement.test_event_order import of_program, of_torch
 from zreal import torch_private
 from zreal.modules import modules
 from zsim.models.wrapping import SHARED

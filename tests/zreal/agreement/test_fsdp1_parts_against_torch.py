@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.support.agreement import differences
-from tests.zreal.test_event_order import of_program, of_torch
-from tests.zreal.test_fsdp1_against_torch import seen, waited
+from tests.zreal.agreement.test_event_order import of_program, of_torch
+from tests.zreal.agreement.test_fsdp1_against_torch import seen, waited
 from zreal import torch_private
 from zreal.meters.measured_step import device_mesh
 from zreal.modules import modules

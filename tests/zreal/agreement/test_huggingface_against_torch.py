@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from tests.support.sampling import one_in
-from tests.zreal.test_event_order import of_program, of_torch
-from tests.zreal.test_fsdp2_against_torch import differences
+from tests.zreal.agreement.test_event_order import of_program, of_torch
+from tests.zreal.agreement.test_fsdp2_against_torch import differences
 from tests.zreal.tracing.test_tracing_against_torch import traced_events
 from zreal import backends, torch_private
 from zreal.executor.executor import execute
