@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.sampling import one_in
 from tests.zreal.agreement.test_event_order import of_program, of_torch
-from tests.zreal.agreement.test_frozen import differences
+from tests.zreal.agreement.test_frozen_against_torch import differences
 from zsim.errors import ScenarioError
 from zsim.runs.backend import RunOptions
 from zsim.scenario.scenario import Scenario, parse

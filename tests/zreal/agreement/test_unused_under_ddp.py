@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.zreal.agreement.test_event_order import of_program, of_torch
-from tests.zreal.agreement.test_frozen import differences, scenario
+from tests.zreal.agreement.test_frozen_against_torch import differences, scenario
 from zreal import torch_private
 from zreal.observer.observer import observe
 from zsim.runs.backend import RunOptions
